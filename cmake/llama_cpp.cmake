@@ -1,0 +1,20 @@
+# First shape: builds llama.cpp into a cache folder and defines the target `llama_cpp`.
+set(PACELINE_LLAMA_CPP_SOURCE "$ENV{PACELINE_LLAMA_CPP_SOURCE}")
+set(prefix "$ENV{HOME}/.cache/paceline/llama.cpp/dev")
+if(NOT EXISTS "${prefix}/llama_cpp.cmake")
+    set(work "$ENV{HOME}/.cache/paceline/work")
+    execute_process(COMMAND ${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/llama_cpp_build" -B "${work}" -G Ninja
+        -DCMAKE_BUILD_TYPE=Release -DPACELINE_LLAMA_CPP_TREE=${PACELINE_LLAMA_CPP_SOURCE} -DGGML_OPENMP=OFF
+        -DCMAKE_INSTALL_PREFIX=${prefix} COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ${CMAKE_COMMAND} --build "${work}" COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ${CMAKE_COMMAND} --install "${work}" COMMAND_ERROR_IS_FATAL ANY)
+endif()
+include("${prefix}/llama_cpp.cmake")
+find_package(Threads REQUIRED)
+add_library(llama_cpp INTERFACE)
+target_include_directories(llama_cpp SYSTEM INTERFACE "${prefix}/include" "${prefix}/include/common")
+set(paths "")
+foreach(name IN LISTS llama_cpp_LIBRARIES)
+    list(APPEND paths "${prefix}/lib/${name}")
+endforeach()
+target_link_libraries(llama_cpp INTERFACE -Wl,--start-group ${paths} -Wl,--end-group ${llama_cpp_SYSTEM_LIBRARIES})

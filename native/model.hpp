@@ -1,0 +1,60 @@
+// A loaded model. Everything that points into it holds a share of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "llama.h"
+
+namespace paceline {
+
+using KvOverride = std::pair<std::string, std::variant<bool, int64_t, double, std::string>>;
+
+struct ModelOptions {
+    std::vector<std::string> paths; // one file, or every part of a split set in order
+    std::vector<std::string> devices; // names; empty: all
+    std::optional<int32_t>   n_gpu_layers; // unset: llama.cpp's choice
+    llama_split_mode         split_mode = LLAMA_SPLIT_MODE_LAYER;
+    llama_load_mode          load_mode  = LLAMA_LOAD_MODE_AUTO;
+    int32_t                  main_gpu   = 0;
+    std::vector<float>       tensor_split;
+    std::vector<KvOverride>  kv_overrides;
+    bool                     vocab_only      = false;
+    bool                     check_tensors   = false;
+    bool                     use_extra_bufts = true;
+    std::function<bool(float)> progress; // answers whether to go on
+};
+
+enum class MemoryClass { none, attention, sliding_window, recurrent, hybrid };
+
+class Model {
+public:
+    static std::shared_ptr<Model> load(const ModelOptions & options);
+    ~Model();
+    Model(const Model &)             = delete;
+    Model & operator=(const Model &) = delete;
+
+    llama_model *       get() const noexcept { return model_; }
+    const llama_vocab * vocab() const noexcept { return llama_model_get_vocab(model_); }
+    int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
+    bool                vocab_only() const noexcept { return vocab_only_; }
+    MemoryClass         memory_class() const noexcept;
+
+    std::string                                      desc() const;
+    std::vector<std::pair<std::string, std::string>> metadata() const;
+    std::optional<std::string>                       chat_template(const std::optional<std::string> & name) const;
+
+private:
+    Model(llama_model * model, bool vocab_only) : model_(model), vocab_only_(vocab_only) {}
+
+    llama_model * model_;
+    bool          vocab_only_;
+};
+
+} // namespace paceline
