@@ -1,4 +1,30 @@
-#include <nanobind/nanobind.h>
+#include "bindings.hpp"
+
+#include "error.hpp"
 #include "llama.h"
-namespace nb = nanobind;
-NB_MODULE(_native, m) { m.def("llama_version", [] { return llama_version(); }); }
+
+namespace {
+
+// Raises the class of paceline.errors that the native error names.
+void translate(const std::exception_ptr & pointer, void *) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const paceline::Error & error) {
+        nb::object type = nb::module_::import_("paceline.errors").attr(error.kind());
+        PyErr_SetString(type.ptr(), error.what());
+    }
+}
+
+} // namespace
+
+NB_MODULE(_native, m) {
+    nb::register_exception_translator(translate);
+    llama_backend_init();
+    paceline::bind_log(m);
+    paceline::bind_device(m);
+    paceline::bind_model(m);
+    paceline::bind_vocab(m);
+    paceline::bind_adapter(m);
+    paceline::bind_sampler(m);
+    paceline::bind_context(m);
+}
