@@ -7,6 +7,7 @@ namespace nb = nanobind;
 
 namespace paceline {
 
+void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);
