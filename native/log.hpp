@@ -1,0 +1,42 @@
+// llama.cpp's log. Lines are queued here, whatever thread they come from and whatever locks it holds, and taken by
+// whoever may run Python code. Warnings of a call can also be kept for its error message.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ggml.h"
+
+namespace paceline {
+
+struct LogLine {
+    ggml_log_level level;
+    std::string    text;
+};
+
+// Takes llama.cpp's and ggml's log over from stderr. Call once, before anything else of llama.cpp.
+void install_log();
+
+// The lines since the last call. At most 10,000 are kept; a last line says how many were dropped.
+std::vector<LogLine> take_log();
+
+// While it lives, warnings and errors logged by this thread are kept. Nests; the innermost keeps them.
+class LogCapture {
+public:
+    LogCapture();
+    ~LogCapture();
+    LogCapture(const LogCapture &)             = delete;
+    LogCapture & operator=(const LogCapture &) = delete;
+
+    // The lines so far joined by "; ", errors if there were any, else warnings; `fallback` if there were neither.
+    std::string words(const std::string & fallback) const;
+
+    void add(const LogLine & line);
+
+private:
+    LogCapture * outer_;
+    std::string  errors_;
+    std::string  warnings_;
+};
+
+} // namespace paceline
