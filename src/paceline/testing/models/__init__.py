@@ -11,6 +11,7 @@ end: `metadata={"tokenizer.ggml.eos_token_id": ...}`). Needs the package `gguf`.
 
 from paceline.testing.models.adapter import write_lora
 from paceline.testing.models.encoder import BertSpec, T5Spec
+from paceline.testing.models.kinds import KINDS
 from paceline.testing.models.metadata import Typed, Value, every_value_type
 from paceline.testing.models.recurrent import FalconH1Spec, Lfm2Spec, MambaSpec
 from paceline.testing.models.spec import ModelSpec, Pooling
@@ -21,6 +22,7 @@ from paceline.testing.models.writing import CHAT_TEMPLATE, write_model, write_sp
 
 __all__ = [
     "CHAT_TEMPLATE",
+    "KINDS",
     "BertSpec",
     "FalconH1Spec",
     "Gemma3Spec",

@@ -26,7 +26,7 @@ def write_lora(path: str | Path, spec: ModelSpec, *, rank: int = 4, alpha: float
         "adapter.type": "lora",
         "adapter.lora.alpha": float(alpha),
     }
-    add_metadata(writer, facts | (metadata or {}))
+    add_metadata(writer, facts | dict(metadata or {}))
     for tensor in changed:
         for half in _halves(tensor, rank):
             writer.add_tensor(half.name, fill(half, seed, "F32"))

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from paceline.testing.models.metadata import Value
-from paceline.testing.models.spec import Sizes, attention, embedding, experts, feed_forward, norms, output, query_key_norms
+from paceline.testing.models.spec import (
+    Sizes,
+    attention,
+    embedding,
+    experts,
+    feed_forward,
+    norms,
+    output,
+    query_key_norms,
+)
 from paceline.testing.models.tensor import Tensor, matrix, norm
 from paceline.testing.models.vocabulary import copied
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from paceline.runtime.gguf_file import ValueType, read_gguf
 from paceline.testing.models.metadata import Typed, Value
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
@@ -17,9 +17,12 @@ _PAIRS = ("t h", "h e", "th e", "i n", "e r", "a n", "r e", "o n", "an d", "in g
           "Ġ Ġ", "ĠĠ ĠĠ", "h el", "e l", "hel l", "hell o")  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """How many tokens there are, which of them are control tokens, and the `tokenizer.*` metadata that says the rest."""
+    """How many tokens there are, which of them are control tokens, and the `tokenizer.*` metadata that says the rest.
+
+    Each source answers with the same object every time, so specs with it can be compared and used as keys.
+    """
 
     size: int
     control: tuple[int, ...]
@@ -91,13 +94,11 @@ def word_pieces() -> Vocabulary:
 @lru_cache
 def copied(path: str | Path) -> Vocabulary:
     """The vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
-    from gguf import GGUFReader
-
-    fields = {key: field for key, field in GGUFReader(path).fields.items() if key.startswith("tokenizer.")}
-    metadata = {key: _read(field) for key, field in fields.items()}
-    types = metadata.get("tokenizer.ggml.token_type", Typed([], "ARRAY", "INT32")).value
+    found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
+    metadata = tuple((key, Typed(value.value, value.type.name, _name(value.item_type))) for key, value in found.items())
+    types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []
     control = tuple(token for token, kind in enumerate(types) if kind == _CONTROL)
-    return Vocabulary(len(metadata["tokenizer.ggml.tokens"].value), control, tuple(metadata.items()))
+    return Vocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)
 
 
 def _bpe(tokens: list[str], types: list[int], *, merges: list[str]) -> dict[str, Value]:
@@ -118,10 +119,5 @@ def _visible(byte: int) -> str:
     return chr(256 + [other for other in range(256) if other not in printable].index(byte))
 
 
-def _read(field: Any) -> Typed:
-    names = [kind.name for kind in field.types]
-    if names[0] != "ARRAY":
-        return Typed(field.contents(), names[0])
-    if names[1] == "STRING":  # raw bytes: many times faster than decoding and encoding again
-        return Typed([bytes(field.parts[place]) for place in field.data], "ARRAY", "STRING")
-    return Typed(field.contents(), "ARRAY", names[1])
+def _name(kind: ValueType | None) -> str | None:
+    return None if kind is None else kind.name

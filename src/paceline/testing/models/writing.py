@@ -49,7 +49,7 @@ def _write(path: Path, spec: ModelSpec, seed: int, weights: WeightType, metadata
     tensors = list(spec.tensors())
     writer = GGUFWriter(path, spec.architecture, split_max_tensors=tensors_per_part)
     named: dict[str, Value | None] = {"general.name": f"tiny random {spec.architecture}"}
-    add_metadata(writer, named | spec.metadata() | dict(spec.vocabulary.metadata) | metadata)
+    add_metadata(writer, named | spec.metadata() | dict(spec.vocabulary.metadata) | dict(metadata))
     for tensor in tensors:
         _announce(writer, tensor, weights)
     paths = writer.format_shard_names(path)
