@@ -13,6 +13,12 @@ std::string str(int64_t value) { return std::to_string(value); }
 
 std::string at(const char * array, size_t index) { return std::string(array) + "[" + std::to_string(index) + "]"; }
 
+// Whether positions may be rows of a learned table, which llama.cpp would read beyond its end.
+bool has_position_table(const Model & model) {
+    const bool is_recurrent = llama_model_is_recurrent(model.get()) || llama_model_is_hybrid(model.get());
+    return llama_model_rope_type(model.get()) == LLAMA_ROPE_TYPE_NONE && !is_recurrent;
+}
+
 bool on_abort(void * flag) { return static_cast<std::atomic<bool> *>(flag)->load(std::memory_order_relaxed); }
 
 } // namespace
@@ -63,6 +69,10 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     context_.reset(llama_init_from_model(model_->get(), params));
     if (!get()) {
         fail("InvalidParams", "llama.cpp cannot make a context with these options: " + log.words("it gave no reason"));
+    }
+    max_positions_ = n_ctx_seq();
+    if (has_position_table(*model_)) {
+        max_positions_ = std::min<int64_t>(max_positions_, llama_model_n_ctx_train(model_->get()));
     }
     n_outputs_max_ = llama_model_has_encoder(model_->get()) ? n_batch() : params.n_outputs_max;
     batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
@@ -118,9 +128,9 @@ void Context::check_batch(const Batch & batch) const {
             fail("InvalidParams", at("positions", i) + " must be " + str(expected) + ", where sequence " + str(seq_id) +
                                       " goes on, not " + str(position));
         }
-        if (static_cast<uint32_t>(position) >= n_ctx_seq()) {
-            fail("PromptTooLong", at("positions", i) + " must be below " + str(n_ctx_seq()) +
-                                      ", the size of the context, not " + str(position));
+        if (position >= max_positions_) {
+            fail("PromptTooLong", at("positions", i) + " must be below " + str(max_positions_) + ", the size of the context" +
+                                      (max_positions_ < n_ctx_seq() ? " that the model was trained with" : "") + ", not " + str(position));
         }
         ++expected;
         num_outputs += batch.wants_output[i] != 0;

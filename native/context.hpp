@@ -50,6 +50,7 @@ public:
     std::mutex &                   mutex() const noexcept { return mutex_; }
     uint32_t                       n_ctx() const noexcept { return llama_n_ctx(get()); }
     uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
+    int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
     uint32_t                       n_batch() const noexcept { return llama_n_batch(get()); }
     uint32_t                       n_ubatch() const noexcept { return llama_n_ubatch(get()); }
     uint32_t                       n_seq_max() const noexcept { return n_seq_max_; }
@@ -116,6 +117,7 @@ private:
     MemoryClass                           memory_class_;
     uint32_t                              n_seq_max_;
     uint32_t                              n_outputs_max_;
+    int64_t                               max_positions_;
     bool                                  kv_unified_;
     bool                                  embeddings_;
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them

@@ -1,5 +1,6 @@
 #include "context.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "error.hpp"
@@ -44,10 +45,11 @@ void Context::check_texts(std::span<const int32_t> tokens, std::span<const int32
     }
     int64_t total = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
-        if (lengths[i] < 1 || static_cast<uint32_t>(lengths[i]) > n_ubatch()) {
+        const int64_t most = std::min<int64_t>(n_ubatch(), max_positions_);
+        if (lengths[i] < 1 || lengths[i] > most) {
             fail(lengths[i] < 1 ? "InvalidParams" : "PromptTooLong",
-                 "text " + str(static_cast<int64_t>(i)) + " has " + str(lengths[i]) + " tokens; 1 to " + str(n_ubatch()) +
-                     " are possible, which is n_ubatch, since a text is embedded in one piece");
+                 "text " + str(static_cast<int64_t>(i)) + " has " + str(lengths[i]) + " tokens; 1 to " + str(most) +
+                     " are possible, since a text is embedded in one piece");
         }
         total += lengths[i];
     }

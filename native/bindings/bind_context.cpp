@@ -134,7 +134,7 @@ void bind_context(nb::module_ & m) {
              nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
              nb::arg("kv_unified"), nb::arg("max_host_bytes").none());
     type.def_prop_ro("n_ctx", &Context::n_ctx)
-        .def_prop_ro("n_ctx_seq", &Context::n_ctx_seq)
+        .def_prop_ro("max_positions", &Context::max_positions)
         .def_prop_ro("n_batch", &Context::n_batch)
         .def_prop_ro("n_ubatch", &Context::n_ubatch)
         .def_prop_ro("n_seq_max", &Context::n_seq_max)
