@@ -1,0 +1,1 @@
+"""llama.cpp as safe Python objects: models, tokenizers, contexts, samplers."""
