@@ -27,8 +27,8 @@ class Noise {
 public:
     Noise(uint64_t seed, uint32_t choice, uint32_t k) : seed_(seed), choice_(choice), k_(k) {}
 
-    uint32_t bits(int32_t token) const;     // of one candidate
-    double   uniform(uint32_t stream) const; // in (0, 1), independent of every candidate's bits
+    Philox of_four(uint32_t index) const;   // bits of the tokens 4 * index to 4 * index + 3
+    double uniform(uint32_t stream) const; // in (0, 1), independent of every token's bits
 
 private:
     Philox block(uint32_t index, uint32_t stream) const;
@@ -76,8 +76,8 @@ void xtc(Candidates & list, float probability, float threshold, double coin); //
 void temperature(Candidates & list, float temperature, float range, float exponent); // range > 0: by entropy
 
 // Mirostat (Basu et al. 2021) versions 1 and 2: truncate so that the expected surprise comes near `mu`, in bits.
-void mirostat_1(Candidates & list, float mu, int32_t n_vocab);
-void mirostat_2(Candidates & list, float mu);
+void mirostat_1(Candidates & list, double mu, int32_t n_vocab);
+void mirostat_2(Candidates & list, double mu);
 
 // Moves the probabilities towards the ones near `target` (llama.cpp's adaptive-p).
 void adaptive_p(Candidates & list, float target);

@@ -26,8 +26,8 @@ public:
     Grammar(const llama_vocab * vocab, const GrammarOptions & options);
     Grammar clone() const;
 
-    void filter(Candidates & list) const;        // drops what may not come next, keeping the order
-    void filter(float * row, size_t n) const;    // the same for a whole row: -inf
+    void filter(Candidates & list) const;     // drops what may not come next, keeping the order
+    void filter(float * row, size_t n) const; // the same for a whole row: -inf
     bool allows(int32_t token) const;
     // False where the grammar does not go on with this token; it then has to be built again.
     bool accept(int32_t token);

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "draw.hpp"
@@ -105,7 +107,7 @@ public:
     // log-softmax of a row: the chosen token's and the k highest.
     Logprobs logprobs(const float * logits, int32_t chosen, int32_t k) const;
 
-    void                     reset(); // as built
+    void                     reset(); // to before the prompt; the seed stays
     std::shared_ptr<Sampler> clone(std::optional<uint32_t> choice) const;
     std::string              state() const;
     void                     restore(const std::string & state); // StateError; nothing changed
@@ -126,11 +128,13 @@ private:
 
     // What accept changes and reset, state and restore handle.
     struct Progress {
-        uint32_t             k = 0;
-        std::vector<int32_t> history;       // the prompt as far back as anything looks, then all generated tokens
-        size_t               num_prompt = 0; // of history
-        double               mu = 0;
-        double               adaptive_sum = 0;
+        uint64_t             seed   = 0;
+        uint32_t             choice = 0;
+        uint32_t             k      = 0;
+        std::vector<int32_t> history;   // prompt and generated, as far back as anything looks
+        std::vector<int32_t> generated; // all of them where there is a grammar, which is rebuilt from them
+        double               mu              = 0;
+        double               adaptive_sum    = 0; // of p, each step weighing `decay` of the next
         double               adaptive_weight = 0;
     };
     // What sample leaves for the accept of the same token.
@@ -145,44 +149,61 @@ private:
     void build_chain();
     void build_bans();
     void build_dry();
-    Progress initial() const;
-    size_t   history_window() const;
+
+    bool uses(SamplerKind kind) const;
+    bool adaptive() const;
+    bool truncates() const;
+    bool starts_with_top_k() const;
+    bool grammar_on_list() const;
 
     const float * edit(const float * logits, const uint32_t * mask);
-    bool          has_edits(const uint32_t * mask) const;
-    void          edit_bans(float * row) const;
+    void          ban(float * row) const;
+    float         penalized(float logit, int32_t count) const;
     void          edit_penalties(float * row) const;
     void          edit_dry(float * row);
-    void          select(const float * row);
-    void          select_allowed(const float * row, size_t count);
-    void          run_chain(const float * row);
-    void          run(SamplerKind kind, const float * row);
-    void          penalize(Candidates & list) const;
-    void          infill(const float * row);
-    size_t        choose();
-    int32_t       sample_token(const float * row);
-    bool          truncates() const;
-    void          put_history(int32_t token);
-    void          replay(Progress progress);
-    std::string   fingerprint() const;
+    void          apply_dry();
 
-    std::shared_ptr<Model>   model_;
-    SamplerOptions           options_;
-    int32_t                  n_vocab_;
-    std::vector<SamplerKind> chain_;  // what of the order does anything with these options
-    std::vector<int32_t>     banned_; // always
-    std::vector<int32_t>     ends_;   // until min_tokens
-    std::vector<uint32_t>    allowed_;
+    int32_t choose(const float * row, bool want_list, Pending & pending);
+    int32_t choose_greedy(const float * row);
+    void    select_allowed(const float * row, size_t count);
+    int32_t draw_allowed(bool want_list);
+    int32_t draw_by_strategy(Pending & pending);
+    void    require_some() const;
+    void    run(SamplerKind kind, const float * row);
+    void    penalize();
+    void    infill(const float * row);
+    Logprobs list_logprobs(int32_t token, int32_t k);
+
+    [[noreturn]] void      refuse(int32_t token) const;
+    void                   remember(int32_t token);
+    void                   count(size_t i);
+    Progress               initial(uint64_t seed, uint32_t choice) const;
+    Noise                  noise() const { return {progress_.seed, progress_.choice, progress_.k}; }
+    std::optional<Grammar> grammar_after(const std::vector<int32_t> & generated) const;
+    void                   go_to(Progress progress, Pending pending);
+    uint64_t               fingerprint() const;
+
+    std::shared_ptr<Model>            model_;
+    SamplerOptions                    options_;
+    int32_t                           n_vocab_;
+    bool                              greedy_ = false;
+    size_t                            window_ = 0;  // tokens of history that anything looks at
+    std::vector<SamplerKind>          chain_;       // what of the order does anything with these options
+    size_t                            leading_ = 0; // how many at its head change a few logits only
+    std::vector<int32_t>              banned_;      // always
+    std::vector<int32_t>              ends_;        // until min_tokens
+    std::vector<uint32_t>             allowed_;     // mask; empty: all
     std::vector<std::vector<int32_t>> bad_sequences_;
 
-    mutable std::mutex       mutex_;
-    Progress                 progress_;
-    Pending                  pending_;
-    std::optional<Grammar>   grammar_;
-    LlamaSampler             dry_;
-    LlamaSampler             infill_;
-    std::vector<float>       row_;
-    Candidates               list_;
+    mutable std::mutex                   mutex_;
+    Progress                             progress_;
+    Pending                              pending_;
+    std::unordered_map<int32_t, int32_t> counts_; // of tokens within penalty_last_n
+    std::optional<Grammar>               grammar_;
+    LlamaSampler                         dry_;
+    LlamaSampler                         infill_;
+    std::vector<float>                   row_;
+    Candidates                           list_;
 };
 
 } // namespace paceline
