@@ -17,10 +17,10 @@ bool before(const llama_token_data & a, const llama_token_data & b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// Keeps what `wanted` says, which must be true of every candidate above one it is true of.
+// Keeps what `wanted` says, in the order it is in.
 template <typename Wanted> void keep_if(Candidates & list, Wanted wanted) {
     const auto sorted_end = list.items.begin() + static_cast<ptrdiff_t>(list.sorted());
-    const auto sorted     = std::partition_point(list.items.begin(), sorted_end, wanted) - list.items.begin();
+    const auto sorted     = std::count_if(list.items.begin(), sorted_end, wanted);
     std::erase_if(list.items, [&](const llama_token_data & item) { return !wanted(item); });
     list.set_sorted(static_cast<size_t>(sorted));
 }

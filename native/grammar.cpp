@@ -4,7 +4,9 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <mutex>
 #include <regex>
+#include <utility>
 
 #include "error.hpp"
 #include "grammar_guard.hpp"
@@ -47,28 +49,83 @@ llama_sampler * compile(const llama_vocab * vocab, const GrammarOptions & option
 
 } // namespace
 
-Grammar::Grammar(const llama_vocab * vocab, const GrammarOptions & options) {
+FirstBytes::FirstBytes(const llama_vocab * vocab) : of_token(static_cast<size_t>(llama_vocab_n_tokens(vocab)), none) {
+    token.fill(-1);
+    std::vector<char> piece(4096);
+    for (int32_t id = 0; id < llama_vocab_n_tokens(vocab); ++id) {
+        const int32_t size = llama_token_to_piece(vocab, id, piece.data(), static_cast<int32_t>(piece.size()), 0, true);
+        if (size <= 0 || llama_vocab_is_eog(vocab, id)) {
+            continue;
+        }
+        const auto first                  = static_cast<unsigned char>(piece[0]);
+        of_token[static_cast<size_t>(id)] = first;
+        if (size == 1) {
+            token[first] = id;
+        }
+    }
+}
+
+std::shared_ptr<const FirstBytes> FirstBytes::of(const std::shared_ptr<Model> & model) {
+    static std::mutex                                                                        mutex;
+    static std::vector<std::pair<std::weak_ptr<Model>, std::shared_ptr<const FirstBytes>>> known;
+    const std::lock_guard lock(mutex);
+    std::erase_if(known, [](const auto & entry) { return entry.first.expired(); });
+    for (const auto & [owner, bytes] : known) {
+        if (owner.lock() == model) {
+            return bytes;
+        }
+    }
+    known.emplace_back(model, std::make_shared<const FirstBytes>(model->vocab()));
+    return known.back().second;
+}
+
+Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & options) {
+    const llama_vocab * vocab = model->vocab();
     if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
         fail("Unsupported", "grammar: this model has no vocabulary of text");
     }
     check_triggers(vocab, options);
-    check_grammar(vocab, options.text, options.root);
+    const GrammarFacts facts = check_grammar(vocab, options.text, options.root);
     sampler_.reset(compile(vocab, options));
     if (!sampler_) {
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");
     }
+    // A lazy grammar that still waits allows everything, which every byte's token says as well.
+    if (facts.prefix_closed) {
+        first_bytes_ = FirstBytes::of(model);
+    }
 }
 
-Grammar Grammar::clone() const { return Grammar(llama_sampler_clone(sampler_.get())); }
+Grammar Grammar::clone() const {
+    Grammar copy;
+    copy.sampler_.reset(llama_sampler_clone(sampler_.get()));
+    copy.first_bytes_ = first_bytes_;
+    return copy;
+}
 
 void Grammar::filter(Candidates & list) const {
+    constexpr size_t worth_it = 1024;
+    if (first_bytes_ && list.size() > worth_it) {
+        drop_by_first_byte(list);
+    }
     llama_token_data_array array = {list.items.data(), list.size(), -1, false};
     llama_sampler_apply(sampler_.get(), &array);
-    const size_t kept = static_cast<size_t>(
-        std::count_if(list.items.begin(), list.items.begin() + static_cast<ptrdiff_t>(list.sorted()),
-                      [](const llama_token_data & item) { return !std::isinf(item.logit); }));
-    std::erase_if(list.items, [](const llama_token_data & item) { return std::isinf(item.logit); });
-    list.set_sorted(kept);
+    list.drop_impossible();
+}
+
+// Asks about 256 tokens of one byte, and with most grammars is rid of most others.
+void Grammar::drop_by_first_byte(Candidates & list) const {
+    std::array<bool, 257> possible;
+    possible[FirstBytes::none] = true;
+    for (size_t byte = 0; byte < 256; ++byte) {
+        possible[byte] = first_bytes_->token[byte] < 0 || allows(first_bytes_->token[byte]);
+    }
+    for (llama_token_data & item : list.items) {
+        if (!possible[first_bytes_->of_token[static_cast<size_t>(item.id)]]) {
+            item.logit = -std::numeric_limits<float>::infinity();
+        }
+    }
+    list.drop_impossible();
 }
 
 void Grammar::filter(float * row, size_t n) const {

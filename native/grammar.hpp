@@ -2,6 +2,7 @@
 // llama.cpp's grammar does the work; the text is checked before (grammar_guard.hpp), as llama.cpp would crash on some.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "draw.hpp"
 #include "llama.h"
+#include "model.hpp"
 
 namespace paceline {
 
@@ -20,10 +22,21 @@ struct GrammarOptions {
     std::vector<int32_t>     trigger_tokens;
 };
 
+// The first byte of every token's text, and for every byte the token that is this byte alone.
+struct FirstBytes {
+    static constexpr uint16_t none = 256; // a token without text, or one that ends the text
+
+    explicit FirstBytes(const llama_vocab * vocab);
+    static std::shared_ptr<const FirstBytes> of(const std::shared_ptr<Model> & model); // made once a model
+
+    std::vector<uint16_t>    of_token;
+    std::array<int32_t, 256> token; // -1: there is none
+};
+
 class Grammar {
 public:
     // GrammarError where the text is no grammar, or not one that llama.cpp can run.
-    Grammar(const llama_vocab * vocab, const GrammarOptions & options);
+    Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & options);
     Grammar clone() const;
 
     void filter(Candidates & list) const;     // drops what may not come next, keeping the order
@@ -37,9 +50,11 @@ private:
         void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
     };
 
-    explicit Grammar(llama_sampler * sampler) : sampler_(sampler) {}
+    Grammar() = default;
+    void drop_by_first_byte(Candidates & list) const;
 
     std::unique_ptr<llama_sampler, Free> sampler_;
+    std::shared_ptr<const FirstBytes>    first_bytes_; // null: of no help with this grammar
 };
 
 } // namespace paceline

@@ -17,6 +17,12 @@ struct GrammarLimits {
     static constexpr uint64_t max_paths       = 1'000'000; // along such chains, which llama.cpp walks one by one
 };
 
-void check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);
+struct GrammarFacts {
+    // Whether a token can only be allowed where the token of its first byte alone is. Not so where tokens are named, and
+    // where a character beyond ASCII is excluded: llama.cpp then refuses every incomplete character that might become it.
+    bool prefix_closed = true;
+};
+
+GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);
 
 } // namespace paceline

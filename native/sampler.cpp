@@ -74,7 +74,7 @@ Sampler::Sampler(std::shared_ptr<Model> model, const SamplerOptions & options)
         infill_.reset(llama_sampler_init_infill(model_->vocab()));
     }
     if (options_.grammar) {
-        grammar_.emplace(model_->vocab(), *options_.grammar);
+        grammar_.emplace(model_, *options_.grammar);
     }
     progress_ = initial(options_.seed, options_.choice);
 }
@@ -407,14 +407,13 @@ int32_t Sampler::choose_greedy(const float * row) {
 // The `count` highest that the grammar allows, asking about ever more of the row until there are so many.
 void Sampler::select_allowed(const float * row, size_t count) {
     const size_t n = static_cast<size_t>(n_vocab_);
-    for (size_t width = std::max<size_t>(64, 2 * count);; width *= 8) {
+    for (const size_t width : {std::max<size_t>(64, 2 * count), std::max<size_t>(1024, 16 * count), n}) {
         select_highest(row, n, width, list_);
         grammar_->filter(list_);
-        if (list_.size() >= count || width >= n) {
+        if (list_.size() >= count) {
             break;
         }
     }
-    list_.sort_first(count);
     list_.keep_first(count);
 }
 
@@ -635,7 +634,7 @@ void Sampler::count(size_t i) {
 std::optional<Grammar> Sampler::grammar_after(const std::vector<int32_t> & generated) const {
     std::optional<Grammar> grammar;
     if (options_.grammar) {
-        grammar.emplace(model_->vocab(), *options_.grammar);
+        grammar.emplace(model_, *options_.grammar);
         for (const int32_t token : generated) {
             if (!grammar->accept(token)) {
                 fail("StateError", "the saved tokens do not follow the grammar of this sampler");
