@@ -1,19 +1,216 @@
 #include "model.hpp"
 
+#include <cstring>
+#include <set>
+
+#include "device.hpp"
 #include "error.hpp"
+#include "llama-ext.h"
+#include "log.hpp"
+#include "meta_text.hpp"
 
 namespace paceline {
+namespace {
+
+// The C structs that llama_model_params points into, kept alive while a load runs.
+struct LoadParams {
+    explicit LoadParams(const ModelOptions & options) {
+        set_devices(options);
+        set_tensor_split(options);
+        for (const KvOverride & entry : options.kv_overrides) {
+            add_override(entry);
+        }
+        params.split_mode      = options.split_mode;
+        params.load_mode       = options.load_mode;
+        params.main_gpu        = options.main_gpu;
+        params.vocab_only      = options.vocab_only;
+        params.check_tensors   = options.check_tensors;
+        params.use_extra_bufts = options.use_extra_bufts;
+        if (options.n_gpu_layers) {
+            params.n_gpu_layers = *options.n_gpu_layers;
+        }
+        if (!overrides.empty()) {
+            overrides.push_back({}); // an empty key ends the list
+            params.kv_overrides = overrides.data();
+        }
+    }
+
+    void set_devices(const ModelOptions & options) {
+        if (!options.devices) {
+            return;
+        }
+        for (ggml_backend_dev_t device : find_devices(*options.devices)) {
+            if (!device || ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+                devices.push_back(device);
+            }
+        }
+        params.devices = devices.data();
+    }
+
+    void set_tensor_split(const ModelOptions & options) {
+        if (options.tensor_split.empty()) {
+            return;
+        }
+        if (options.tensor_split.size() > llama_max_devices()) {
+            fail("InvalidParams", "tensor_split has " + std::to_string(options.tensor_split.size()) +
+                                      " entries, but at most " + std::to_string(llama_max_devices()) +
+                                      " devices are possible");
+        }
+        tensor_split = options.tensor_split;
+        tensor_split.resize(llama_max_devices(), 0.0f);
+        params.tensor_split = tensor_split.data();
+    }
+
+    void add_override(const KvOverride & entry) {
+        llama_model_kv_override out{};
+        copy_text("key", entry.first, out.key, sizeof(out.key));
+        if (const bool * flag = std::get_if<bool>(&entry.second)) {
+            out.tag      = LLAMA_KV_OVERRIDE_TYPE_BOOL;
+            out.val_bool = *flag;
+        } else if (const int64_t * integer = std::get_if<int64_t>(&entry.second)) {
+            out.tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
+            out.val_i64 = *integer;
+        } else if (const double * number = std::get_if<double>(&entry.second)) {
+            out.tag     = LLAMA_KV_OVERRIDE_TYPE_FLOAT;
+            out.val_f64 = *number;
+        } else {
+            out.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+            copy_text("value of " + entry.first, std::get<std::string>(entry.second), out.val_str, sizeof(out.val_str));
+        }
+        overrides.push_back(out);
+    }
+
+    static void copy_text(const std::string & what, const std::string & text, char * to, size_t size) {
+        if (text.empty() || text.size() >= size || text.find('\0') != std::string::npos) {
+            fail("InvalidParams", "kv_overrides: the " + what + " must be 1 to " + std::to_string(size - 1) +
+                                      " bytes without a NUL, not '" + text.substr(0, 40) + "'");
+        }
+        std::memcpy(to, text.data(), text.size());
+    }
+
+    llama_model_params                   params = llama_model_default_params();
+    std::vector<ggml_backend_dev_t>      devices;
+    std::vector<float>                   tensor_split;
+    std::vector<llama_model_kv_override> overrides;
+};
+
+llama_model * load_files(const std::vector<std::string> & paths, const llama_model_params & params) {
+    if (paths.size() == 1) {
+        return llama_model_load_from_file(paths[0].c_str(), params);
+    }
+    std::vector<const char *> names;
+    for (const std::string & path : paths) {
+        names.push_back(path.c_str());
+    }
+    return llama_model_load_from_splits(names.data(), names.size(), params);
+}
+
+} // namespace
 
 std::shared_ptr<Model> Model::load(const ModelOptions & options) {
-    llama_model_params params = llama_model_default_params();
-    params.vocab_only         = options.vocab_only;
-    llama_model * model       = llama_model_load_from_file(options.paths.at(0).c_str(), params);
-    if (!model) {
-        fail("ModelLoadError", "cannot load " + options.paths[0]);
+    if (options.paths.empty()) {
+        fail("InvalidParams", "path: an empty list of files");
     }
-    return std::shared_ptr<Model>(new Model(model, options.vocab_only));
+    LoadParams load(options);
+    struct Progress {
+        const ModelOptions & options;
+        bool                 stopped = false;
+    } progress{options};
+    if (options.progress) {
+        load.params.progress_callback_user_data = &progress;
+        load.params.progress_callback           = [](float share, void * data) {
+            auto & self  = *static_cast<Progress *>(data);
+            self.stopped = !self.options.progress(share);
+            return !self.stopped;
+        };
+    }
+    LogCapture    log;
+    llama_model * model = load_files(options.paths, load.params);
+    if (progress.stopped) {
+        llama_model_free(model);
+        fail("Aborted", "loading " + options.paths[0] + " was cancelled");
+    }
+    if (!model) {
+        fail("ModelLoadError", "llama.cpp cannot load " + options.paths[0] + ": " + log.words("it gave no reason"));
+    }
+    ModelOptions kept = options;
+    kept.progress     = nullptr; // holds objects of the caller's
+    return std::shared_ptr<Model>(new Model(model, std::move(kept)));
 }
 
 Model::~Model() { llama_model_free(model_); }
+
+namespace {
+
+// llama.cpp does not tell before a context is made: encoders and diffusion models, for which it makes no memory.
+bool is_without_memory(const llama_model * model) {
+    static const std::set<std::string> architectures = {
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+        "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+    };
+    const std::string name = read_text([&](char * out, size_t size) {
+        return llama_model_meta_val_str(model, "general.architecture", out, size);
+    });
+    return !llama_model_has_decoder(model) || architectures.count(name) > 0;
+}
+
+} // namespace
+
+MemoryClass Model::memory_class() const {
+    if (is_without_memory(model_)) {
+        return MemoryClass::none;
+    }
+    if (llama_model_is_hybrid(model_)) {
+        return MemoryClass::hybrid;
+    }
+    if (llama_model_is_recurrent(model_)) {
+        return MemoryClass::recurrent;
+    }
+    return llama_model_n_swa(model_) > 0 ? MemoryClass::sliding_window : MemoryClass::attention;
+}
+
+std::string Model::desc() const {
+    char buffer[256];
+    llama_model_desc(model_, buffer, sizeof(buffer));
+    return buffer;
+}
+
+std::vector<std::pair<std::string, std::string>> Model::metadata() const {
+    std::vector<std::pair<std::string, std::string>> entries;
+    for (int32_t i = 0; i < llama_model_meta_count(model_); ++i) {
+        entries.emplace_back(
+            read_text([&](char * out, size_t size) { return llama_model_meta_key_by_index(model_, i, out, size); }),
+            read_text([&](char * out, size_t size) { return llama_model_meta_val_str_by_index(model_, i, out, size); }));
+    }
+    return entries;
+}
+
+std::optional<std::string> Model::chat_template(const std::optional<std::string> & name) const {
+    const char * text = llama_model_chat_template(model_, name ? name->c_str() : nullptr);
+    return text ? std::optional<std::string>(text) : std::nullopt;
+}
+
+uint64_t measure_memory(const Model & model, llama_context_params params) {
+    LoadParams load(model.options_);
+    load.params.no_alloc  = true;
+    load.params.load_mode = LLAMA_LOAD_MODE_NONE;
+    LogCapture log;
+    std::unique_ptr<llama_model, decltype(&llama_model_free)> sketch(load_files(model.options_.paths, load.params),
+                                                                     llama_model_free);
+    if (!sketch) {
+        fail("ModelLoadError", "the model's file cannot be read again: " + log.words("llama.cpp gave no reason"));
+    }
+    std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(sketch.get(), params), llama_free);
+    if (!context) {
+        fail("NotEnoughMemory", "llama.cpp cannot plan this context: " + log.words("it gave no reason"));
+    }
+    uint64_t bytes = 0;
+    for (const auto & [buffer, used] : llama_get_memory_breakdown(context.get())) {
+        if (ggml_backend_buft_is_host(buffer)) {
+            bytes += used.context + used.compute;
+        }
+    }
+    return bytes;
+}
 
 } // namespace paceline

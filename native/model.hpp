@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ using KvOverride = std::pair<std::string, std::variant<bool, int64_t, double, st
 
 struct ModelOptions {
     std::vector<std::string> paths; // one file, or every part of a split set in order
-    std::vector<std::string> devices; // names; empty: all
+    std::optional<std::vector<std::string>> devices; // names; unset: all; the CPU is always used for the rest
     std::optional<int32_t>   n_gpu_layers; // unset: llama.cpp's choice
     llama_split_mode         split_mode = LLAMA_SPLIT_MODE_LAYER;
     llama_load_mode          load_mode  = LLAMA_LOAD_MODE_AUTO;
@@ -44,17 +45,27 @@ public:
     const llama_vocab * vocab() const noexcept { return llama_model_get_vocab(model_); }
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
-    MemoryClass         memory_class() const noexcept;
+    MemoryClass         memory_class() const;
 
     std::string                                      desc() const;
     std::vector<std::pair<std::string, std::string>> metadata() const;
     std::optional<std::string>                       chat_template(const std::optional<std::string> & name) const;
 
-private:
-    Model(llama_model * model, bool vocab_only) : model_(model), vocab_only_(vocab_only) {}
+    // llama.cpp keeps its adapters in a plain set of the model: loading and freeing them takes turns.
+    std::mutex & adapter_mutex() const noexcept { return adapter_mutex_; }
 
-    llama_model * model_;
-    bool          vocab_only_;
+private:
+    Model(llama_model * model, ModelOptions options) : model_(model), vocab_only_(options.vocab_only), options_(std::move(options)) {}
+
+    friend uint64_t measure_memory(const Model & model, llama_context_params params);
+
+    llama_model *      model_;
+    bool               vocab_only_;
+    ModelOptions       options_;
+    mutable std::mutex adapter_mutex_;
 };
+
+// Bytes of host memory that a context with these parameters would take, counted by building it without allocating.
+uint64_t measure_memory(const Model & model, llama_context_params params);
 
 } // namespace paceline

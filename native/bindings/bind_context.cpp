@@ -1,7 +1,152 @@
 #include "bindings.hpp"
 
-namespace paceline {
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
 
-void bind_context(nb::module_ &) {}
+#include "arrays.hpp"
+#include "context.hpp"
+
+namespace paceline {
+namespace {
+
+std::shared_ptr<Context> make_context(std::shared_ptr<Model> model, uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch,
+                                      uint32_t n_seq_max, uint32_t n_outputs_max, int32_t n_threads, int32_t n_threads_batch,
+                                      int rope_scaling_type, int pooling_type, int attention_type, int flash_attn,
+                                      float rope_freq_base, float rope_freq_scale, float yarn_ext_factor,
+                                      float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
+                                      uint32_t yarn_orig_ctx, int type_k, int type_v, bool embeddings, bool offload_kqv,
+                                      bool op_offload, bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes) {
+    ContextOptions         options;
+    llama_context_params & params = options.params;
+    params.n_ctx                  = n_ctx;
+    params.n_batch                = n_batch;
+    params.n_ubatch               = n_ubatch;
+    params.n_seq_max              = n_seq_max;
+    params.n_outputs_max          = n_outputs_max;
+    params.n_threads              = n_threads;
+    params.n_threads_batch        = n_threads_batch;
+    params.rope_scaling_type      = static_cast<llama_rope_scaling_type>(rope_scaling_type);
+    params.pooling_type           = static_cast<enum llama_pooling_type>(pooling_type);
+    params.attention_type         = static_cast<llama_attention_type>(attention_type);
+    params.flash_attn_type        = static_cast<llama_flash_attn_type>(flash_attn);
+    params.rope_freq_base         = rope_freq_base;
+    params.rope_freq_scale        = rope_freq_scale;
+    params.yarn_ext_factor        = yarn_ext_factor;
+    params.yarn_attn_factor       = yarn_attn_factor;
+    params.yarn_beta_fast         = yarn_beta_fast;
+    params.yarn_beta_slow         = yarn_beta_slow;
+    params.yarn_orig_ctx          = yarn_orig_ctx;
+    params.type_k                 = static_cast<ggml_type>(type_k);
+    params.type_v                 = static_cast<ggml_type>(type_v);
+    params.embeddings             = embeddings;
+    params.offload_kqv            = offload_kqv;
+    params.op_offload             = op_offload;
+    params.swa_full               = swa_full;
+    params.kv_unified             = kv_unified;
+    options.max_host_bytes        = max_host_bytes;
+    Unlocked unlocked;
+    return std::make_shared<Context>(std::move(model), options);
+}
+
+void decode(Context & context, const Ints & tokens, const Ints & positions, const Ints & seq_ids, const Bytes & wants_output) {
+    Unlocked unlocked;
+    context.decode({as_span(tokens), as_span(positions), as_span(seq_ids), as_span(wants_output)});
+}
+
+nb::object embed(Context & context, const Ints & tokens, const Ints & lengths) {
+    std::vector<float> vectors;
+    {
+        Unlocked unlocked;
+        vectors = context.embed(as_span(tokens), as_span(lengths));
+    }
+    const size_t dimension = context.embedding_dimension();
+    const size_t rows      = dimension ? vectors.size() / dimension : 0;
+    return to_numpy(std::move(vectors), {rows, dimension});
+}
+
+template <std::vector<float> (Context::*read)(int32_t) const> nb::object read_row(const Context & context, int32_t index) {
+    std::vector<float> row;
+    {
+        nb::gil_scoped_release released;
+        row = (context.*read)(index);
+    }
+    return to_numpy(std::move(row));
+}
+
+nb::object save(const Context & context, int32_t seq_id, bool partial) {
+    std::vector<uint8_t> state;
+    {
+        Unlocked unlocked;
+        state = context.save(seq_id, partial);
+    }
+    return to_numpy(std::move(state));
+}
+
+void restore(Context & context, int32_t seq_id, const Bytes & state, bool partial) {
+    Unlocked unlocked;
+    context.restore(seq_id, as_span(state), partial);
+}
+
+std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
+    nb::gil_scoped_release released;
+    const Positions        held = context.positions(seq_id);
+    return {held.min, held.max};
+}
+
+void bind_memory(nb::class_<Context> & type) {
+    const nb::call_guard<Unlocked> unlocked;
+    type.def("positions", &positions, nb::arg("seq_id"))
+        .def("remove", &Context::remove, nb::arg("seq_id"), nb::arg("first"), nb::arg("end"), unlocked)
+        .def("copy", &Context::copy, nb::arg("from_seq_id"), nb::arg("to_seq_id"), nb::arg("first"), nb::arg("end"), unlocked)
+        .def("keep", &Context::keep, nb::arg("seq_id"), unlocked)
+        .def("clear", &Context::clear, nb::arg("data"), unlocked)
+        .def("save", &save, nb::arg("seq_id"), nb::arg("partial"))
+        .def("restore", &restore, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("partial"));
+}
+
+void bind_passes(nb::class_<Context> & type) {
+    type.def("decode", &decode, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("seq_ids").noconvert(), nb::arg("wants_output").noconvert())
+        .def(
+            "encode",
+            [](Context & context, const Ints & tokens) {
+                Unlocked unlocked;
+                context.encode(as_span(tokens));
+            },
+            nb::arg("token_ids").noconvert())
+        .def("embed", &embed, nb::arg("token_ids").noconvert(), nb::arg("lengths").noconvert())
+        .def("logits", &read_row<&Context::logits>, nb::arg("index"))
+        .def("embeddings", &read_row<&Context::embeddings>, nb::arg("index"))
+        .def("abort", &Context::abort);
+}
+
+} // namespace
+
+void bind_context(nb::module_ & m) {
+    nb::class_<Context> type(m, "Context");
+    type.def(nb::new_(&make_context), nb::arg("model"), nb::arg("n_ctx"), nb::arg("n_batch"), nb::arg("n_ubatch"),
+             nb::arg("n_seq_max"), nb::arg("n_outputs_max"), nb::arg("n_threads"), nb::arg("n_threads_batch"),
+             nb::arg("rope_scaling_type"), nb::arg("pooling_type"), nb::arg("attention_type"), nb::arg("flash_attn"),
+             nb::arg("rope_freq_base"), nb::arg("rope_freq_scale"), nb::arg("yarn_ext_factor"), nb::arg("yarn_attn_factor"),
+             nb::arg("yarn_beta_fast"), nb::arg("yarn_beta_slow"), nb::arg("yarn_orig_ctx"), nb::arg("type_k"),
+             nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
+             nb::arg("kv_unified"), nb::arg("max_host_bytes").none());
+    type.def_prop_ro("n_ctx", &Context::n_ctx)
+        .def_prop_ro("max_positions", &Context::max_positions)
+        .def_prop_ro("n_batch", &Context::n_batch)
+        .def_prop_ro("n_ubatch", &Context::n_ubatch)
+        .def_prop_ro("n_seq_max", &Context::n_seq_max)
+        .def_prop_ro("n_outputs_max", &Context::n_outputs_max)
+        .def_prop_ro("kv_unified", &Context::kv_unified)
+        .def_prop_ro("pooling_type", [](const Context & context) { return static_cast<int>(context.pooling_type()); })
+        .def_prop_ro("embedding_dimension", &Context::embedding_dimension)
+        .def_prop_ro("threads", &Context::threads)
+        .def("set_threads", &Context::set_threads, nb::arg("n_threads"), nb::arg("n_threads_batch"), nb::call_guard<Unlocked>())
+        .def("set_adapters", &Context::set_adapters, nb::arg("adapters"), nb::call_guard<Unlocked>());
+    bind_passes(type);
+    bind_memory(type);
+}
 
 } // namespace paceline

@@ -1,0 +1,136 @@
+// A context: the KV memory of one model and the forward passes over it.
+//
+// One call at a time: a mutex makes a second caller wait. abort() is the exception, it may come from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adapter.hpp"
+#include "batch.hpp"
+#include "ggml-cpu.h"
+#include "model.hpp"
+#include "worker_pool.hpp"
+
+namespace paceline {
+
+struct ContextOptions {
+    llama_context_params params = llama_context_default_params();
+    // Refuse when llama.cpp's plan takes more host memory than this; unset: no check.
+    std::optional<uint64_t> max_host_bytes;
+};
+
+// What a sequence holds in memory; {-1, -1} when empty. Sliding windows forget their first positions.
+struct Positions {
+    int32_t min = -1;
+    int32_t max = -1;
+};
+
+struct FreeContext {
+    void operator()(llama_context * context) const noexcept { llama_free(context); }
+};
+
+class Context {
+public:
+    Context(std::shared_ptr<Model> model, const ContextOptions & options);
+    ~Context() = default;
+    Context(const Context &)             = delete;
+    Context & operator=(const Context &) = delete;
+
+    const std::shared_ptr<Model> & model() const noexcept { return model_; }
+    MemoryClass                    memory_class() const noexcept { return memory_class_; }
+    llama_context *                get() const noexcept { return context_.get(); }
+    std::mutex &                   mutex() const noexcept { return mutex_; }
+    uint32_t                       n_ctx() const noexcept { return llama_n_ctx(get()); }
+    uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
+    int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
+    uint32_t                       n_batch() const noexcept { return llama_n_batch(get()); }
+    uint32_t                       n_ubatch() const noexcept { return llama_n_ubatch(get()); }
+    uint32_t                       n_seq_max() const noexcept { return n_seq_max_; }
+    uint32_t                       n_outputs_max() const noexcept { return n_outputs_max_; }
+    bool                           kv_unified() const noexcept { return kv_unified_; }
+    enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
+    bool                           has_embeddings() const noexcept { return embeddings_; }
+
+    // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error every sequence is back
+    // where it was: NoKvSlot, Aborted, DecodeError, or InvalidParams when the batch was refused before it ran.
+    void decode(const Batch & batch);
+    // The encoder of an encoder-decoder model; decode() then attends to it.
+    void encode(std::span<const int32_t> tokens);
+    // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit.
+    std::vector<float> embed(std::span<const int32_t> tokens, std::span<const int32_t> lengths);
+    size_t             embedding_dimension() const noexcept;
+
+    // Row of token i of the last batch, n_vocab floats, valid until the next call that computes. Needs mutex() held.
+    const float *      logits_row(int32_t index) const;
+    std::vector<float> logits(int32_t index) const;
+    std::vector<float> embeddings(int32_t index) const;
+
+    // Ends the forward pass that is running, if there is one. Only the CPU backend listens in the middle of a pass.
+    void abort() noexcept;
+
+    Positions positions(int32_t seq_id) const;
+    void      remove(int32_t seq_id, int32_t first, int32_t end);
+    void      copy(int32_t from, int32_t to, int32_t first, int32_t end);
+    void      keep(int32_t seq_id);
+    void      clear(bool data);
+
+    std::vector<uint8_t> save(int32_t seq_id, bool partial) const;
+    void                 restore(int32_t seq_id, std::span<const uint8_t> state, bool partial);
+
+    void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
+    std::pair<int32_t, int32_t> threads() const;
+    void                    set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float>> adapters);
+
+    // As decode(), for who holds mutex() already and goes on to read logits.
+    void decode_locked(const Batch & batch);
+    void check_batch(const Batch & batch) const;
+    // Threads for work on rows after a pass, made when first asked for. Needs mutex() held.
+    WorkerPool & workers();
+    // Takes positions first.. of a sequence away again; the caller knows that its memory can do so.
+    void truncate_locked(int32_t seq_id, int32_t first);
+
+private:
+    struct Snapshot;
+
+    llama_memory_t        memory() const; // raises Unsupported where there is none
+    void                  check_seq(const char * name, int32_t seq_id) const;
+    Positions             positions_locked(int32_t seq_id) const;
+    // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
+    // costs no copy; a rollback takes it from there.
+    bool                  needs_shadows() const noexcept;
+    std::vector<Snapshot> take_snapshots(const Batch & batch) const;
+    void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
+    void                  roll_back(const std::vector<Snapshot> & snapshots);
+    void                  attach_threads(int32_t n_threads, int32_t n_threads_batch);
+    void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
+    void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);
+
+    std::shared_ptr<Model>                model_;
+    MemoryClass                           memory_class_;
+    uint32_t                              n_seq_max_;
+    uint32_t                              n_outputs_max_;
+    int64_t                               max_positions_;
+    bool                                  kv_unified_;
+    bool                                  embeddings_;
+    bool                                  encoded_ = false;
+    std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them
+    std::shared_ptr<ggml_threadpool>      threads_;
+    std::shared_ptr<ggml_threadpool>      threads_batch_; // the same pool where the counts are the same
+    std::unique_ptr<llama_context, FreeContext> context_;
+    OwnedBatch                            batch_; // reused by every decode
+    std::vector<bool>                     has_output_;
+    std::unique_ptr<WorkerPool>           workers_;
+    std::atomic<bool>                     running_{false};
+    std::atomic<bool>                     aborted_{false};
+    mutable std::mutex                    mutex_;
+};
+
+} // namespace paceline

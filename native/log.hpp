@@ -1,0 +1,45 @@
+// llama.cpp's log. Lines are queued here, whatever thread they come from and whatever locks it holds, and taken by
+// whoever may run Python code. Warnings of a call can also be kept for its error message.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ggml.h"
+
+namespace paceline {
+
+struct LogLine {
+    ggml_log_level level;
+    std::string    text;
+};
+
+// Takes llama.cpp's and ggml's log over from stderr. Call once, before anything else of llama.cpp.
+void install_log();
+
+// The lines since the last call. At most 10,000 are kept; a last line says how many were dropped.
+std::vector<LogLine> take_log();
+
+// While it lives, lines logged by this thread are held, so that an error message can quote them and what is no fault can
+// be played down. They are queued when it ends. Nests; the innermost holds them.
+class LogCapture {
+public:
+    LogCapture();
+    ~LogCapture();
+    LogCapture(const LogCapture &)             = delete;
+    LogCapture & operator=(const LogCapture &) = delete;
+
+    // The errors so far joined by "; ", the warnings if there were none, `fallback` if there were neither.
+    std::string words(const std::string & fallback) const;
+
+    // What was logged so far was to be expected: it is queued as debug.
+    void play_down();
+
+    void add(LogLine line);
+
+private:
+    LogCapture *         outer_;
+    std::vector<LogLine> lines_;
+};
+
+} // namespace paceline

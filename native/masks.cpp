@@ -1,0 +1,49 @@
+#include "masks.hpp"
+
+#include "error.hpp"
+
+namespace paceline {
+
+MaskSlots::MaskSlots(size_t num_slots, int32_t n_vocab)
+    : num_words_((static_cast<size_t>(n_vocab) + 31) / 32),
+      n_vocab_(n_vocab),
+      words_(num_slots * num_words_, 0),
+      states_(num_slots, State::empty),
+      reasons_(num_slots) {}
+
+void MaskSlots::clear(size_t slot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    states_.at(slot) = State::empty;
+}
+
+void MaskSlots::ready(size_t slot) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        states_.at(slot) = State::filled;
+    }
+    changed_.notify_all();
+}
+
+void MaskSlots::fail(size_t slot, const std::string & reason) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        states_.at(slot)  = State::failed;
+        reasons_.at(slot) = reason;
+    }
+    changed_.notify_all();
+}
+
+const uint32_t * MaskSlots::wait(size_t slot, std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool done = changed_.wait_for(lock, timeout, [&] { return states_.at(slot) != State::empty; });
+    if (!done) {
+        paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " was not filled within " +
+                                            std::to_string(timeout.count()) + " ms");
+    }
+    if (states_[slot] == State::failed) {
+        paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " failed: " + reasons_[slot]);
+    }
+    return words(slot);
+}
+
+} // namespace paceline

@@ -1,0 +1,40 @@
+"""llama.cpp as safe Python objects: the low-level API.
+
+Nothing here schedules; one context, one call at a time. Every object frees its memory with `close()`, as a context
+manager, or when collected, in any order: what is needed by others lives as long as they do.
+"""
+
+from paceline.runtime import log as _log
+from paceline.runtime.adapters import Adapter
+from paceline.runtime.context import Context, Positions
+from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores
+from paceline.runtime.embedder import Embedder
+from paceline.runtime.masks import MaskSlots
+from paceline.runtime.model import MemoryClass, Model
+from paceline.runtime.sampler import Sampler
+from paceline.runtime.step import SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
+from paceline.runtime.tokenizer import Tokenizer
+
+_log.install()
+
+__all__ = [
+    "Adapter",
+    "Context",
+    "Device",
+    "Embedder",
+    "MaskSlots",
+    "MemoryClass",
+    "Model",
+    "Positions",
+    "Sampler",
+    "SamplerDraws",
+    "StepResult",
+    "StepRow",
+    "StepRowResult",
+    "Tokenizer",
+    "TopLogprobs",
+    "available_memory",
+    "backend_features",
+    "devices",
+    "physical_cores",
+]

@@ -1,0 +1,171 @@
+"""The options of a context: checked, filled in, and turned into llama.cpp's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from paceline import _native, validation
+from paceline.errors import NotEnoughMemory
+from paceline.runtime.device import available_memory, physical_cores
+from paceline.runtime.model import MemoryClass, Model
+
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+
+# The numbers are llama.cpp's; None everywhere means "as the model says".
+_ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
+_POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+_ATTENTIONS = {"causal": 0, "non_causal": 1}
+_FLASH_ATTNS = {"auto": -1, "off": 0, "on": 1}
+_CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+
+_MAX_CELLS = 2**31 - 256  # llama.cpp rounds up to multiples of 256 in 32 bits
+_CELL_BYTES = 64  # what llama.cpp notes down about a cell, at least
+_MAX_THREADS = 512
+_SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring it first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextOptions:
+    """What a context is made with. Fields named as in llama.cpp mean what they mean there.
+
+    n_ctx: KV cells, rounded up to a multiple of 256; by default what the model was trained with, at most 4096.
+    n_batch, n_ubatch: tokens a call may have, and tokens computed at once; by default 2048 and 512 or less.
+    n_seq_max: how many sequences can be held at once, at most 256 (128 for recurrent models, whose snapshots need one more
+    each). Every one costs memory in models with a sliding window or recurrent state.
+    n_outputs_max: rows of logits that one call may ask for, at least n_seq_max. A row costs 4 bytes x vocabulary, twice.
+    n_threads, n_threads_batch: threads for single tokens and for more; by default all physical cores.
+    kv_unified: one pool of cells for all sequences, so that they can share prefixes.
+    swa_full: keep the whole sequence in sliding window layers too.
+    pooling: how token embeddings become one vector; None takes the model's own way.
+    """
+
+    n_ctx: int | None = None
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+    n_seq_max: int = 1
+    n_outputs_max: int | None = None
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_orig_ctx: int | None = None
+    attention: Literal["causal", "non_causal"] | None = None
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    offload_kqv: bool = True
+    op_offload: bool = True
+    swa_full: bool = False
+    kv_unified: bool = True
+    embeddings: bool = False
+    pooling: Pooling | None = None
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all options."""
+        return frozenset(field.name for field in fields(cls))
+
+    def resolve(self, model: Model) -> dict[str, Any]:
+        """Keyword arguments of the native context, everything checked but what only llama.cpp can know.
+
+        Raises `InvalidParams` naming the option, and `NotEnoughMemory`.
+        """
+        sizes = _resolve_sizes(self, model)
+        return {
+            **sizes,
+            **_resolve_threads(self),
+            **_resolve_rope(self),
+            **_resolve_choices(self),
+            "max_host_bytes": _memory_limit(sizes, model),
+        }
+
+
+def _optional_choice(name: str, value: str | None, numbers: dict[str, int]) -> int:
+    return -1 if value is None else numbers[validation.choice(name, value, numbers)]
+
+
+def _resolve_sizes(options: ContextOptions, model: Model) -> dict[str, int]:
+    n_seq_max = validation.integer("n_seq_max", options.n_seq_max, 1, _native.max_sequences())
+    trained = model.n_ctx_train if model.n_ctx_train > 0 else 4096
+    n_ctx = min(trained, 4096) if options.n_ctx is None else validation.integer("n_ctx", options.n_ctx, 1, _MAX_CELLS)
+    cells = -(-n_ctx // 256) * 256
+    n_batch = _resolve_size("n_batch", options.n_batch, min(2048, cells), cells, f"n_ctx is {cells}")
+    n_ubatch = _resolve_size("n_ubatch", options.n_ubatch, min(512, n_batch), n_batch, f"n_batch is {n_batch}")
+    n_outputs_max = n_seq_max if options.n_outputs_max is None else options.n_outputs_max
+    validation.integer("n_outputs_max", n_outputs_max, n_seq_max, max(n_batch, n_seq_max), "every sequence may want one")
+    return {
+        "n_ctx": cells,
+        "n_batch": n_batch,
+        "n_ubatch": n_ubatch,
+        "n_seq_max": n_seq_max,
+        "n_outputs_max": n_outputs_max,
+    }
+
+
+def _resolve_size(name: str, value: int | None, default: int, high: int, hint: str) -> int:
+    return default if value is None else validation.integer(name, value, 1, high, hint)
+
+
+def _resolve_threads(options: ContextOptions) -> dict[str, int]:
+    n_threads = options.n_threads if options.n_threads is not None else physical_cores()
+    n_threads_batch = options.n_threads_batch if options.n_threads_batch is not None else n_threads
+    return {
+        "n_threads": validation.integer("n_threads", n_threads, 1, _MAX_THREADS),
+        "n_threads_batch": validation.integer("n_threads_batch", n_threads_batch, 1, _MAX_THREADS),
+    }
+
+
+def _resolve_rope(options: ContextOptions) -> dict[str, float]:
+    def positive(name: str, unset: float) -> float:
+        value = getattr(options, name)
+        return unset if value is None else validation.number(name, value, above=0)
+
+    return {
+        "rope_freq_base": positive("rope_freq_base", 0.0),
+        "rope_freq_scale": positive("rope_freq_scale", 0.0),
+        "yarn_ext_factor": -1.0 if options.yarn_ext_factor is None else validation.number("yarn_ext_factor", options.yarn_ext_factor, 0),
+        "yarn_attn_factor": positive("yarn_attn_factor", -1.0),
+        "yarn_beta_fast": positive("yarn_beta_fast", -1.0),
+        "yarn_beta_slow": positive("yarn_beta_slow", -1.0),
+        "yarn_orig_ctx": 0 if options.yarn_orig_ctx is None else validation.integer("yarn_orig_ctx", options.yarn_orig_ctx, 1, _MAX_CELLS),
+    }
+
+
+def _resolve_choices(options: ContextOptions) -> dict[str, int | bool]:
+    booleans = ("offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings")
+    return {
+        "rope_scaling_type": _optional_choice("rope_scaling", options.rope_scaling, _ROPE_SCALINGS),
+        "pooling_type": _optional_choice("pooling", options.pooling, _POOLINGS),
+        "attention_type": _optional_choice("attention", options.attention, _ATTENTIONS),
+        "flash_attn": _FLASH_ATTNS[validation.choice("flash_attn", options.flash_attn, _FLASH_ATTNS)],
+        "type_k": _CACHE_TYPES[validation.choice("type_k", options.type_k, _CACHE_TYPES)],
+        "type_v": _CACHE_TYPES[validation.choice("type_v", options.type_v, _CACHE_TYPES)],
+        **{name: validation.boolean(name, getattr(options, name)) for name in booleans},
+    }
+
+
+def _memory_limit(sizes: dict[str, int], model: Model) -> int | None:
+    """The bytes of host memory that llama.cpp's plan must stay under; None where it surely fits."""
+    free = available_memory()
+    if free is None:
+        return None
+    if sizes["n_ctx"] * _CELL_BYTES > free:
+        raise NotEnoughMemory(
+            f"n_ctx {sizes['n_ctx']} needs at least {sizes['n_ctx'] * _CELL_BYTES >> 20} MiB, and {free >> 20} MiB are free; lower n_ctx"
+        )
+    return None if _most_bytes(sizes, model) < _SMALL_SHARE * free else free
+
+
+def _most_bytes(sizes: dict[str, int], model: Model) -> int:
+    """More than a context of these sizes can take: full attention in every layer and head, single precision."""
+    copies = 2 * sizes["n_seq_max"] if model.memory_class is not MemoryClass.ATTENTION else 1
+    cells = sizes["n_ctx"] * (2 * 4 * model.n_layer * max(model.n_embd, 1) * 2 + _CELL_BYTES)
+    scores = 4 * model.n_head * sizes["n_ubatch"] * sizes["n_ctx"]
+    outputs = 4 * (model.n_vocab + model.n_embd) * (2 * sizes["n_outputs_max"] + sizes["n_ubatch"])
+    return cells * copies + scores + outputs

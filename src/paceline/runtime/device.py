@@ -1,0 +1,98 @@
+"""What this machine has to compute with: devices, cores, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline import _native
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device llama.cpp can use. `kind` is "cpu", "gpu", "igpu" or "accel"."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+
+
+def devices() -> list[Device]:
+    """All devices of this build and machine, the CPU among them."""
+    return [Device(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in _native.devices()]
+
+
+def backend_features() -> Mapping[str, str]:
+    """What each backend was compiled with and found here, such as {"CPU.AVX2": "1"}."""
+    return dict(_native.backend_features())
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyper-threads counted once, within the CPU quota of its container."""
+    allowed = _allowed_cpus()
+    cores = {_siblings(cpu) for cpu in allowed}
+    quota = _cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
+    return max(1, min(len(cores), quota if quota is not None else len(cores)))
+
+
+def available_memory() -> int | None:
+    """Bytes of host memory that can still be allocated, within the limit of the container; None where unknown."""
+    known = [bytes_ for bytes_ in (_meminfo_available(), _cgroup_available(), _darwin_memory()) if bytes_ is not None]
+    return min(known) if known else None
+
+
+def _allowed_cpus() -> Iterable[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _siblings(cpu: int) -> str:
+    """The name of the core a logical CPU belongs to; its own number where the kernel does not say."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cpu_quota(path: Path) -> int | None:
+    """Whole CPUs of a cgroup v2 quota file, "max 100000" or "200000 100000", rounded up."""
+    try:
+        quota, period = path.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else -(-int(quota) // int(period))
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    fields = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(fields[0][1]) * 1024 if fields else None
+
+
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        stat = (root / "memory.stat").read_text()
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    # File cache counts as used but is given back when memory is asked for.
+    reclaimable = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith(("inactive_file ", "active_file ")))
+    return max(0, int(limit) - used + reclaimable)
+
+
+def _darwin_memory() -> int | None:
+    """All memory of a Mac, which tells no cheaper what of it is free."""
+    if os.uname().sysname != "Darwin":
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,189 @@
+"""Reads the header of a GGUF file: metadata and what it says about its tensors. Standard library only.
+
+llama.cpp reads the same header, but ends the process over some of the values it finds; this reader is for looking first.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian; versions 2 and 3).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.errors import ModelLoadError
+
+MAGIC: Final = b"GGUF"
+MAX_DIMS: Final = 4
+
+
+class ValueType(IntEnum):
+    """The types of metadata values."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+_CODES: Final = {
+    ValueType.UINT8: "B", ValueType.INT8: "b", ValueType.UINT16: "H", ValueType.INT16: "h", ValueType.UINT32: "I",
+    ValueType.INT32: "i", ValueType.FLOAT32: "f", ValueType.BOOL: "B", ValueType.UINT64: "Q", ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataValue:
+    """A value with its type. Strings are bytes, arrays lists; `item_type` is the type of an array's items."""
+
+    type: ValueType
+    value: Any
+    item_type: ValueType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the header says of one tensor; `shape` innermost first, as in the file; `offset` into the data section."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The header of a file. Keys are bytes: nothing promises that they are UTF-8."""
+
+    version: int
+    metadata: dict[bytes, MetadataValue]
+    tensors: list[TensorInfo]
+    header_bytes: int
+
+
+def read_gguf(path: str | Path) -> GgufFile:
+    """Read the header of the file at `path`; ModelLoadError says what is wrong where it is no GGUF file."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data, str(path)).read()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # what mmap says to a file of no bytes
+        raise ModelLoadError(f"{path}: the file is empty") from error
+
+
+class _Reader:
+    """Walks through the bytes once; every read past the end ends in ModelLoadError."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self._data = data
+        self._name = name
+        self._at = 0
+
+    def read(self) -> GgufFile:
+        if self._data[:4] != MAGIC:
+            raise self._error(f"not a GGUF file: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+        self._at = 4
+        version = self._number("I")
+        if version not in (2, 3):
+            raise self._error(f"GGUF version {version} is not supported, only 2 and 3 (little-endian)")
+        n_tensors, n_values = self._number("Q"), self._number("Q")
+        try:
+            metadata = self._metadata(n_values)
+            tensors = [self._tensor() for _ in self._promised(n_tensors, 24, "tensors")]
+        except struct.error:
+            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+        return GgufFile(version, metadata, tensors, self._at)
+
+    def _metadata(self, count: int) -> dict[bytes, MetadataValue]:
+        metadata: dict[bytes, MetadataValue] = {}
+        for _ in self._promised(count, 13, "metadata values"):
+            key = self._string()
+            if key in metadata:
+                raise self._error(f"the key {key.decode(errors='replace')!r} is there twice")
+            metadata[key] = self._value(key)
+        return metadata
+
+    def _value(self, key: bytes) -> MetadataValue:
+        kind = self._type(key)
+        if kind is ValueType.STRING:
+            return MetadataValue(kind, self._string())
+        if kind is not ValueType.ARRAY:
+            return MetadataValue(kind, self._number(_CODES[kind]))
+        item = self._type(key)
+        if item is ValueType.ARRAY:
+            raise self._error(f"{key.decode(errors='replace')}: an array of arrays, which llama.cpp does not read")
+        return MetadataValue(kind, self._array(item, self._number("Q")), item)
+
+    def _array(self, item: ValueType, count: int) -> list[Any]:
+        if item is ValueType.STRING:
+            return self._strings(len(self._promised(count, 8, "strings")))
+        code = f"<{len(self._promised(count, struct.calcsize(_CODES[item]), 'array items'))}{_CODES[item]}"
+        values = struct.unpack_from(code, self._data, self._at)
+        self._at += struct.calcsize(code)
+        return list(values)
+
+    def _strings(self, count: int) -> list[bytes]:
+        """The loop in which a large vocabulary spends all of the time, hence the local names."""
+        data, at, length_at = self._data, self._at, _LENGTH
+        found: list[bytes] = []
+        for _ in range(count):
+            start = at + 8
+            at = start + length_at(data, at)[0]
+            found.append(data[start:at])
+        if at > len(data):
+            raise struct.error
+        self._at = at
+        return found
+
+    def _tensor(self) -> TensorInfo:
+        name = self._string()
+        n_dims = self._number("I")
+        if n_dims > MAX_DIMS:
+            raise self._error(f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible")
+        shape = tuple(self._number("Q") for _ in range(n_dims))
+        return TensorInfo(name, shape, self._number("I"), self._number("Q"))
+
+    def _type(self, key: bytes) -> ValueType:
+        number = self._number("I")
+        try:
+            return ValueType(number)
+        except ValueError:
+            raise self._error(f"{key.decode(errors='replace')!r} has type {number}, which GGUF does not know") from None
+
+    def _string(self) -> bytes:
+        length = self._number("Q")
+        start, self._at = self._at, self._at + length
+        if self._at > len(self._data):
+            raise struct.error
+        return self._data[start : self._at]
+
+    def _number(self, code: str) -> Any:
+        (number,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return number
+
+    def _promised(self, count: int, least_bytes: int, what: str) -> range:
+        """A range over `count` things, refused where the file is too short to hold that many."""
+        if count * least_bytes > len(self._data) - self._at:
+            raise self._error(f"the header promises {count} {what}, more than the rest of the file can hold")
+        return range(count)
+
+    def _error(self, message: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._name}: {message}")
+
+
+_LENGTH: Final[Callable[[mmap.mmap, int], tuple[int]]] = struct.Struct("<Q").unpack_from

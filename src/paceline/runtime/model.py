@@ -1,0 +1,322 @@
+"""A GGUF model in memory, and what its file says of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Literal, Self
+
+from paceline import _native, validation
+from paceline.errors import Closed, InvalidType, ModelLoadError
+from paceline.runtime.adapters import Adapter
+from paceline.runtime.tokenizer import Tokenizer
+
+SplitMode = Literal["none", "layer", "row", "tensor"]
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"]
+PathLike = str | os.PathLike[str]
+
+# The numbers are llama.cpp's.
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class MemoryClass(Enum):
+    """What kind of memory a model keeps of a sequence, which decides what may be shared, cut or only saved whole."""
+
+    ATTENTION = "attention"  # keys and values of every position: any part can be shared or cut off its end
+    SLIDING_WINDOW = "sliding_window"  # as attention, but layers forget what is behind their window
+    RECURRENT = "recurrent"  # one state that every token changes: only whole copies and saved states
+    HYBRID = "hybrid"  # attention and recurrent state side by side: as recurrent
+    NONE = "none"  # an encoder remembers nothing
+
+
+class Model:
+    """A loaded model. Contexts, samplers, tokenizers and adapters made from it keep it alive.
+
+    Constant once loaded and safe to use from any thread. `close()` (or the end of a `with` block, or the collector) gives
+    this object's share of the memory back; it is free when the last object made from the model has gone too.
+    """
+
+    def __init__(self, native: _native.Model, paths: tuple[Path, ...]) -> None:
+        self._native: _native.Model | None = native
+        self.paths = paths
+
+    @classmethod
+    def load(
+        cls,
+        path: PathLike | Sequence[PathLike],
+        *,
+        n_gpu_layers: int | None = None,
+        devices: Sequence[str] | None = None,
+        split_mode: SplitMode = "layer",
+        tensor_split: Sequence[float] = (),
+        main_gpu: int = 0,
+        load_mode: LoadMode = "auto",
+        vocab_only: bool = False,
+        check_tensors: bool = False,
+        use_extra_bufts: bool = True,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        progress: Callable[[float], object] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Self:
+        """Loads a GGUF file; of a split set, its first part (the others lie beside it) or all parts in order.
+
+        n_gpu_layers: layers on the GPU, -1 all; None leaves it to llama.cpp, which takes all that it can.
+        devices: names from `paceline.runtime.devices()`; None takes all, ["CPU"] none but the CPU.
+        split_mode, tensor_split, main_gpu: how several GPUs share the model, as in llama.cpp.
+        load_mode: how the file gets into memory; "auto" maps it where that is good.
+        vocab_only: no weights: enough for a `Tokenizer` and a chat template.
+        check_tensors: looks for invalid values in the weights while loading.
+        kv_overrides: metadata that replaces or adds to the file's own.
+        progress: called with 0.0 to 1.0 on this thread; answering False cancels, any other answer goes on.
+        cancel: an event that any thread may set to end the load.
+
+        Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and whatever
+        `progress` raised.
+        """
+        paths = _checked_paths(path)
+        native = _native.Model.load(
+            [str(one) for one in paths],
+            None if devices is None else [validation.text("devices", name) for name in devices],
+            None if n_gpu_layers is None else validation.integer("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1),
+            _SPLIT_MODES[validation.choice("split_mode", split_mode, _SPLIT_MODES)],
+            _LOAD_MODES[validation.choice("load_mode", load_mode, _LOAD_MODES)],
+            validation.integer("main_gpu", main_gpu, 0, 2**31 - 1),
+            [validation.number(f"tensor_split[{i}]", share, 0) for i, share in enumerate(tensor_split)],
+            [_checked_override(key, value) for key, value in (kv_overrides or {}).items()],
+            validation.boolean("vocab_only", vocab_only),
+            validation.boolean("check_tensors", check_tensors),
+            validation.boolean("use_extra_bufts", use_extra_bufts),
+            _progress_function(progress, cancel),
+        )
+        return cls(native, paths)
+
+    @property
+    def native(self) -> _native.Model:
+        """The native object. Raises `Closed` after `close()`."""
+        if self._native is None:
+            raise Closed(f"the model {self.paths[0].name} was closed")
+        return self._native
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return Tokenizer(self.native)
+
+    def load_adapter(self, path: PathLike) -> Adapter:
+        """Loads a LoRA adapter for this model; apply it with `Context.set_adapters`. Raises `AdapterError`."""
+        return Adapter.load(self.native, Path(path))
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size and quantisation in a few words, such as "llama 1B Q8_0"."""
+        return self.native.desc
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.native.size_bytes
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters."""
+        return self.native.n_params
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.native.n_vocab
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Tokens of context that the model was trained with."""
+        return self.native.n_ctx_train
+
+    @property
+    def n_embd(self) -> int:
+        """Width of the hidden state."""
+        return self.native.n_embd
+
+    @property
+    def n_embd_out(self) -> int:
+        """Width of an embedding."""
+        return self.native.n_embd_out
+
+    @property
+    def n_layer(self) -> int:
+        """Number of layers."""
+        return self.native.n_layer
+
+    @property
+    def n_head(self) -> int:
+        """Attention heads of the first layer."""
+        return self.native.n_head
+
+    @property
+    def n_head_kv(self) -> int:
+        """Key and value heads of the first layer."""
+        return self.native.n_head_kv
+
+    @property
+    def n_swa(self) -> int:
+        """Width of the sliding attention window in tokens; 0 without one."""
+        return self.native.n_swa
+
+    @property
+    def n_cls_out(self) -> int:
+        """Outputs of the classification head of a reranker or classifier."""
+        return self.native.n_cls_out
+
+    @property
+    def ftype(self) -> str:
+        """Name of the file's quantisation, such as "Q4_K - Medium"."""
+        return self.native.ftype
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the model keeps a recurrent state and no attention (Mamba, RWKV)."""
+        return self.native.is_recurrent
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers with attention and with recurrent state are mixed (Jamba, Granite 4)."""
+        return self.native.is_hybrid
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether there is an encoder that `Context.encode` runs (T5)."""
+        return self.native.has_encoder
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the model can generate at all."""
+        return self.native.has_decoder
+
+    @property
+    def memory_class(self) -> MemoryClass:
+        """What kind of memory the model keeps of a sequence."""
+        return MemoryClass(self.native.memory_class)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The scalar metadata of the file as text, overrides included."""
+        return MappingProxyType(dict(self.native.metadata))
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The chat template of the file (Jinja), or the one of that name; None where there is none."""
+        return self.native.chat_template(None if name is None else validation.text("name", name))
+
+    @cached_property
+    def chat_templates(self) -> Mapping[str, str]:
+        """All chat templates of the file by name; the plain one is "default"."""
+        prefix = "tokenizer.chat_template"
+        found = {key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")}
+        return MappingProxyType(({"default": self.metadata[prefix]} if prefix in self.metadata else {}) | found)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """16 bytes that tell models apart: from the metadata and samples of the file, not from all of it."""
+        digest = hashlib.blake2b(digest_size=16)
+        for key, value in sorted(self.metadata.items()):
+            digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
+        for path in self.paths:
+            digest.update(_sample(path))
+        return digest.digest()
+
+    def close(self) -> None:
+        """Gives this object's share of the model back; idempotent. What was made from it goes on working."""
+        self._native = None
+        self.__dict__.pop("tokenizer", None)  # holds a share as well
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model({self.paths[0].name!r}{', closed' if self._native is None else ', ' + self.desc})"
+
+
+def _checked_paths(path: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
+    if isinstance(path, (str, os.PathLike)):
+        first = Path(path)
+        paths = (first,)
+        needed = _shards_beside(first)
+    else:
+        paths = tuple(Path(one) for one in path)
+        needed = paths
+    if not paths:
+        raise ModelLoadError("path is an empty list; name at least one GGUF file")
+    for one in needed:
+        _check_file(one)
+    return paths
+
+
+def _shards_beside(path: Path) -> tuple[Path, ...]:
+    """The files that llama.cpp will open for this one: itself, or all parts of its split set."""
+    match = _SHARD.fullmatch(path.name)
+    if not match:
+        return (path,)
+    stem, count = match["stem"], int(match["count"])
+    shards = tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
+    if int(match["number"]) != 1:
+        raise ModelLoadError(f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name)
+    return shards
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read the model file {path}: {error.strerror or error}") from None
+    if magic != b"GGUF":
+        kind = "is empty" if not magic else f"begins with {magic!r} where a GGUF file has b'GGUF'"
+        raise ModelLoadError(f"{path} is no GGUF model: it {kind}")
+
+
+def _checked_override(key: str, value: bool | int | float | str) -> tuple[str, bool | int | float | str]:
+    name = f"kv_overrides[{validation.text('kv_overrides key', key)!r}]"
+    if isinstance(value, bool):
+        return key, value
+    if isinstance(value, int):
+        return key, validation.integer(name, value, -(2**63), 2**63 - 1)
+    if isinstance(value, float):
+        return key, validation.number(name, value)
+    if isinstance(value, str):
+        return key, validation.text(name, value)
+    raise InvalidType(f"{name} must be a bool, an int, a float or a str, not {value!r}")
+
+
+def _progress_function(
+    progress: Callable[[float], object] | None, cancel: threading.Event | None
+) -> Callable[[float], bool] | None:
+    if progress is None and cancel is None:
+        return None
+
+    def go_on(share: float) -> bool:
+        if cancel is not None and cancel.is_set():
+            return False
+        return progress is None or progress(share) is not False
+
+    return go_on
+
+
+def _sample(path: Path, size: int = 65536) -> bytes:
+    """The file's length and three of its pieces: where metadata, the middle and the last weights lie."""
+    total = path.stat().st_size
+    with path.open("rb") as file:
+        pieces = []
+        for start in (0, total // 2, max(0, total - size)):
+            file.seek(start)
+            pieces.append(file.read(size))
+    return total.to_bytes(8, "little") + b"".join(pieces)

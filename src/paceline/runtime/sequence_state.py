@@ -1,0 +1,83 @@
+"""The frame around a saved sequence: what it is, of which model, and whether it arrived whole.
+
+    offset  size  field, little-endian
+    0       4     magic "PLSQ"
+    4       2     version, 1
+    6       2     flags: 1 = only the sliding window and the recurrent state
+    8       16    fingerprint of the model and of the layout of its KV cells
+    24      4     n, number of token ids
+    28      4     zero
+    32      8     size of the state in bytes
+    40      16    BLAKE2b-128 of everything but this field
+    56      4n    token ids, int32
+    ...           the state, in llama.cpp's own format
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import StateError
+
+_MAGIC = b"PLSQ"
+_VERSION = 1
+_HEAD = struct.Struct("<4sHH16sIIQ")
+_DIGEST_SIZE = 16
+_PARTIAL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """A saved sequence: the state as llama.cpp wrote it, and the token ids it was computed from, if they were given."""
+
+    fingerprint: bytes
+    token_ids: tuple[int, ...]
+    partial: bool
+    payload: npt.NDArray[np.uint8]
+
+    def to_bytes(self) -> bytes:
+        """The frame, ready to be stored."""
+        head = _HEAD.pack(
+            _MAGIC, _VERSION, _PARTIAL if self.partial else 0, self.fingerprint, len(self.token_ids), 0, self.payload.nbytes
+        )
+        ids = np.asarray(self.token_ids, dtype="<i4").tobytes()
+        payload = self.payload.tobytes()
+        return b"".join((head, _digest(head, ids, payload), ids, payload))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, fingerprint: bytes) -> SequenceState:
+        """Reads a frame. Raises `StateError` where it is none, is damaged, or belongs to another model or layout."""
+        view = memoryview(data).cast("B")
+        start = _HEAD.size + _DIGEST_SIZE
+        if len(view) < start or bytes(view[:4]) != _MAGIC:
+            raise StateError(f"not a saved sequence: {len(view)} bytes that do not begin with {_MAGIC!r}")
+        _, version, flags, owner, num_ids, _, size = _HEAD.unpack_from(view)
+        if version != _VERSION:
+            raise StateError(f"the saved sequence has version {version}, and this paceline reads version {_VERSION}")
+        if len(view) != start + 4 * num_ids + size:
+            raise StateError(f"the saved sequence is cut: {len(view)} bytes instead of {start + 4 * num_ids + size}")
+        ids, payload = view[start : start + 4 * num_ids], view[start + 4 * num_ids :]
+        if _digest(view[: _HEAD.size], ids, payload) != bytes(view[_HEAD.size : start]):
+            raise StateError("the saved sequence is damaged: its checksum does not match")
+        if owner != fingerprint:
+            raise StateError("the saved sequence belongs to another model, or to another type_k, type_v or kv layout")
+        token_ids = tuple(np.frombuffer(ids, dtype="<i4").tolist())
+        return cls(owner, token_ids, bool(flags & _PARTIAL), np.frombuffer(payload, dtype=np.uint8))
+
+
+def layout_fingerprint(model: bytes, layout: Sequence[object]) -> bytes:
+    """16 bytes for a model together with the context options that decide how its KV cells look."""
+    return hashlib.blake2b(model + repr(tuple(layout)).encode(), digest_size=16).digest()
+
+
+def _digest(*parts: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_SIZE)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

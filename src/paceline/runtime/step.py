@@ -1,0 +1,170 @@
+"""The records of `Context.step`: rows in, draws out. Arrays exist only at the native seam.
+
+A row is one sequence's share of a forward pass:
+
+    token_ids   t0 t1 ... tn-1 | d1 ... dm       the last num_drafts are proposed, the others known
+    drawn at            tn-1   | d1 ... dm       by its samplers, if it has any
+    scored      t0 t1 ...                        each of the first len(targets), against its target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import errors
+from paceline.errors import PacelineError
+from paceline.runtime.masks import MaskSlots
+from paceline.runtime.sampler import Sampler
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """What one sequence wants of a step.
+
+    position: of the first of `token_ids`; where the sequence goes on.
+    num_drafts: tokens at the end of `token_ids` that are guesses; they are drawn at one after the other as long as the
+    draw is the guess, and what was wrong is taken out of memory again. Needs exactly one sampler.
+    samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 answers, before they
+    part). None: the row only fills memory.
+    targets: the tokens that really follow the first of `token_ids`, to get their log-probabilities (prompt logprobs).
+    num_logprobs: None for none, 0 for each drawn or scored token's own, k for the k most likely as well.
+    mask_slots: one per position drawn at, max(len(samplers), num_drafts + 1) of them: a slot of the step's masks, or -1.
+    """
+
+    seq_id: int
+    position: int
+    token_ids: Sequence[int] | IntArray
+    num_drafts: int = 0
+    samplers: tuple[Sampler, ...] = ()
+    targets: Sequence[int] = ()
+    num_logprobs: int | None = None
+    mask_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Natural-log probabilities of n tokens and, per token, of the k most likely ones, most likely first.
+
+    own: float32 (n,); ids: int32 (n, k), -1 where there are fewer; values: float32 (n, k), aligned with ids.
+    """
+
+    own: FloatArray
+    ids: IntArray
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerDraws:
+    """What one sampler drew in a step: one token, or an accepted burst of drafts and one more.
+
+    error: why it stopped; its row's other samplers and all other rows are untouched by it. Tokens drawn before stand.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: TopLogprobs | None
+    error: PacelineError | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRowResult:
+    """A row's draws, one per sampler, and the log-probabilities of its targets."""
+
+    draws: tuple[SamplerDraws, ...]
+    scored: TopLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results in the order of the rows; the seconds that the forward pass and the drawing took."""
+
+    rows: tuple[StepRowResult, ...]
+    decode_s: float
+    sample_s: float
+
+
+def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
+    """The arrays of the native step."""
+    return {
+        "seq_ids": _ints("seq_id", (row.seq_id for row in rows)),
+        "positions": _ints("position", (row.position for row in rows)),
+        "num_tokens": _ints("token_ids", (len(row.token_ids) for row in rows)),
+        "num_drafts": _ints("num_drafts", (row.num_drafts for row in rows)),
+        "num_samplers": _ints("samplers", (len(row.samplers) for row in rows)),
+        "num_scored": _ints("targets", (len(row.targets) for row in rows)),
+        "num_logprobs": _ints("num_logprobs", (-1 if row.num_logprobs is None else row.num_logprobs for row in rows)),
+        "token_ids": _ints("token_ids", (token for row in rows for token in row.token_ids)),
+        "targets": _ints("targets", (token for row in rows for token in row.targets)),
+        "mask_slots": _ints("mask_slots", (slot for row in rows for slot in _slots(row, rows))),
+        "samplers": [sampler.native for row in rows for sampler in row.samplers],
+    }
+
+
+def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
+    """The records of a native step's arrays."""
+    failed = {sampler: _error(kind, message) for sampler, kind, message in output.errors}
+    drawn = _Cursor(output.drawn_own, output.drawn_ids, output.drawn_values)
+    scored = _Cursor(output.scored_own, output.scored_ids, output.scored_values)
+    counts = output.num_drawn.tolist()
+    tokens = output.token_ids.tolist()
+    results, sampler, start = [], 0, 0
+    for row in rows:
+        draws = []
+        for _ in row.samplers:
+            count = counts[sampler]
+            logprobs = drawn.take(count, row.num_logprobs)
+            draws.append(SamplerDraws(tuple(tokens[start : start + count]), logprobs, failed.get(sampler)))
+            start += count
+            sampler += 1
+        row_scored = scored.take(len(row.targets), row.num_logprobs or 0) if row.targets else None
+        results.append(StepRowResult(tuple(draws), row_scored))
+    return StepResult(tuple(results), output.decode_us / 1e6, output.sample_us / 1e6)
+
+
+class _Cursor:
+    """Hands out the logprobs of one token range after the other."""
+
+    def __init__(self, own: FloatArray, ids: IntArray, values: FloatArray) -> None:
+        self._own, self._ids, self._values = own, ids, values
+        self._next = 0
+
+    def take(self, count: int, k: int | None) -> TopLogprobs | None:
+        part = slice(self._next, self._next + count)
+        self._next += count
+        return None if k is None else TopLogprobs(self._own[part], self._ids[part, :k], self._values[part, :k])
+
+
+def _slots(row: StepRow, rows: Sequence[StepRow]) -> Iterable[int]:
+    """A row's mask slots; where only other rows have some, this one's positions get none."""
+    if not any(one.mask_slots for one in rows):
+        return ()
+    wanted = max(len(row.samplers), row.num_drafts + 1) if row.samplers else 0
+    if row.mask_slots and len(row.mask_slots) != wanted:
+        raise errors.InvalidParams(f"mask_slots of sequence {row.seq_id} must be {wanted}, not {len(row.mask_slots)}")
+    return row.mask_slots or (-1,) * wanted
+
+
+def _ints(name: str, values: Iterable[int]) -> IntArray:
+    listed = list(values)
+    try:
+        array = np.array(listed, dtype=np.int32) if listed else np.empty(0, dtype=np.int32)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise errors.InvalidType(f"{name} must be integers of 32 bits: {error}") from None
+    if listed and any(type(value) is bool or isinstance(value, float) for value in listed):
+        raise errors.InvalidType(f"{name} must be integers")
+    return array
+
+
+def _error(kind: str, message: str) -> PacelineError:
+    made: PacelineError = getattr(errors, kind)(message)
+    return made
+
+
+__all__ = ["MaskSlots", "SamplerDraws", "StepResult", "StepRow", "StepRowResult", "TopLogprobs", "flatten", "unflatten"]

@@ -1,0 +1,146 @@
+"""Models that remember in a state of fixed size: Mamba, and hybrids with attention (Falcon-H1, LFM2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.testing.models.metadata import Value
+from paceline.testing.models.spec import Sizes, attention, embedding, feed_forward, norms, output, query_key_norms
+from paceline.testing.models.tensor import Tensor, bias, matrix, norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec(Sizes):
+    """Mamba: no attention at all, twice the width inside a layer."""
+
+    architecture: ClassVar[str] = "mamba"
+    n_layer: int = 3
+    d_conv: int = 4
+    d_state: int = 16
+    dt_rank: int = 8
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "ssm.conv_kernel": self.d_conv,
+            "ssm.inner_size": 2 * self.n_embd,
+            "ssm.state_size": self.d_state,
+            "ssm.time_step_rank": self.dt_rank,
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "feed_forward_length": 0,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        inner = 2 * self.n_embd
+        yield embedding(self)
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield norm(f"{block}.attn_norm.weight", self.n_embd)
+            yield matrix(f"{block}.ssm_in.weight", 2 * inner, self.n_embd, gain=1.5)
+            yield Tensor(f"{block}.ssm_conv1d.weight", (inner, self.d_conv), 0.5)
+            yield bias(f"{block}.ssm_conv1d.bias", inner)
+            yield matrix(f"{block}.ssm_x.weight", self.dt_rank + 2 * self.d_state, inner, gain=1.5)
+            yield matrix(f"{block}.ssm_dt.weight", inner, self.dt_rank)
+            yield bias(f"{block}.ssm_dt.bias", inner, centre=-2.0, spread=0.5)
+            yield Tensor(f"{block}.ssm_a", (inner, self.d_state), 0.1, centre=-0.5)
+            yield bias(f"{block}.ssm_d", inner, centre=1.0)
+            yield matrix(f"{block}.ssm_out.weight", self.n_embd, inner, gain=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalconH1Spec(Sizes):
+    """Falcon-H1: every layer has attention and a Mamba-2 mixer side by side, so it has both kinds of memory."""
+
+    architecture: ClassVar[str] = "falcon-h1"
+    d_conv: int = 4
+    d_state: int = 16
+    n_ssm_head: int = 8
+    n_group: int = 1
+
+    @property
+    def inner(self) -> int:
+        """Width inside the mixer."""
+        return 2 * self.n_embd
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "ssm.conv_kernel": self.d_conv,
+            "ssm.inner_size": self.inner,
+            "ssm.state_size": self.d_state,
+            "ssm.time_step_rank": self.n_ssm_head,
+            "ssm.group_count": self.n_group,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield output(self)
+        yield norm("output_norm.weight", self.n_embd)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield norm(f"{block}.attn_norm.weight", self.n_embd)
+            yield from self._mixer(block)
+            yield from attention(self, block)
+            yield norm(f"{block}.ffn_norm", self.n_embd)  # without ".weight" in this architecture
+            yield from feed_forward(self, block)
+
+    def _mixer(self, block: str) -> Iterator[Tensor]:
+        convolved = self.inner + 2 * self.n_group * self.d_state
+        yield matrix(f"{block}.ssm_in.weight", self.inner + convolved + self.n_ssm_head, self.n_embd, gain=1.5)
+        yield Tensor(f"{block}.ssm_conv1d.weight", (convolved, self.d_conv), 0.5)
+        yield bias(f"{block}.ssm_conv1d.bias", convolved)
+        yield bias(f"{block}.ssm_dt.bias", self.n_ssm_head, centre=-1.0, spread=0.5)
+        yield Tensor(f"{block}.ssm_a", (self.n_ssm_head, 1), 0.1, centre=-0.5)
+        yield Tensor(f"{block}.ssm_d", (self.n_ssm_head, 1), 0.1, centre=1.0)
+        yield Tensor(f"{block}.ssm_norm.weight", (self.n_group, self.inner // self.n_group), 0.05, centre=1.0)
+        yield matrix(f"{block}.ssm_out.weight", self.n_embd, self.inner, gain=1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2Spec(Sizes):
+    """LFM2: short convolutions, and attention in every `attention_every`-th layer only."""
+
+    architecture: ClassVar[str] = "lfm2"
+    n_layer: int = 4
+    attention_every: int = 2
+    d_conv: int = 3
+
+    def metadata(self) -> dict[str, Value]:
+        heads = [self.n_head_kv if self._attends(layer) else 0 for layer in range(self.n_layer)]
+        values: dict[str, Value] = {
+            "attention.head_count_kv": heads,
+            "shortconv.l_cache": self.d_conv,
+            "rope.freq_base": 1000000.0,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield output(self)
+        yield norm("token_embd_norm.weight", self.n_embd)  # the norm in front of the output, whatever its name says
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            if self._attends(layer):
+                yield from query_key_norms(self, block)
+                yield from attention(self, block)
+            else:
+                yield from self._convolution(block)
+            yield from feed_forward(self, block)
+
+    def _attends(self, layer: int) -> bool:
+        return (layer + 1) % self.attention_every == 0
+
+    def _convolution(self, block: str) -> Iterator[Tensor]:
+        yield Tensor(f"{block}.shortconv.conv.weight", (self.n_embd, self.d_conv), 0.6)
+        yield matrix(f"{block}.shortconv.in_proj.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.shortconv.out_proj.weight", self.n_embd, self.n_embd, gain=1.5)

@@ -1,0 +1,154 @@
+"""Checks of single values that come from a caller: each answers the value in its plain Python type, or raises.
+
+A wrong type raises `InvalidType`, a wrong value `InvalidParams`; the message names the field, says what it may be and
+shows what it was: "temperature must be a finite number >= 0, not -1". A bool is no number, and neither NaN nor an
+infinity is one; nothing is ever clamped. NumPy's integers and floats count as `int` and `float`.
+
+Standard library only. Knows nothing of models: limits are handed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any, NoReturn
+
+from paceline.errors import InvalidParams, InvalidType
+
+_MAX_SHOWN = 80  # characters of a refused value that go into the message
+
+
+def integer(name: str, value: object, low: int | None = None, high: int | None = None, hint: str | None = None) -> int:
+    """The value as an `int` in [low, high]; `hint` is appended to the message and says the way out."""
+    wanted = _wanted("an integer", low, high)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        _refuse(InvalidType, name, wanted, value, hint)
+    result = int(value)
+    if (low is not None and result < low) or (high is not None and result > high):
+        _refuse(InvalidParams, name, wanted, value, hint)
+    return result
+
+
+def number(
+    name: str,
+    value: object,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    hint: str | None = None,
+) -> float:
+    """The value as a finite `float`: at least `low`, at most `high`, more than `above`, less than `below`."""
+    wanted = _wanted("a finite number", low, high, above, below)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        _refuse(InvalidType, name, wanted, value, hint)
+    try:
+        result = float(value)
+    except OverflowError:  # an int or a fraction beyond the range of a float
+        result = math.inf
+    inside = math.isfinite(result) and (low is None or result >= low) and (high is None or result <= high)
+    if not inside or (above is not None and result <= above) or (below is not None and result >= below):
+        _refuse(InvalidParams, name, wanted, value, hint)
+    return result
+
+
+def boolean(name: str, value: object) -> bool:
+    """The value, which must be True or False themselves: 0, 1 and "yes" are refused."""
+    if not isinstance(value, bool):
+        _refuse(InvalidType, name, "True or False", value)
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """The value as a `str` that UTF-8 can carry; a lone surrogate is refused and its position named."""
+    if not isinstance(value, str):
+        _refuse(InvalidType, name, "a str", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParams(
+            f"{name} has a lone surrogate (U+{ord(value[error.start]):04X}) at position {error.start}, which UTF-8 "
+            "cannot carry; replace it before, for instance with "
+            "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+        ) from None
+    return value
+
+
+def choice(name: str, value: object, options: Collection[str]) -> str:
+    """The value, which must be one of `options`; a misspelt one is answered with the nearest."""
+    wanted = "one of " + ", ".join(map(repr, options))
+    if not isinstance(value, str):
+        _refuse(InvalidType, name, wanted, value)
+    if value not in options:
+        _refuse(InvalidParams, name, wanted, value, _did_you_mean(value, options))
+    return value
+
+
+def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
+    """The token ids as a new list of `int`, each in [0, n_vocab).
+
+    Takes any sequence of integers but `str` and `bytes`, and one-dimensional integer arrays of NumPy. The error names
+    the first bad index.
+    """
+    ids = _plain_list(name, values)
+    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < n_vocab)):
+        return ids
+    hint = f"the vocabulary has {n_vocab} tokens"
+    return [integer(f"{name}[{index}]", value, 0, n_vocab - 1, hint) for index, value in enumerate(ids)]
+
+
+def reject_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """Raises `InvalidType`, which is a `TypeError`, for the first name that is not known, with the nearest that is."""
+    for name in names:
+        if name not in known:
+            hint = _did_you_mean(name, known) or "known are " + ", ".join(sorted(known))
+            raise InvalidType(f"unknown option {_shown(name)}; {hint}")
+
+
+def _plain_list(name: str, values: object) -> list[Any]:
+    dtype = getattr(values, "dtype", None)
+    if dtype is not None:
+        return _array_list(name, values)
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
+        _refuse(InvalidType, name, "a sequence of token ids", values)
+    return list(values)
+
+
+def _array_list(name: str, values: Any) -> list[Any]:
+    """Duck-typed, so that this file needs no NumPy."""
+    if getattr(values, "ndim", None) != 1 or getattr(values.dtype, "kind", None) not in ("i", "u"):
+        shape = getattr(values, "shape", "?")
+        raise InvalidType(f"{name} must be a one-dimensional array of integers, not {values.dtype} of shape {shape}")
+    result: list[Any] = values.tolist()
+    return result
+
+
+def _wanted(
+    kind: str,
+    low: float | None,
+    high: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> str:
+    bounds = ((">=", low), (">", above), ("<=", high), ("<", below))
+    return " ".join([kind, " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)]).rstrip()
+
+
+def _refuse(error: type[InvalidParams], name: str, wanted: str, value: object, hint: str | None = None) -> NoReturn:
+    raise error(f"{name} must be {wanted}, not {_shown(value)}" + (f"; {hint}" if hint else ""))
+
+
+def _did_you_mean(word: str, options: Collection[str]) -> str | None:
+    nearest = difflib.get_close_matches(word[:_MAX_SHOWN], options, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else None
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # an int of 5,000 digits, or an object whose repr fails
+        return f"a {type(value).__name__}"
+    return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 3] + "..."

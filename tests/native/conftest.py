@@ -1,0 +1,28 @@
+"""Tiny random models for native tests, written once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.testing.models import KINDS, ModelSpec, WeightType, write_model
+
+TinyModels = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """`tiny_models("llama")` or `tiny_models(LlamaSpec(n_layer=3), seed=1, weights="Q8_0")`: the path of such a model."""
+    folder = tmp_path_factory.mktemp("tiny-models")
+    written: dict[tuple[ModelSpec, int, WeightType], Path] = {}
+
+    def path_of(kind: str | ModelSpec, *, seed: int = 0, weights: WeightType = "F32") -> Path:
+        spec = KINDS[kind] if isinstance(kind, str) else kind
+        key = (spec, seed, weights)
+        if key not in written:
+            written[key] = write_model(folder / f"{spec.architecture}-{len(written)}.gguf", spec, seed=seed, weights=weights)
+        return written[key]
+
+    return path_of
