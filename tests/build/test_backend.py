@@ -82,9 +82,7 @@ def test_auto_is_the_cpu_with_a_gpu_but_no_compiler(choose: Callable[..., str], 
     assert "chosen: cpu" in choose("auto", before=LINUX + WITHOUT_NVCC)
 
 
-def test_the_driver_library_answers_where_its_tool_is_missing(
-    choose: Callable[..., str], program: Program, machine: dict[str, str]
-) -> None:
+def test_the_driver_library_answers_where_its_tool_is_missing(choose: Callable[..., str], program: Program) -> None:
     """Without nvidia-smi the driver's library is asked."""
     program("nvcc")
     program("python", "echo 2")
@@ -95,7 +93,7 @@ def test_the_driver_library_answers_where_its_tool_is_missing(
 def test_the_driver_library_is_really_called(run: ScriptRunner, tmp_path: Path, machine: dict[str, str]) -> None:
     """The question to the driver's library works on a library with the driver's functions."""
     source = tmp_path / "cuda.c"
-    source.write_text("int cuInit(unsigned flags) { return flags; }\nint cuDeviceGetCount(int *n) { *n = 3; return 0; }")
+    source.write_text("int cuInit(unsigned f) { return f; }\nint cuDeviceGetCount(int *n) { *n = 3; return 0; }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
     text = 'paceline_find_nvidia_gpu(gpu)\nmessage(STATUS "gpu: ${gpu}")'
     done = run(text, env={"PATH": machine["PATH"], "LD_LIBRARY_PATH": str(tmp_path)})

@@ -116,4 +116,4 @@ endforeach()
 paceline_tail(tail "${output}" 3)
 message(STATUS "${tail}")
 """
-    assert run(text).stdout.split() == "-- | [line 98; | [line 99; | [line 100;".split()
+    assert run(text).stdout.split() == ["--", "|", "[line", "98;", "|", "[line", "99;", "|", "[line", "100;"]

@@ -99,7 +99,7 @@ def test_a_path_that_is_no_folder_is_refused(find: Callable[..., str], name: str
     assert words in output
 
 
-@pytest.mark.parametrize("missing", ["CMakeLists.txt", "include/llama.h", "ggml/CMakeLists.txt", "common/CMakeLists.txt"])
+@pytest.mark.parametrize("missing", ["CMakeLists.txt", "include/llama.h", "ggml/CMakeLists.txt"])
 def test_a_folder_that_is_not_llama_cpp_is_refused(find: Callable[..., str], tree: Path, missing: str) -> None:
     """A folder that lacks one of llama.cpp's landmarks is refused."""
     (tree / missing).unlink()
@@ -192,7 +192,7 @@ def test_an_unreachable_source_names_the_way_out(index: Index) -> None:
 
 def test_a_python_without_pip_is_told_to_get_it(index: Index, program: Callable[[str, str], Path]) -> None:
     """Where Python has no pip the message says so."""
-    python = program("python", "echo \"$0: No module named pip\" >&2; exit 1")
+    python = program("python", 'echo "$0: No module named pip" >&2; exit 1')
     output = index.fetch("0" * 64, fails=True, Python_EXECUTABLE=str(python))
     assert "has no pip" in output
     assert "PACELINE_LLAMA_CPP_SOURCE" in output
