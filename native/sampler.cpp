@@ -17,7 +17,7 @@ namespace {
 constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr size_t   everything     = std::numeric_limits<size_t>::max();
-constexpr int      lucky_tries    = 8; // draws that are checked against the grammar before all tokens are
+constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
 constexpr uint32_t xtc_stream     = 0;
 
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
