@@ -10,6 +10,7 @@
 
 #include "error.hpp"
 #include "grammar_guard.hpp"
+#include "json-schema-to-grammar.h"
 
 namespace paceline {
 
@@ -157,6 +158,14 @@ bool Grammar::accept(int32_t token) {
         return false;
     }
     return true;
+}
+
+std::string grammar_of_json_schema(const std::string & schema) {
+    try {
+        return json_schema_to_grammar(common_json::parse(schema), true);
+    } catch (const std::exception & error) {
+        fail("GrammarError", std::string("json_schema: ") + error.what());
+    }
 }
 
 } // namespace paceline

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <limits>
 #include <set>
 
@@ -673,6 +673,17 @@ std::shared_ptr<Sampler> Sampler::clone(std::optional<uint32_t> choice) const {
 bool Sampler::is_eog(int32_t token) const {
     check_token("token_id", token, n_vocab_);
     return llama_vocab_is_eog(model_->vocab(), token);
+}
+
+std::string Sampler::token_bytes(int32_t token) const {
+    check_token("token_id", token, n_vocab_);
+    std::string   bytes(64, '\0');
+    const int32_t size = llama_token_to_piece(model_->vocab(), token, bytes.data(), 64, 0, true);
+    bytes.resize(static_cast<size_t>(std::abs(size)));
+    if (size < 0) {
+        llama_token_to_piece(model_->vocab(), token, bytes.data(), -size, 0, true);
+    }
+    return bytes;
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {

@@ -131,6 +131,12 @@ void bind_sampler(nb::module_ & m) {
              },
              nb::arg("token_ids"))
         .def("is_eog", &Sampler::is_eog, nb::arg("token_id"))
+        .def("token_bytes",
+             [](const Sampler & self, int32_t token) {
+                 const std::string bytes = self.token_bytes(token);
+                 return nb::bytes(bytes.data(), bytes.size());
+             },
+             nb::arg("token_id"))
         .def("allowed_mask",
              [](Sampler & self) {
                  std::vector<uint32_t> mask;
@@ -158,6 +164,7 @@ void bind_sampler(nb::module_ & m) {
         .def_prop_ro("choice", &Sampler::choice)
         .def_prop_ro("num_generated", &Sampler::num_generated)
         .def_prop_ro("n_vocab", &Sampler::n_vocab);
+    m.def("grammar_of_json_schema", &grammar_of_json_schema, nb::arg("schema"), nb::call_guard<Unlocked>());
     m.def("philox", &philox, nb::arg("counter"), nb::arg("key0"), nb::arg("key1"));
 }
 

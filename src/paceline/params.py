@@ -35,6 +35,8 @@ DEFAULT_SAMPLERS = SAMPLERS[:9]
 _INT32 = 2**31 - 1
 _LARGE = 1e6  # beyond it no number here has a meaning, and 32-bit arithmetic begins to end
 _MAX_INFILL_CANDIDATES = 1000
+_MAX_SCHEMA_CHARS = 2**18
+_MAX_SCHEMA_DEPTH = 100
 
 _NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0, _LARGE),
@@ -301,6 +303,21 @@ def _schema(schema: object) -> str:
         raise InvalidType(f"json_schema must be a JSON text, a mapping or a bool, not {type(schema).__name__}")
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
+        text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidParams(f"json_schema is no JSON: {error}") from None
+    if len(text) > _MAX_SCHEMA_CHARS or _depth(text) > _MAX_SCHEMA_DEPTH:
+        raise InvalidParams(
+            f"json_schema must have at most {_MAX_SCHEMA_CHARS} characters and be nested {_MAX_SCHEMA_DEPTH} deep at most, "
+            f"not {len(text)} and {_depth(text)}"
+        )
+    return text
+
+
+def _depth(text: str) -> int:
+    """How deep JSON is nested; brackets within strings are taken for real, which only errs to the safe side."""
+    depth = deepest = 0
+    for c in text:
+        depth += (c in "[{") - (c in "]}")
+        deepest = max(deepest, depth)
+    return deepest
