@@ -306,18 +306,25 @@ def _schema(schema: object) -> str:
         text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidParams(f"json_schema is no JSON: {error}") from None
-    if len(text) > _MAX_SCHEMA_CHARS or _depth(text) > _MAX_SCHEMA_DEPTH:
+    depth = _depth(parsed)
+    if len(text) > _MAX_SCHEMA_CHARS or depth > _MAX_SCHEMA_DEPTH:
         raise InvalidParams(
-            f"json_schema must have at most {_MAX_SCHEMA_CHARS} characters and be nested {_MAX_SCHEMA_DEPTH} deep at most, "
-            f"not {len(text)} and {_depth(text)}"
+            f"json_schema must have at most {_MAX_SCHEMA_CHARS} characters, nested {_MAX_SCHEMA_DEPTH} deep at most, "
+            f"not {len(text)} and {depth}"
         )
     return text
 
 
-def _depth(text: str) -> int:
-    """How deep JSON is nested; brackets within strings are taken for real, which only errs to the safe side."""
-    depth = deepest = 0
-    for c in text:
-        depth += (c in "[{") - (c in "]}")
-        deepest = max(deepest, depth)
-    return deepest
+def _depth(value: Any) -> int:
+    """How deep a JSON value is nested."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [child for one in level for child in _children(one)]
+    return depth
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
