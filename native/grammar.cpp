@@ -91,6 +91,7 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
     if (!sampler_) {
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");
     }
+    names_tokens_ = facts.names_tokens;
     // A lazy grammar that still waits allows everything, which every byte's token says as well.
     if (facts.prefix_closed) {
         first_bytes_ = FirstBytes::of(model);
@@ -100,7 +101,8 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
 Grammar Grammar::clone() const {
     Grammar copy;
     copy.sampler_.reset(llama_sampler_clone(sampler_.get()));
-    copy.first_bytes_ = first_bytes_;
+    copy.first_bytes_  = first_bytes_;
+    copy.names_tokens_ = names_tokens_;
     return copy;
 }
 
@@ -147,6 +149,8 @@ bool Grammar::allows(int32_t token) const {
     llama_sampler_apply(sampler_.get(), &array);
     return !std::isinf(item.logit);
 }
+
+bool Grammar::takes(int32_t token) const { return !names_tokens_ || clone().accept(token); }
 
 bool Grammar::accept(int32_t token) {
     if (!allows(token)) {

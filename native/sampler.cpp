@@ -18,6 +18,7 @@ constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr size_t   everything     = std::numeric_limits<size_t>::max();
 constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
+constexpr int      misled_tries   = 256; // draws that a grammar allows and does not go on with
 constexpr uint32_t xtc_stream     = 0;
 
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
@@ -251,6 +252,17 @@ Draw Sampler::sample(const float * logits, const uint32_t * mask, int32_t num_lo
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
+    for (int i = 0; grammar_ && !grammar_->takes(result.token); ++i) {
+        if (i == misled_tries) {
+            fail("SamplingError", "the grammar names tokens where others reach into: none of the likely ones fits it");
+        }
+        if (row != row_.data()) {
+            row_.assign(row, row + n_vocab_);
+            row = row_.data();
+        }
+        row_[static_cast<size_t>(result.token)] = impossible;
+        result.token                            = choose(row, from_list, pending);
+    }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
                                     : logprobs(logits, result.token, num_logprobs);

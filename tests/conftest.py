@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.runtime import Model
+
 
 @pytest.fixture(scope="session")
 def llama_cpp_source() -> Path:
@@ -20,3 +22,9 @@ def llama_cpp_source() -> Path:
     if path is None or not path.is_dir():
         pytest.fail(f"no llama.cpp source tree at {named}: set PACELINE_LLAMA_CPP_SOURCE to one")
     return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary(llama_cpp_source: Path) -> Model:
+    """A model of 32,000 tokens without weights (SentencePiece, byte tokens), for what only looks at tokens."""
+    return Model.load(llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf", vocab_only=True)
