@@ -96,6 +96,7 @@ public:
     // Tokens before the generated ones: history for penalties, DRY and bad words; grammar and k stay.
     void accept_prompt(const int32_t * tokens, size_t n);
     bool is_eog(int32_t token) const;
+    std::string token_bytes(int32_t token) const; // what it stands for, control tokens too
 
     // Which tokens may come next, by everything but the mask of `sample`: mask_words() words.
     std::vector<uint32_t> allowed_mask();
