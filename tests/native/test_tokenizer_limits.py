@@ -1,4 +1,4 @@
-"""Encoding where the stack, the memory or the vocabulary is short; in processes of their own, for a crash to be seen."""
+"""Encoding where the stack, the memory or the vocabulary is short; in processes of their own where it might crash."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_model_without_vocabulary_says_so(tmp_path: Path) -> None:
     """Where there are no texts of tokens, everything that needs them is an error of its own."""
     tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
     assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())
-    with pytest.raises(Unsupported, match="^this model has no vocabulary and cannot encode text; hand in token ids$"):
+    with pytest.raises(Unsupported, match=r"^this model has no vocabulary and cannot encode text; hand in token ids$"):
         tokenizer.encode("abc")
     assert tokenizer.n_vocab == 10
     for ask in (tokenizer.token_text, tokenizer.attributes, tokenizer.token_bytes, tokenizer.is_control):
@@ -134,7 +134,7 @@ def test_a_pre_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
         add_token_merges=["a b"], add_tokenizer_pre="whitespace", add_eos_token_id=3, add_bos_token_id=3,
     )  # fmt: skip
     tokenizer = _load(path)
-    with pytest.raises(Unsupported, match="^the pre-tokenizer 'whitespace' works only with"):
+    with pytest.raises(Unsupported, match=r"^the pre-tokenizer 'whitespace' works only with"):
         tokenizer.encode("a  b")
     assert tokenizer.decode([0, 1, 2]) == "abab"
 
@@ -159,7 +159,7 @@ def test_text_without_tokens_is_an_error(tmp_path: Path) -> None:
     """A vocabulary that has no token for a byte says so and encodes what it can."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a"]
     tokenizer = _load(_write(tmp_path / "odd.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1]))
-    with pytest.raises(Unsupported, match="^the vocabulary cannot encode this text"):
+    with pytest.raises(Unsupported, match=r"^the vocabulary cannot encode this text"):
         tokenizer.encode("ab")
     assert tokenizer.encode("aa") == [1, 5, 4]
 
