@@ -45,6 +45,9 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         fail("Unsupported", "this model was loaded with vocab_only=True and has no weights to compute with");
     }
     llama_context_params params = options.params;
+    if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1) {
+        fail("Unsupported", "an encoder-decoder model works on one sequence at a time: n_seq_max must be 1, not " + str(n_seq_max_));
+    }
     if (needs_shadows()) {
         params.n_seq_max *= 2;
         if (params.n_seq_max > llama_max_parallel_sequences()) {
@@ -97,6 +100,9 @@ void Context::check_seq(const char * name, int32_t seq_id) const {
 
 void Context::check_batch(const Batch & batch) const {
     memory();
+    if (llama_model_has_encoder(model_->get()) && !encoded_) {
+        fail("InvalidParams", "this model has an encoder: call encode() with the input before the decoder runs");
+    }
     const size_t size = batch.size();
     if (size == 0 || size > n_batch()) {
         fail("InvalidParams", "a batch has 1 to " + str(n_batch()) + " tokens, which is n_batch, not " + str(size));
@@ -211,6 +217,9 @@ void Context::decode_locked(const Batch & batch) {
         roll_back(snapshots);
     }
     drop_snapshots(snapshots);
+    if (status == 1 || status == 2) {
+        log.play_down();
+    }
     switch (status) {
         case 0: break;
         case 1:
@@ -241,6 +250,7 @@ void Context::encode(std::span<const int32_t> tokens) {
         batch_.add(tokens[i], static_cast<int32_t>(i), 0, true);
     }
     has_output_.clear();
+    encoded_ = false;
     LogCapture log;
     aborted_             = false;
     running_             = true;
@@ -249,6 +259,7 @@ void Context::encode(std::span<const int32_t> tokens) {
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "the encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
     }
+    encoded_ = true;
 }
 
 void Context::abort() noexcept {

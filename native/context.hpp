@@ -120,6 +120,7 @@ private:
     int64_t                               max_positions_;
     bool                                  kv_unified_;
     bool                                  embeddings_;
+    bool                                  encoded_ = false;
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them
     std::shared_ptr<ggml_threadpool>      threads_;
     std::shared_ptr<ggml_threadpool>      threads_batch_; // the same pool where the counts are the same

@@ -8,7 +8,7 @@ namespace paceline {
 namespace {
 
 constexpr size_t max_queued   = 10000; // lines
-constexpr size_t max_captured = 4000;  // characters; a broken file can produce thousands of lines
+constexpr size_t max_quoted = 2000;  // characters; a broken file can produce thousands of lines
 
 std::mutex                  queue_mutex;
 std::vector<LogLine>        queue;
@@ -17,11 +17,13 @@ thread_local LogCapture *   capture     = nullptr;
 thread_local std::string    pending; // a line that llama.cpp has not finished yet
 thread_local ggml_log_level pending_level = GGML_LOG_LEVEL_NONE;
 
-void append(std::string & to, const std::string & text) {
-    if (to.size() + text.size() > max_captured) {
-        return;
+void put_in_queue(LogLine line) {
+    std::lock_guard<std::mutex> lock(queue_mutex);
+    if (queue.size() < max_queued) {
+        queue.push_back(std::move(line));
+    } else {
+        ++num_dropped;
     }
-    to += (to.empty() ? "" : "; ") + text;
 }
 
 void emit(LogLine line) {
@@ -29,13 +31,9 @@ void emit(LogLine line) {
         return;
     }
     if (capture) {
-        capture->add(line);
-    }
-    std::lock_guard<std::mutex> lock(queue_mutex);
-    if (queue.size() < max_queued) {
-        queue.push_back(std::move(line));
+        capture->add(std::move(line));
     } else {
-        ++num_dropped;
+        put_in_queue(std::move(line));
     }
 }
 
@@ -68,17 +66,38 @@ std::vector<LogLine> take_log() {
 }
 
 LogCapture::LogCapture() : outer_(capture) { capture = this; }
-LogCapture::~LogCapture() { capture = outer_; }
 
-std::string LogCapture::words(const std::string & fallback) const {
-    return !errors_.empty() ? errors_ : !warnings_.empty() ? warnings_ : fallback;
+LogCapture::~LogCapture() {
+    capture = outer_;
+    for (LogLine & line : lines_) {
+        put_in_queue(std::move(line));
+    }
 }
 
-void LogCapture::add(const LogLine & line) {
-    if (line.level == GGML_LOG_LEVEL_ERROR) {
-        append(errors_, line.text);
-    } else if (line.level == GGML_LOG_LEVEL_WARN) {
-        append(warnings_, line.text);
+std::string LogCapture::words(const std::string & fallback) const {
+    for (ggml_log_level level : {GGML_LOG_LEVEL_ERROR, GGML_LOG_LEVEL_WARN}) {
+        std::string text;
+        for (const LogLine & line : lines_) {
+            if (line.level == level && text.size() + line.text.size() < max_quoted) {
+                text += (text.empty() ? "" : "; ") + line.text;
+            }
+        }
+        if (!text.empty()) {
+            return text;
+        }
+    }
+    return fallback;
+}
+
+void LogCapture::play_down() {
+    for (LogLine & line : lines_) {
+        line.level = GGML_LOG_LEVEL_DEBUG;
+    }
+}
+
+void LogCapture::add(LogLine line) {
+    if (lines_.size() < max_queued) {
+        lines_.push_back(std::move(line));
     }
 }
 

@@ -20,7 +20,8 @@ void install_log();
 // The lines since the last call. At most 10,000 are kept; a last line says how many were dropped.
 std::vector<LogLine> take_log();
 
-// While it lives, warnings and errors logged by this thread are kept. Nests; the innermost keeps them.
+// While it lives, lines logged by this thread are held, so that an error message can quote them and what is no fault can
+// be played down. They are queued when it ends. Nests; the innermost holds them.
 class LogCapture {
 public:
     LogCapture();
@@ -28,15 +29,17 @@ public:
     LogCapture(const LogCapture &)             = delete;
     LogCapture & operator=(const LogCapture &) = delete;
 
-    // The lines so far joined by "; ", errors if there were any, else warnings; `fallback` if there were neither.
+    // The errors so far joined by "; ", the warnings if there were none, `fallback` if there were neither.
     std::string words(const std::string & fallback) const;
 
-    void add(const LogLine & line);
+    // What was logged so far was to be expected: it is queued as debug.
+    void play_down();
+
+    void add(LogLine line);
 
 private:
-    LogCapture * outer_;
-    std::string  errors_;
-    std::string  warnings_;
+    LogCapture *         outer_;
+    std::vector<LogLine> lines_;
 };
 
 } // namespace paceline

@@ -1,6 +1,7 @@
 #include "model.hpp"
 
 #include <cstring>
+#include <set>
 
 #include "device.hpp"
 #include "error.hpp"
@@ -139,8 +140,24 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options) {
 
 Model::~Model() { llama_model_free(model_); }
 
-MemoryClass Model::memory_class() const noexcept {
-    if (!llama_model_has_decoder(model_)) {
+namespace {
+
+// llama.cpp does not tell before a context is made: encoders and diffusion models, for which it makes no memory.
+bool is_without_memory(const llama_model * model) {
+    static const std::set<std::string> architectures = {
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+        "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+    };
+    const std::string name = read_text([&](char * out, size_t size) {
+        return llama_model_meta_val_str(model, "general.architecture", out, size);
+    });
+    return !llama_model_has_decoder(model) || architectures.count(name) > 0;
+}
+
+} // namespace
+
+MemoryClass Model::memory_class() const {
+    if (is_without_memory(model_)) {
         return MemoryClass::none;
     }
     if (llama_model_is_hybrid(model_)) {

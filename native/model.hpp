@@ -45,7 +45,7 @@ public:
     const llama_vocab * vocab() const noexcept { return llama_model_get_vocab(model_); }
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
-    MemoryClass         memory_class() const noexcept;
+    MemoryClass         memory_class() const;
 
     std::string                                      desc() const;
     std::vector<std::pair<std::string, std::string>> metadata() const;

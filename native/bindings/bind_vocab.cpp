@@ -1,7 +1,83 @@
 #include "bindings.hpp"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "vocab.hpp"
+
 namespace paceline {
 
-void bind_vocab(nb::module_ &) {}
+namespace {
+
+nb::bytes to_bytes(const std::string & text) { return nb::bytes(text.data(), text.size()); }
+
+nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, bool parse_special) {
+    const std::string        copy(text.c_str(), text.size());
+    std::vector<llama_token> tokens;
+    {
+        nb::gil_scoped_release released;
+        tokens = vocab.encode(copy, add_special, parse_special);
+    }
+    nb::list list;
+    for (const llama_token token : tokens) {
+        list.append(token);
+    }
+    return list;
+}
+
+nb::tuple pieces(const Vocab & vocab, bool special) {
+    PieceTable table;
+    {
+        nb::gil_scoped_release released;
+        table = vocab.pieces(special);
+    }
+    nb::list    list;
+    std::size_t begin = 0;
+    for (const std::size_t end : table.ends) {
+        list.append(nb::bytes(table.bytes.data() + begin, end - begin));
+        begin = end;
+    }
+    return nb::tuple(list);
+}
+
+nb::list texts(const Vocab & vocab) {
+    nb::list list;
+    for (const std::string & text : vocab.texts()) {
+        list.append(to_bytes(text));
+    }
+    return list;
+}
+
+} // namespace
+
+void bind_vocab(nb::module_ & m) {
+    nb::class_<Vocab>(m, "Vocab")
+        .def(nb::init<std::shared_ptr<Model>>(), nb::arg("model"))
+        .def_prop_ro("size", &Vocab::size)
+        .def_prop_ro("type", [](const Vocab & vocab) { return static_cast<int>(vocab.type()); })
+        .def_prop_ro("add_bos", &Vocab::add_bos)
+        .def_prop_ro("add_eos", &Vocab::add_eos)
+        .def_prop_ro("add_sep", &Vocab::add_sep)
+        .def("encode", &encode, nb::arg("text"), nb::arg("add_special"), nb::arg("parse_special"))
+        .def("pieces", &pieces, nb::arg("special"))
+        .def(
+            "piece",
+            [](const Vocab & vocab, llama_token token, bool special) { return to_bytes(vocab.piece(token, special)); },
+            nb::arg("token"), nb::arg("special"))
+        .def("texts", &texts)
+        .def("text", [](const Vocab & vocab, llama_token token) { return to_bytes(vocab.text(token)); }, nb::arg("token"))
+        .def(
+            "attributes",
+            [](const Vocab & vocab, llama_token token) { return static_cast<int>(vocab.attributes(token)); },
+            nb::arg("token"))
+        .def("score", &Vocab::score, nb::arg("token"))
+        .def("is_control", &Vocab::is_control, nb::arg("token"))
+        .def("eog", &Vocab::eog)
+        .def("suppressed", &Vocab::suppressed)
+        .def("special_tokens", &Vocab::special_tokens)
+        .def_prop_ro_static("max_encode_bytes", [](nb::handle) { return Vocab::max_encode_bytes(); });
+}
 
 } // namespace paceline

@@ -25,6 +25,7 @@ private:
     std::optional<nb::gil_scoped_release> released_;
 };
 
+void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);
@@ -32,5 +33,6 @@ void bind_vocab(nb::module_ & m);
 void bind_adapter(nb::module_ & m);
 void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
+void bind_step(nb::module_ & m);
 
 } // namespace paceline

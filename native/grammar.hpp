@@ -1,0 +1,60 @@
+// A GBNF grammar at its place in the text: which tokens may follow, and going on by one.
+// llama.cpp's grammar does the work; the text is checked before (grammar_guard.hpp), as llama.cpp would crash on some.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "draw.hpp"
+#include "llama.h"
+#include "model.hpp"
+
+namespace paceline {
+
+struct GrammarOptions {
+    std::string              text;
+    std::string              root = "root";
+    bool                     lazy = false;     // free text until a trigger
+    std::vector<std::string> trigger_patterns; // ECMAScript; the grammar takes over where the first group matched
+    std::vector<int32_t>     trigger_tokens;
+};
+
+// The first byte of every token's text, and for every byte the token that is this byte alone.
+struct FirstBytes {
+    static constexpr uint16_t none = 256; // a token without text, or one that ends the text
+
+    explicit FirstBytes(const llama_vocab * vocab);
+    static std::shared_ptr<const FirstBytes> of(const std::shared_ptr<Model> & model); // made once a model
+
+    std::vector<uint16_t>    of_token;
+    std::array<int32_t, 256> token; // -1: there is none
+};
+
+class Grammar {
+public:
+    // GrammarError where the text is no grammar, or not one that llama.cpp can run.
+    Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & options);
+    Grammar clone() const;
+
+    void filter(Candidates & list) const;     // drops what may not come next, keeping the order
+    void filter(float * row, size_t n) const; // the same for a whole row: -inf
+    bool allows(int32_t token) const;
+    // False where the grammar does not go on with this token; it then has to be built again.
+    bool accept(int32_t token);
+
+private:
+    struct Free {
+        void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
+    };
+
+    Grammar() = default;
+    void drop_by_first_byte(Candidates & list) const;
+
+    std::unique_ptr<llama_sampler, Free> sampler_;
+    std::shared_ptr<const FirstBytes>    first_bytes_; // null: of no help with this grammar
+};
+
+} // namespace paceline

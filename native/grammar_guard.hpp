@@ -1,0 +1,28 @@
+// Refuses grammars that llama.cpp would crash, hang or run out of memory on, and says where a text is no GBNF.
+#pragma once
+
+#include <string>
+
+#include "llama.h"
+
+namespace paceline {
+
+// What a grammar may be; beyond it is a GrammarError.
+struct GrammarLimits {
+    static constexpr size_t   max_bytes       = 1 << 20;
+    static constexpr size_t   max_nesting     = 200;       // of parentheses
+    static constexpr uint64_t max_elements    = 1'000'000; // after repetitions are written out
+    static constexpr uint64_t max_repetitions = 2000;      // llama.cpp's own limit
+    static constexpr uint64_t max_chain       = 1000;      // of rules that begin with the next
+    static constexpr uint64_t max_paths       = 1'000'000; // along such chains, which llama.cpp walks one by one
+};
+
+struct GrammarFacts {
+    // Whether a token can only be allowed where the token of its first byte alone is. Not so where tokens are named, and
+    // where a character beyond ASCII is excluded: llama.cpp then refuses every incomplete character that might become it.
+    bool prefix_closed = true;
+};
+
+GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);
+
+} // namespace paceline
