@@ -1,5 +1,4 @@
-# Defines the target `llama_cpp`: the static libraries of llama.cpp from the cache, built there first where missing.
-# Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON, PACELINE_LLAMA_CPP_ENTRY and LLAMA_CPP_{TREE,VERSION,COMMIT}.
+# The static libraries of llama.cpp, from the cache, built there first where missing.
 include_guard()
 include("${CMAKE_CURRENT_LIST_DIR}/backend.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/cache.cmake")
@@ -108,28 +107,47 @@ function(paceline_define_llama_cpp entry)
     target_link_libraries(llama_cpp INTERFACE ${llama_cpp_LIBRARIES} ${llama_cpp_SYSTEM_LIBRARIES})
 endfunction()
 
-paceline_choose_backend(PACELINE_BUILT_BACKEND PACELINE_BACKEND_REASON "${PACELINE_BACKEND}")
-paceline_say("backend: ${PACELINE_BUILT_BACKEND} (${PACELINE_BACKEND_REASON})")
-paceline_refuse_shared_libraries()
-paceline_set_llama_cpp_defaults("${PACELINE_BUILT_BACKEND}")
-paceline_prepare_cache_dir("${PACELINE_CACHE_DIR}")
-paceline_find_source(LLAMA_CPP "${PACELINE_LLAMA_CPP_SOURCE}" "${PACELINE_CACHE_DIR}")
-if(NOT PACELINE_LLAMA_CPP_SOURCE STREQUAL "") # an edited tree configures, and so builds, anew
-    paceline_tree_files(paceline_tree "${LLAMA_CPP_TREE}")
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${paceline_tree})
-endif()
+# Defines the target `llama_cpp`. Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON, PACELINE_LLAMA_CPP_ENTRY,
+# LLAMA_CPP_TREE, _VERSION and _COMMIT, and paceline_initial_cache.
+macro(paceline_find_llama_cpp)
+    paceline_choose_backend(PACELINE_BUILT_BACKEND PACELINE_BACKEND_REASON "${PACELINE_BACKEND}")
+    paceline_say("backend: ${PACELINE_BUILT_BACKEND} (${PACELINE_BACKEND_REASON})")
+    paceline_refuse_shared_libraries()
+    paceline_set_llama_cpp_defaults("${PACELINE_BUILT_BACKEND}")
+    paceline_prepare_cache_dir("${PACELINE_CACHE_DIR}")
+    paceline_find_source(LLAMA_CPP "${PACELINE_LLAMA_CPP_SOURCE}" "${PACELINE_CACHE_DIR}")
+    paceline_watch_tree("${PACELINE_LLAMA_CPP_SOURCE}")
+    paceline_forwarded_cache(paceline_initial_cache)
+    paceline_launcher_cache(paceline_launchers)
+    paceline_library_key(paceline_key "${LLAMA_CPP_ID}" "${PACELINE_BUILT_BACKEND}" "${paceline_initial_cache}")
+    paceline_library_entry(PACELINE_LLAMA_CPP_ENTRY "${paceline_key}")
+    paceline_library_space(paceline_space)
+    paceline_cache_entry("${PACELINE_LLAMA_CPP_ENTRY}" KEY "${paceline_key}"
+        BUILDER paceline_build_llama_cpp SPACE_MB ${paceline_space}
+        WHAT "llama.cpp ${LLAMA_CPP_VERSION} (${LLAMA_CPP_COMMIT}, ${PACELINE_BUILT_BACKEND})")
+    paceline_define_llama_cpp("${PACELINE_LLAMA_CPP_ENTRY}")
+endmacro()
 
-paceline_forwarded_cache(paceline_initial_cache)
-paceline_launcher_cache(paceline_launchers)
-paceline_library_key(paceline_key "${LLAMA_CPP_ID}" "${PACELINE_BUILT_BACKEND}" "${paceline_initial_cache}")
-string(SHA256 paceline_hash "${paceline_key}")
-string(SUBSTRING "${paceline_hash}" 0 16 paceline_hash)
-set(PACELINE_LLAMA_CPP_ENTRY
-    "${PACELINE_CACHE_DIR}/llama.cpp/${LLAMA_CPP_VERSION}-${PACELINE_BUILT_BACKEND}-${CMAKE_BUILD_TYPE}-${paceline_hash}")
-set(paceline_space 200)
-if(NOT PACELINE_BUILT_BACKEND MATCHES "cpu|metal" OR CMAKE_BUILD_TYPE MATCHES "Deb")
-    set(paceline_space 2000)
-endif()
-paceline_cache_entry("${PACELINE_LLAMA_CPP_ENTRY}" KEY "${paceline_key}" BUILDER paceline_build_llama_cpp
-    SPACE_MB ${paceline_space} WHAT "llama.cpp ${LLAMA_CPP_VERSION} (${LLAMA_CPP_COMMIT}, ${PACELINE_BUILT_BACKEND})")
-paceline_define_llama_cpp("${PACELINE_LLAMA_CPP_ENTRY}")
+# The folder of the entry: words for a reader, a hash for the machine.
+function(paceline_library_entry result key)
+    string(SHA256 hash "${key}")
+    string(SUBSTRING "${hash}" 0 16 hash)
+    set(name "${LLAMA_CPP_VERSION}-${PACELINE_BUILT_BACKEND}-${CMAKE_BUILD_TYPE}-${hash}")
+    set(${result} "${PACELINE_CACHE_DIR}/llama.cpp/${name}" PARENT_SCOPE)
+endfunction()
+
+# MiB that a build takes for a while: object files are large with a GPU's kernels or with debug information.
+function(paceline_library_space result)
+    set(${result} 200 PARENT_SCOPE)
+    if(NOT PACELINE_BUILT_BACKEND MATCHES "cpu|metal" OR CMAKE_BUILD_TYPE MATCHES "Deb")
+        set(${result} 2000 PARENT_SCOPE)
+    endif()
+endfunction()
+
+# A user's tree that is edited configures, and so builds, anew.
+function(paceline_watch_tree tree)
+    if(NOT tree STREQUAL "")
+        paceline_tree_files(files "${tree}")
+        set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files})
+    endif()
+endfunction()

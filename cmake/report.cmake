@@ -10,9 +10,16 @@ function(paceline_fail problem way_out)
     message(FATAL_ERROR "\n  paceline cannot be built: ${problem}\n  What to do: ${way_out}\n")
 endfunction()
 
-# The last lines of what a command printed, indented.
+# The last lines of what a command printed, indented. Compilers print semicolons and brackets, which CMake would read as
+# parts of a list, so these stand aside meanwhile.
 function(paceline_tail result text num_lines)
+    string(ASCII 1 semicolon)
+    string(ASCII 2 open)
+    string(ASCII 3 close)
     string(STRIP "${text}" text)
+    string(REPLACE ";" "${semicolon}" text "${text}")
+    string(REPLACE "[" "${open}" text "${text}")
+    string(REPLACE "]" "${close}" text "${text}")
     string(REGEX MATCHALL "[^\n]+" lines "${text}")
     list(LENGTH lines length)
     if(length GREATER num_lines)
@@ -21,6 +28,9 @@ function(paceline_tail result text num_lines)
     endif()
     list(TRANSFORM lines PREPEND "    | ")
     list(JOIN lines "\n" text)
+    string(REPLACE "${semicolon}" ";" text "${text}")
+    string(REPLACE "${open}" "[" text "${text}")
+    string(REPLACE "${close}" "]" text "${text}")
     set(${result} "${text}" PARENT_SCOPE)
 endfunction()
 
