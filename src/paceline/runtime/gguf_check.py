@@ -7,6 +7,7 @@ or at the first pass. Those are looked for here, before it sees the file. What i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 1024
 _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _TYPE_F32: Final = 0
+_KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 # Tensor types that no weight can have: integers and doubles, and the formats of activations.
 _UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
@@ -33,11 +35,8 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
-    _check_layers(facts)
-    _check_experts(facts)
-    _check_numbers(facts)
-    _check_rope(facts)
-    _check_tokens(facts)
+    for check in (_check_layers, _check_experts, _check_numbers, _check_heads, _check_rope, _check_widths, _check_tokens):
+        check(facts)
     for path, file in zip(paths, files, strict=True):
         _check_tensors(str(path), file.tensors)
 
@@ -142,6 +141,34 @@ def _check_numbers(facts: _Facts) -> None:
             raise facts.refuse(f"attention.{name}", epsilon, "it must be finite and at least 0")
 
 
+def _check_heads(facts: _Facts) -> None:
+    """What each head of the keys has must be what the metadata says, which not every architecture compares."""
+    sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
+    heads = facts.integers("attention.head_count_kv")
+    for tensor in facts.file.tensors:
+        layer = _key_layer(tensor.name)
+        if layer is None or not sizes or not heads or len(tensor.shape) != 2:
+            continue
+        count = heads[layer] if len(heads) > layer else heads[0]
+        if count and tensor.shape[1] not in {count * size for size in sizes if size is not None}:
+            found = f"{tensor.name.decode()} has {tensor.shape[1]} rows for {count} heads"
+            raise facts.refuse("attention.key_length", facts.integer("attention.key_length"), found)
+
+
+def _key_layer(name: bytes) -> int | None:
+    match = _KEY_WEIGHT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _check_widths(facts: _Facts) -> None:
+    width, out = facts.integer("embedding_length"), facts.integer("embedding_length_out")
+    if width and out and out > width and not any(b"dense" in tensor.name for tensor in facts.file.tensors):
+        raise facts.refuse("embedding_length_out", out, f"nothing in the file makes more of embedding_length, {width}")
+    alignment = facts.integer("general.alignment")
+    if alignment is not None and alignment % 32:
+        raise facts.refuse("general.alignment", alignment, "it must be a multiple of 32")
+
+
 def _check_rope(facts: _Facts) -> None:
     scaling = facts.text("rope.scaling.type")
     if scaling is not None and scaling not in _ROPE_SCALINGS:
@@ -151,6 +178,8 @@ def _check_rope(facts: _Facts) -> None:
     for suffix in ("", "_swa"):
         size = facts.integer(f"attention.key_length{suffix}") or facts.integer("attention.key_length") or by_default
         rotated = facts.integer(f"rope.dimension_count{suffix}")
+        if rotated == 0 and size and facts.integer("attention.kv_lora_rank") is None:  # it loops for ever over none
+            raise facts.refuse(f"rope.dimension_count{suffix}", 0, "it must be at least 2")
         if rotated is not None and size and rotated > size:
             raise facts.refuse(f"rope.dimension_count{suffix}", rotated, f"a head has {size} values")
 
