@@ -10,6 +10,7 @@
 
 #include "error.hpp"
 #include "grammar_guard.hpp"
+#include "json-schema-to-grammar.h"
 
 namespace paceline {
 
@@ -90,6 +91,7 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
     if (!sampler_) {
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");
     }
+    names_tokens_ = facts.names_tokens;
     // A lazy grammar that still waits allows everything, which every byte's token says as well.
     if (facts.prefix_closed) {
         first_bytes_ = FirstBytes::of(model);
@@ -99,7 +101,8 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
 Grammar Grammar::clone() const {
     Grammar copy;
     copy.sampler_.reset(llama_sampler_clone(sampler_.get()));
-    copy.first_bytes_ = first_bytes_;
+    copy.first_bytes_  = first_bytes_;
+    copy.names_tokens_ = names_tokens_;
     return copy;
 }
 
@@ -147,6 +150,8 @@ bool Grammar::allows(int32_t token) const {
     return !std::isinf(item.logit);
 }
 
+bool Grammar::takes(int32_t token) const { return !names_tokens_ || clone().accept(token); }
+
 bool Grammar::accept(int32_t token) {
     if (!allows(token)) {
         return false;
@@ -157,6 +162,14 @@ bool Grammar::accept(int32_t token) {
         return false;
     }
     return true;
+}
+
+std::string grammar_of_json_schema(const std::string & schema) {
+    try {
+        return json_schema_to_grammar(common_json::parse(schema), true);
+    } catch (const std::exception & error) {
+        fail("GrammarError", std::string("json_schema: ") + error.what());
+    }
 }
 
 } // namespace paceline

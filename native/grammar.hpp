@@ -42,6 +42,9 @@ public:
     void filter(Candidates & list) const;     // drops what may not come next, keeping the order
     void filter(float * row, size_t n) const; // the same for a whole row: -inf
     bool allows(int32_t token) const;
+    // Whether accept would take a token that `allows` and `filter` let through. Not always where the grammar names
+    // tokens: llama.cpp lets pass what reaches a named token in its middle, and then fails to go on.
+    bool takes(int32_t token) const;
     // False where the grammar does not go on with this token; it then has to be built again.
     bool accept(int32_t token);
 
@@ -55,6 +58,11 @@ private:
 
     std::unique_ptr<llama_sampler, Free> sampler_;
     std::shared_ptr<const FirstBytes>    first_bytes_; // null: of no help with this grammar
+    bool                                 names_tokens_ = false;
 };
+
+// The grammar of the texts that are JSON by a JSON schema, itself given as JSON; llama.cpp's translation. GrammarError
+// where the schema is none, or asks for what the translation does not know.
+std::string grammar_of_json_schema(const std::string & schema);
 
 } // namespace paceline

@@ -42,6 +42,11 @@ public:
 
 private:
     [[noreturn]] void wrong(const std::string & what) const;
+    size_t character_size() const { // bytes of the UTF-8 character here
+        const size_t next = std::find_if(text_.begin() + static_cast<ptrdiff_t>(at_) + 1, text_.end(),
+                                         [](char c) { return (c & 0xC0) != 0x80; }) - text_.begin();
+        return next - at_;
+    }
     char at(size_t offset = 0) const { return at_ + offset < text_.size() ? text_[at_ + offset] : '\0'; }
     void space(bool newlines);
     void expect(char c, const char * where);
@@ -213,7 +218,7 @@ void Reader::item(Alternative & items, bool nested) {
         grow(1);
         return;
     } else {
-        wrong(std::string("'") + c + "' cannot stand here" + (nested ? " (a ')' is open)" : ""));
+        wrong("'" + text_.substr(at_, character_size()) + "' cannot stand here" + (nested ? " (a '(' is open)" : ""));
     }
     if (length_ > 0) {
         items.push_back({});
@@ -255,9 +260,7 @@ uint32_t Reader::character() {
     }
     if (at() != '\\') {
         const auto lead = static_cast<unsigned char>(at());
-        do {
-            ++at_;
-        } while ((static_cast<unsigned char>(at()) & 0xC0) == 0x80); // the rest of a UTF-8 character
+        at_ += character_size();
         return lead; // enough to tell ASCII
     }
     const char   c      = at(1);
@@ -280,6 +283,7 @@ uint32_t Reader::character() {
 // <[id]> or <text of one token>, with a ! before it for any other token.
 void Reader::token() {
     facts.prefix_closed = false;
+    facts.names_tokens  = true;
     at_ += at() == '!' ? 1 : 0;
     const size_t start = at_;
     expect('<', "to begin a token");
@@ -301,7 +305,7 @@ void Reader::token() {
     llama_token       tokens[2];
     if (text.size() > 256 ||
         llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens, 2, false, true) != 1) {
-        wrong("'" + text.substr(0, 256) + "' is not one token of this model");
+        wrong("this is not one token of the model");
     }
     at_ = end + 1;
 }

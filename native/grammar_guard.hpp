@@ -21,6 +21,7 @@ struct GrammarFacts {
     // Whether a token can only be allowed where the token of its first byte alone is. Not so where tokens are named, and
     // where a character beyond ASCII is excluded: llama.cpp then refuses every incomplete character that might become it.
     bool prefix_closed = true;
+    bool names_tokens  = false; // <[id]> or <text> occur
 };
 
 GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);

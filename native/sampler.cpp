@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <limits>
 #include <set>
 
@@ -17,7 +17,8 @@ namespace {
 constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr size_t   everything     = std::numeric_limits<size_t>::max();
-constexpr int      lucky_tries    = 8; // draws that are checked against the grammar before all tokens are
+constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
+constexpr int      misled_tries   = 256; // draws that a grammar allows and does not go on with
 constexpr uint32_t xtc_stream     = 0;
 
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
@@ -251,6 +252,17 @@ Draw Sampler::sample(const float * logits, const uint32_t * mask, int32_t num_lo
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
+    for (int i = 0; grammar_ && !grammar_->takes(result.token); ++i) {
+        if (i == misled_tries) {
+            fail("SamplingError", "the grammar names tokens where others reach into: none of the likely ones fits it");
+        }
+        if (row != row_.data()) {
+            row_.assign(row, row + n_vocab_);
+            row = row_.data();
+        }
+        row_[static_cast<size_t>(result.token)] = impossible;
+        result.token                            = choose(row, from_list, pending);
+    }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
                                     : logprobs(logits, result.token, num_logprobs);
@@ -534,30 +546,9 @@ Logprobs Sampler::list_logprobs(int32_t token, int32_t k) {
 }
 
 Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) const {
-    const size_t n = static_cast<size_t>(n_vocab_);
-    check_row(logits, n);
+    check_row(logits, static_cast<size_t>(n_vocab_));
     check_token("token_id", chosen, n_vocab_);
-    const int32_t top = argmax(logits, n);
-    if (top < 0) {
-        fail("SamplingError", "every logit is -inf: the model's output is not usable");
-    }
-    double sum = 0;
-    for (size_t i = 0; i < n; ++i) {
-        sum += std::exp(logits[i] - logits[top]);
-    }
-    const double total = logits[top] + std::log(sum);
-    Logprobs     result;
-    result.chosen = static_cast<float>(logits[chosen] - total);
-    if (k > 0) {
-        Candidates list;
-        select_highest(logits, n, static_cast<size_t>(k), list);
-        list.sort_first(list.size());
-        for (const llama_token_data & item : list.items) {
-            result.ids.push_back(item.id);
-            result.values.push_back(static_cast<float>(item.logit - total));
-        }
-    }
-    return result;
+    return row_logprobs(logits, static_cast<size_t>(n_vocab_), chosen, k);
 }
 
 void Sampler::accept(int32_t token) {
@@ -673,6 +664,17 @@ std::shared_ptr<Sampler> Sampler::clone(std::optional<uint32_t> choice) const {
 bool Sampler::is_eog(int32_t token) const {
     check_token("token_id", token, n_vocab_);
     return llama_vocab_is_eog(model_->vocab(), token);
+}
+
+std::string Sampler::token_bytes(int32_t token) const {
+    check_token("token_id", token, n_vocab_);
+    std::string   bytes(64, '\0');
+    const int32_t size = llama_token_to_piece(model_->vocab(), token, bytes.data(), 64, 0, true);
+    bytes.resize(static_cast<size_t>(std::abs(size)));
+    if (size < 0) {
+        llama_token_to_piece(model_->vocab(), token, bytes.data(), -size, 0, true);
+    }
+    return bytes;
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {

@@ -17,6 +17,7 @@
 #include "draw.hpp"
 #include "grammar.hpp"
 #include "llama.h"
+#include "logprobs.hpp"
 #include "model.hpp"
 
 namespace paceline {
@@ -72,12 +73,6 @@ struct SamplerOptions {
     bool sampled_logprobs = false; // logprobs of what was drawn from, instead of the model's own
 };
 
-struct Logprobs {
-    float                chosen;
-    std::vector<int32_t> ids;    // most likely first
-    std::vector<float>   values; // natural logarithms, aligned with ids
-};
-
 struct Draw {
     int32_t                 token;
     std::optional<Logprobs> logprobs;
@@ -101,6 +96,7 @@ public:
     // Tokens before the generated ones: history for penalties, DRY and bad words; grammar and k stay.
     void accept_prompt(const int32_t * tokens, size_t n);
     bool is_eog(int32_t token) const;
+    std::string token_bytes(int32_t token) const; // what it stands for, control tokens too
 
     // Which tokens may come next, by everything but the mask of `sample`: mask_words() words.
     std::vector<uint32_t> allowed_mask();

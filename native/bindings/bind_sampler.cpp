@@ -102,7 +102,7 @@ void bind_sampler(nb::module_ & m) {
     nb::class_<Draw>(m, "Draw").def_ro("token", &Draw::token).def_ro("logprobs", &Draw::logprobs);
     nb::class_<Sampler>(m, "Sampler")
         .def(nb::new_([](std::shared_ptr<Model> model, const SamplerOptions & options) {
-                 nb::gil_scoped_release released;
+                 Unlocked unlocked;
                  return std::make_shared<Sampler>(std::move(model), options);
              }),
              nb::arg("model"), nb::arg("options"))
@@ -112,36 +112,42 @@ void bind_sampler(nb::module_ & m) {
                  if (mask) {
                      check_length("mask", mask->size(), self.mask_words());
                  }
-                 nb::gil_scoped_release released;
+                 Unlocked unlocked;
                  return self.sample(logits.data(), mask ? mask->data() : nullptr, num_logprobs);
              },
              nb::arg("logits"), nb::arg("mask").none() = nb::none(), nb::arg("num_logprobs") = -1)
         .def("logprobs",
              [](const Sampler & self, const Row & logits, int32_t chosen, int32_t k) {
                  check_length("logits", logits.size(), static_cast<size_t>(self.n_vocab()));
-                 nb::gil_scoped_release released;
+                 Unlocked unlocked;
                  return self.logprobs(logits.data(), chosen, k);
              },
              nb::arg("logits"), nb::arg("chosen"), nb::arg("k"))
-        .def("accept", &Sampler::accept, nb::arg("token_id"), nb::call_guard<nb::gil_scoped_release>())
+        .def("accept", &Sampler::accept, nb::arg("token_id"), nb::call_guard<Unlocked>())
         .def("accept_prompt",
              [](Sampler & self, const Ids & tokens) {
-                 nb::gil_scoped_release released;
+                 Unlocked unlocked;
                  self.accept_prompt(tokens.data(), tokens.size());
              },
              nb::arg("token_ids"))
         .def("is_eog", &Sampler::is_eog, nb::arg("token_id"))
+        .def("token_bytes",
+             [](const Sampler & self, int32_t token) {
+                 const std::string bytes = self.token_bytes(token);
+                 return nb::bytes(bytes.data(), bytes.size());
+             },
+             nb::arg("token_id"))
         .def("allowed_mask",
              [](Sampler & self) {
                  std::vector<uint32_t> mask;
                  {
-                     nb::gil_scoped_release released;
+                     Unlocked unlocked;
                      mask = self.allowed_mask();
                  }
                  return to_array(std::move(mask));
              })
-        .def("reset", &Sampler::reset, nb::call_guard<nb::gil_scoped_release>())
-        .def("clone", &Sampler::clone, nb::arg("choice").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>())
+        .def("reset", &Sampler::reset, nb::call_guard<Unlocked>())
+        .def("clone", &Sampler::clone, nb::arg("choice").none() = nb::none(), nb::call_guard<Unlocked>())
         .def("state",
              [](const Sampler & self) {
                  const std::string bytes = self.state();
@@ -150,7 +156,7 @@ void bind_sampler(nb::module_ & m) {
         .def("restore",
              [](Sampler & self, const nb::bytes & state) {
                  const std::string bytes(state.c_str(), state.size());
-                 nb::gil_scoped_release released;
+                 Unlocked unlocked;
                  self.restore(bytes);
              },
              nb::arg("state"))
@@ -158,6 +164,7 @@ void bind_sampler(nb::module_ & m) {
         .def_prop_ro("choice", &Sampler::choice)
         .def_prop_ro("num_generated", &Sampler::num_generated)
         .def_prop_ro("n_vocab", &Sampler::n_vocab);
+    m.def("grammar_of_json_schema", &grammar_of_json_schema, nb::arg("schema"), nb::call_guard<Unlocked>());
     m.def("philox", &philox, nb::arg("counter"), nb::arg("key0"), nb::arg("key1"));
 }
 

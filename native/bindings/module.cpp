@@ -28,4 +28,5 @@ NB_MODULE(_native, m) {
     paceline::bind_adapter(m);
     paceline::bind_sampler(m);
     paceline::bind_context(m);
+    paceline::bind_step(m);
 }

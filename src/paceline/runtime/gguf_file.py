@@ -97,15 +97,18 @@ class _Reader:
         if self._data[:4] != MAGIC:
             raise self._error(f"not a GGUF file: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
         self._at = 4
+        try:
+            return self._header()
+        except (struct.error, OverflowError):  # the latter from lengths beyond what a machine can address
+            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+
+    def _header(self) -> GgufFile:
         version = self._number("I")
         if version not in (2, 3):
             raise self._error(f"GGUF version {version} is not supported, only 2 and 3 (little-endian)")
         n_tensors, n_values = self._number("Q"), self._number("Q")
-        try:
-            metadata = self._metadata(n_values)
-            tensors = [self._tensor() for _ in self._promised(n_tensors, 24, "tensors")]
-        except struct.error:
-            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+        metadata = self._metadata(n_values)
+        tensors = [self._tensor() for _ in self._promised(n_tensors, 24, "tensors")]
         return GgufFile(version, metadata, tensors, self._at)
 
     def _metadata(self, count: int) -> dict[bytes, MetadataValue]:

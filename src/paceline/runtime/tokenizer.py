@@ -39,8 +39,8 @@ class Tokenizer:
     """Encodes text to token ids and decodes token ids to text, with the vocabulary of one model.
 
     Every token has fixed bytes, taken from a table that is made once, so that bytes of tokens join:
-    `decode_bytes(a) + decode_bytes(b) == decode_bytes(a + b)`. That is what streams rely on. It also means that nothing
-    is stripped: a vocabulary of the SentencePiece kind puts a space before a text when it encodes it, and decoding shows
+    `decode_bytes(a) + decode_bytes(b) == decode_bytes(a + b)`. Streams rely on that. It also means that nothing is
+    stripped: a vocabulary of the SentencePiece kind puts a space before a text when it encodes it, and decoding shows
     that space (`decode(encode("Hi")) == " Hi"`).
     """
 
@@ -96,7 +96,7 @@ class Tokenizer:
         return text.decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells so, or None: the inverse of `token_text`, for names of special tokens."""
+        """The token that the vocabulary spells so, or None: for special tokens by their text, like "<|im_end|>"."""
         return self._ids_by_text.get(validation.text("text", text).encode())
 
     def attributes(self, token: int) -> TokenAttribute:
@@ -123,8 +123,10 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
-        """The special tokens this vocabulary has, by role: bos, eos, eot, sep, nl, pad, mask, fim_pre, fim_suf, fim_mid,
-        fim_pad, fim_rep, fim_sep."""
+        """The special tokens this vocabulary has, by role.
+
+        Roles: bos, eos, eot, sep, nl, pad, mask, fim_pre, fim_suf, fim_mid, fim_pad, fim_rep, fim_sep.
+        """
         return MappingProxyType(dict(self._vocab.special_tokens()))
 
     @property

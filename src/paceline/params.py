@@ -1,0 +1,330 @@
+"""What one request asks of generation: how tokens are chosen, when it ends, what is told about it.
+
+The spelling and meaning of a sampler's options are llama.cpp's. Standard library only; nothing here knows a model: token
+ids are checked against the vocabulary when a `Sampler` is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType
+
+LogprobsMode = Literal["raw", "sampled"]
+
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "adaptive_p",
+    "infill",
+)
+DEFAULT_SAMPLERS = SAMPLERS[:9]
+
+_INT32 = 2**31 - 1
+_LARGE = 1e6  # beyond it no number here has a meaning, and 32-bit arithmetic begins to end
+_MAX_INFILL_CANDIDATES = 1000
+_MAX_SCHEMA_CHARS = 2**18
+_MAX_SCHEMA_DEPTH = 100
+
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0, _LARGE),
+    "dynatemp_range": (0, _LARGE),
+    "dynatemp_exponent": (0, _LARGE),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-1, _LARGE),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat_tau": (0, _LARGE),
+    "mirostat_eta": (0, _LARGE),
+    "adaptive_target": (-1, 1),
+    "adaptive_decay": (0, 0.99),
+    "repeat_penalty": (1 / _LARGE, _LARGE),
+    "frequency_penalty": (-_LARGE, _LARGE),
+    "presence_penalty": (-_LARGE, _LARGE),
+    "dry_multiplier": (0, _LARGE),
+    "dry_base": (0, _LARGE),
+}
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "top_k": (-1, _INT32),
+    "mirostat": (0, 2),
+    "penalty_last_n": (-1, _INT32),
+    "dry_allowed_length": (0, _INT32),
+    "dry_penalty_last_n": (-1, 1_000_000),
+    "min_tokens": (0, _INT32),
+    "n": (1, 256),
+}
+_OPTIONAL_INTEGERS: dict[str, tuple[int, int]] = {
+    "max_tokens": (0, _INT32),
+    "logprobs": (0, 1000),
+    "prompt_logprobs": (0, 1000),
+}
+_BOOLEANS = ("ignore_eos", "echo", "grammar_lazy")
+_TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
+    "stop": (256, 4096),
+    "bad_words": (1024, 256),
+    "dry_sequence_breakers": (64, 40),
+}
+_CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to generate. Immutable, comparable, hashable; wrong values raise `InvalidParams` and name the field.
+
+    Length and end
+        max_tokens: at most so many; None: until the context is full.
+        min_tokens: until so many are generated neither an end-of-generation token nor one of stop_token_ids can come.
+        stop: texts that end generation. stop_token_ids: tokens that do. ignore_eos: the model's own end never comes.
+        n: answers to the one prompt.
+    Choosing
+        temperature: 0 is greedy: the most likely token after biases, penalties and masks, whatever the other samplers.
+        samplers: which ones, in order. One that is not in it does nothing, the temperature included (but for 0).
+        top_k (0 or -1 off), top_p (1 off), min_p (0 off), typical_p (1 off; in the order "typ_p"), top_n_sigma (-1 or 0
+        off), xtc_probability (0 off) and xtc_threshold, dynatemp_range (0 off) and dynatemp_exponent: the temperature
+        goes from temperature - range to + range with the entropy.
+        mirostat (0 off, 1, 2), mirostat_tau (bits), mirostat_eta: takes the place of all samplers but temperature.
+        adaptive_target (-1 off), adaptive_decay: take effect with "adaptive_p" in the order, always as the last.
+        repeat_penalty (1 off), frequency_penalty, presence_penalty (0 off): over the last penalty_last_n tokens of
+        prompt and answer; 0: off, -1: all of them.
+        dry_multiplier (0 off), dry_base, dry_allowed_length, dry_sequence_breakers: over the last dry_penalty_last_n
+        tokens; -1: as many as the context that the model was trained with.
+        logit_bias: token id to what is added to its logit; kept as pairs in order of the ids.
+        seed: None or -1: a fresh one for every sampler. The same seed draws the same tokens, whatever else runs.
+    What may come
+        grammar (GBNF), json_schema, regex or choice (one of the texts): at most one of the four.
+        grammar_root: the rule to begin with. grammar_lazy: free text until one of grammar_triggers (a regular
+        expression as str, or a token id) has come.
+        allowed_token_ids: None, or the only tokens that may come. bad_words: texts that may not, as the tokens that
+        they are encoded to, with and without a space before them.
+    What is told
+        logprobs: None for none, 0 for each token's own, k for the k most likely as well; natural logarithms.
+        logprobs_mode: "raw": of the model's own distribution; "sampled": of what was drawn from in the end.
+        prompt_logprobs: the same for the prompt's tokens. echo: whether the prompt is part of the answer.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    seed: int | None = None
+    stop: tuple[str, ...] | str = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    n: int = 1
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    grammar: str | None = None
+    grammar_root: str = "root"
+    grammar_lazy: bool = False
+    grammar_triggers: tuple[str | int, ...] = ()
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+
+    def __new__(cls, **options: Any) -> Self:
+        """Refuses unknown options with the nearest known one."""
+        validation.reject_unknown(options, FIELDS)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_sequences()
+        self._check_constraint()
+        self._check_together()
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some values changed, checked like a new one."""
+        validation.reject_unknown(changes, FIELDS)
+        return dataclasses.replace(self, **changes)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        for name, (low, high) in _NUMBERS.items():
+            self._set(name, validation.number(name, getattr(self, name), low, high))
+        for name, (least, most) in _INTEGERS.items():
+            self._set(name, validation.integer(name, getattr(self, name), least, most))
+        for name, (least, most) in _OPTIONAL_INTEGERS.items():
+            if getattr(self, name) is not None:
+                self._set(name, validation.integer(name, getattr(self, name), least, most, "or None"))
+        for name in _BOOLEANS:
+            validation.boolean(name, getattr(self, name))
+        if self.seed is not None:
+            seed = validation.integer("seed", self.seed, -1, 2**64 - 1)
+            self._set("seed", None if seed == -1 else seed)
+
+    def _check_sequences(self) -> None:
+        if isinstance(self.stop, str):
+            self._set("stop", (self.stop,))
+        for name, (count, length) in _TEXTS.items():
+            self._set(name, _texts(name, getattr(self, name), count, length))
+        self._set("stop_token_ids", tuple(validation.token_ids("stop_token_ids", self.stop_token_ids, _INT32)))
+        if self.allowed_token_ids is not None:
+            allowed = tuple(validation.token_ids("allowed_token_ids", self.allowed_token_ids, _INT32))
+            if not allowed:
+                raise InvalidParams("allowed_token_ids must name at least one token, or be None to allow all")
+            self._set("allowed_token_ids", allowed)
+        self._set("logit_bias", _biases(self.logit_bias))
+        self._set("samplers", _order(self.samplers))
+
+    def _check_constraint(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidParams(f"{' and '.join(given)} exclude each other: set one of {', '.join(_CONSTRAINTS)}")
+        for name in ("grammar", "regex"):
+            if getattr(self, name) is not None:
+                validation.text(name, getattr(self, name))
+        if self.choice is not None:
+            self._set("choice", _texts("choice", self.choice, 10_000, 4096))
+            if not self.choice:
+                raise InvalidParams("choice must have at least one text to choose")
+        if self.json_schema is not None:
+            self._set("json_schema", _schema(self.json_schema))
+        validation.text("grammar_root", self.grammar_root)
+        self._set("grammar_triggers", _triggers(self.grammar_triggers))
+
+    def _check_together(self) -> None:
+        validation.choice("logprobs_mode", self.logprobs_mode, ("raw", "sampled"))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParams(f"min_tokens must not exceed max_tokens ({self.max_tokens}), not {self.min_tokens}")
+        if self.grammar_lazy and (self.grammar is None or not self.grammar_triggers):
+            raise InvalidParams("grammar_lazy needs a grammar and grammar_triggers that it begins with")
+        if self.grammar_triggers and not self.grammar_lazy:
+            raise InvalidParams("grammar_triggers have no meaning without grammar_lazy=True")
+        if "infill" in self.samplers and not self._bounds_infill():
+            raise InvalidParams(
+                f"samplers: 'infill' needs 'top_k' before it, with a top_k of 1 to {_MAX_INFILL_CANDIDATES} "
+                f"(top_k is {self.top_k}): its cost grows with the square of the candidates"
+            )
+
+    def _bounds_infill(self) -> bool:
+        before = self.samplers[: self.samplers.index("infill")]
+        return "top_k" in before and 1 <= self.top_k <= _MAX_INFILL_CANDIDATES
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+
+
+def _items(name: str, values: object) -> Sequence[Any]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise InvalidType(f"{name} must be a list or tuple, not {type(values).__name__}")
+    return values
+
+
+def _texts(name: str, values: object, count: int, length: int) -> tuple[str, ...]:
+    items = _items(name, values)
+    if len(items) > count:
+        raise InvalidParams(f"{name} must have at most {count} texts, not {len(items)}")
+    for index, item in enumerate(items):
+        size = len(validation.text(f"{name}[{index}]", item))
+        if not 1 <= size <= length:
+            raise InvalidParams(f"{name}[{index}] must have 1 to {length} characters, not {size}")
+    return tuple(items)
+
+
+def _biases(biases: object) -> tuple[tuple[int, float], ...]:
+    pairs: Iterable[Any] = biases.items() if isinstance(biases, Mapping) else _items("logit_bias", biases)
+    result: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise InvalidType(f"logit_bias must map token ids to numbers; {pair!r} is no pair of these")
+        token = validation.integer("logit_bias: the token id", pair[0], 0, _INT32)
+        result[token] = validation.number(f"logit_bias[{token}]", pair[1], -_LARGE, _LARGE)
+    return tuple(sorted(result.items()))
+
+
+def _order(samplers: object) -> tuple[str, ...]:
+    items = tuple(_items("samplers", samplers))
+    for index, item in enumerate(items):
+        validation.choice(f"samplers[{index}]", item, SAMPLERS)
+        if item in items[:index]:
+            raise InvalidParams(f"samplers names {item!r} twice")
+    return items
+
+
+def _triggers(triggers: object) -> tuple[str | int, ...]:
+    items = _items("grammar_triggers", triggers)
+    if len(items) > 256:
+        raise InvalidParams(f"grammar_triggers must be at most 256, not {len(items)}")
+    return tuple(
+        validation.text(f"grammar_triggers[{i}]", item)
+        if isinstance(item, str)
+        else validation.integer(f"grammar_triggers[{i}]", item, 0, _INT32)
+        for i, item in enumerate(items)
+    )
+
+
+def _schema(schema: object) -> str:
+    """The schema as JSON text: immutable, and what the native side reads."""
+    if not isinstance(schema, (str, bool, Mapping)):
+        raise InvalidType(f"json_schema must be a JSON text, a mapping or a bool, not {type(schema).__name__}")
+    try:
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidParams(f"json_schema is no JSON: {error}") from None
+    depth = _depth(parsed)
+    if len(text) > _MAX_SCHEMA_CHARS or depth > _MAX_SCHEMA_DEPTH:
+        raise InvalidParams(
+            f"json_schema must have at most {_MAX_SCHEMA_CHARS} characters, nested {_MAX_SCHEMA_DEPTH} deep at most, "
+            f"not {len(text)} and {depth}"
+        )
+    return text
+
+
+def _depth(value: Any) -> int:
+    """How deep a JSON value is nested."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [child for one in level for child in _children(one)]
+    return depth
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()

@@ -1,0 +1,287 @@
+"""Chooses tokens: one `SamplingParams` applied to rows of logits, one token after the other.
+
+The native sampler does the work (native/sampler.hpp); here its options are filled in and its callers' values checked.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import _native, validation
+from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
+from paceline.params import SamplingParams
+
+LogitRow = npt.NDArray[np.float32]
+TokenMask = npt.NDArray[np.uint32]
+
+# Options that the native ones share name and meaning with.
+_SAME = (
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "top_k",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_target",
+    "adaptive_decay",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "bad_words",
+    "stop_token_ids",
+    "dry_sequence_breakers",
+)
+
+
+class HasNative(Protocol):
+    """A `Model`, or whatever else holds the native one."""
+
+    @property
+    def native(self) -> _native.Model: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of a token's probability, with the bytes that the token stands for."""
+
+    token_id: int
+    logprob: float
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The logprob of one token, and the most likely ones of its place, most likely first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class Sampler:
+    """Draws the tokens of one answer.
+
+    What it draws for the k-th generated token depends on the logits, the params, (seed, choice, k) and the tokens before
+    alone, so a sampler that is built again, told the prompt (`accept_prompt`) and every generated token (`accept`), goes
+    on as the first would have. Mirostat and adaptive-p know more than that: their `state` carries it over.
+
+    `sample` only decides; each generated token is then accepted exactly once. A call that raises leaves the sampler as it
+    was. Holds the model's vocabulary alive. Safe to call from several threads; they wait for each other.
+
+    choice: which of the `n` answers of a request this is; each draws for itself.
+    Raises `InvalidParams` for a token id that the model has not, `GrammarError` for a grammar that does not compile,
+    `Unsupported` for what the model or this version cannot do.
+    """
+
+    def __init__(self, params: SamplingParams, model: HasNative | _native.Model, *, choice: int = 0) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
+        validation.integer("choice", choice, 0, 2**32 - 1)
+        self._params = params
+        self._native: _native.Sampler | None = _native.Sampler(_native_model(model), _options(params, choice))
+
+    @classmethod
+    def _wrap(cls, native: _native.Sampler, params: SamplingParams) -> Self:
+        sampler = cls.__new__(cls)
+        sampler._params, sampler._native = params, native
+        return sampler
+
+    @property
+    def native(self) -> _native.Sampler:
+        """The native object. Raises `Closed` after `close()`."""
+        if self._native is None:
+            raise Closed("the sampler was closed")
+        return self._native
+
+    @property
+    def params(self) -> SamplingParams:
+        """What it was built from."""
+        return self._params
+
+    @property
+    def seed(self) -> int:
+        """The seed it draws with; of an unseeded one, the seed that it was given."""
+        return int(self.native.seed)
+
+    @property
+    def choice(self) -> int:
+        """Which of several answers it draws."""
+        return int(self.native.choice)
+
+    @property
+    def num_generated(self) -> int:
+        """How many generated tokens it has accepted: the k of the next draw."""
+        return int(self.native.num_generated)
+
+    @property
+    def n_vocab(self) -> int:
+        """The length of a row of logits."""
+        return int(self.native.n_vocab)
+
+    def sample(self, logits: LogitRow, mask: TokenMask | None = None) -> int:
+        """The next token for a row of logits, float32 of shape (n_vocab,); the row is not changed.
+
+        mask: uint32 of shape (ceil(n_vocab / 32),), bit t % 32 of word t // 32 set where token t may come.
+        The same call again gives the same token: nothing moves until `accept`. Raises `SamplingError` where no token is
+        allowed or a logit is NaN or +inf.
+        """
+        row = self._row(logits)
+        return int(self.native.sample(row, None if mask is None else self._mask(mask)).token)
+
+    def sample_with_logprobs(
+        self, logits: LogitRow, mask: TokenMask | None = None, *, k: int = 0
+    ) -> tuple[int, Logprobs]:
+        """As `sample`, with the token's logprob and the k highest, by the params' `logprobs_mode`."""
+        validation.integer("k", k, 0, self.n_vocab)
+        row = self._row(logits)
+        draw = self.native.sample(row, None if mask is None else self._mask(mask), k)
+        return int(draw.token), self._records(int(draw.token), draw.logprobs)
+
+    def logprobs(self, logits: LogitRow, token_id: int, k: int = 0) -> Logprobs:
+        """The logprob of a token by the model's own distribution over a row, and the k highest."""
+        validation.integer("token_id", token_id, 0, self.n_vocab - 1)
+        validation.integer("k", k, 0, self.n_vocab)
+        return self._records(token_id, self.native.logprobs(self._row(logits), token_id, k))
+
+    def accept(self, token_id: int) -> None:
+        """Takes a generated token as the next: exactly once each. `InvalidParams` where the grammar forbids it."""
+        self.native.accept(validation.integer("token_id", token_id, 0, self.n_vocab - 1))
+
+    def accept_prompt(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Takes tokens that were not generated as history for penalties, DRY and bad_words; k and grammar stay."""
+        native = self.native
+        ids = validation.token_ids("token_ids", token_ids, self.n_vocab)
+        native.accept_prompt(np.array(ids, dtype=np.int32))
+
+    def is_eog(self, token_id: int) -> bool:
+        """Whether a token is one of the model's ends of generation."""
+        return bool(self.native.is_eog(validation.integer("token_id", token_id, 0, self.n_vocab - 1)))
+
+    def allowed_mask(self) -> TokenMask:
+        """Which tokens may come next by grammar, bans, bad_words and min_tokens, in the form that `sample` takes."""
+        mask: TokenMask = self.native.allowed_mask()
+        return mask
+
+    def reset(self) -> None:
+        """Forgets prompt and generated tokens; the seed stays, also one that was made up."""
+        self.native.reset()
+
+    def clone(self, *, choice: int | None = None) -> Self:
+        """A copy that goes on from here on its own; with another `choice` it draws other tokens from here on."""
+        if choice is not None:
+            validation.integer("choice", choice, 0, 2**32 - 1)
+        return self._wrap(self.native.clone(choice), self._params)
+
+    def state(self) -> bytes:
+        """All that it has become, seed included, as bytes for `restore` of a sampler with the same params."""
+        state: bytes = self.native.state()
+        return state
+
+    def restore(self, state: bytes) -> None:
+        """Becomes what `state` describes. `StateError` where the bytes are damaged or of other params or vocabulary."""
+        if not isinstance(state, (bytes, bytearray, memoryview)):
+            raise InvalidType(f"state must be bytes, not {type(state).__name__}")
+        if len(state) > 2**31:
+            raise StateError(f"{len(state)} bytes are no saved sampler")
+        self.native.restore(bytes(state))
+
+    def close(self) -> None:
+        """Frees it; idempotent. Other calls raise `Closed` from then on."""
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _row(self, logits: object) -> LogitRow:
+        return _array("logits", logits, np.dtype(np.float32), self.n_vocab)
+
+    def _mask(self, mask: object) -> TokenMask:
+        return _array("mask", mask, np.dtype(np.uint32), (self.n_vocab + 31) // 32)
+
+    def _records(self, token_id: int, native: Any) -> Logprobs:
+        top = zip(native.ids, native.values, strict=True)
+        return Logprobs(self._record(token_id, native.chosen), tuple(self._record(*entry) for entry in top))
+
+    def _record(self, token_id: int, logprob: float) -> TokenLogprob:
+        return TokenLogprob(token_id, logprob, self.native.token_bytes(token_id))
+
+
+def _array(name: str, value: object, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    if not isinstance(value, np.ndarray) or value.dtype != dtype:
+        found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise InvalidType(f"{name} must be a NumPy array of {dtype}, not {found}")
+    if value.shape != (length,):
+        raise InvalidParams(f"{name} must have the shape ({length},), not {value.shape}")
+    return np.ascontiguousarray(value)
+
+
+def _native_model(model: object) -> _native.Model:
+    native = model if isinstance(model, _native.Model) else getattr(model, "native", None)
+    if not isinstance(native, _native.Model):
+        raise InvalidType(f"model must be a Model, not {type(model).__name__}")
+    return native
+
+
+def _options(params: SamplingParams, choice: int) -> _native.SamplerOptions:
+    options = _native.SamplerOptions()
+    options.seed = secrets.randbits(64) if params.seed is None else params.seed
+    options.choice = choice
+    for name in _SAME:
+        value = getattr(params, name)
+        setattr(options, name, list(value) if isinstance(value, tuple) else value)
+    options.samplers = [getattr(_native.SamplerKind, name) for name in params.samplers]
+    options.sampled_logprobs = params.logprobs_mode == "sampled"
+    options.allowed_token_ids = None if params.allowed_token_ids is None else list(params.allowed_token_ids)
+    options.grammar = _grammar(params)
+    return options
+
+
+def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
+    if params.regex is not None:
+        raise Unsupported("regex is not supported yet; write it as a grammar (GBNF)")
+    text = params.grammar
+    if params.choice is not None:
+        text = "root ::= " + " | ".join(map(_literal, params.choice))
+    elif params.json_schema is not None:
+        text = _native.grammar_of_json_schema(params.json_schema)
+    if text is None:
+        return None
+    grammar = _native.GrammarOptions()
+    grammar.text = text
+    grammar.root = params.grammar_root if params.grammar is not None else "root"
+    grammar.lazy = params.grammar_lazy
+    grammar.trigger_patterns = [trigger for trigger in params.grammar_triggers if isinstance(trigger, str)]
+    grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]
+    return grammar
+
+
+def _literal(text: str) -> str:
+    """A text as a literal of GBNF."""
+    escaped = "".join(c if c.isalnum() or c == " " else f"\\U{ord(c):08X}" for c in text)
+    return f'"{escaped}"'

@@ -1,0 +1,30 @@
+"""What several test modules share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime import Model
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_source() -> Path:
+    """The llama.cpp source tree that the native core was built from."""
+    named = os.environ.get("PACELINE_LLAMA_CPP_SOURCE")
+    if not named:
+        from paceline import _native
+
+        named = getattr(_native, "build_info", dict)().get("llama_cpp_source")
+    path = Path(named) if named else None
+    if path is None or not path.is_dir():
+        pytest.fail(f"no llama.cpp source tree at {named}: set PACELINE_LLAMA_CPP_SOURCE to one")
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary(llama_cpp_source: Path) -> Model:
+    """A model of 32,000 tokens without weights (SentencePiece, byte tokens), for what only looks at tokens."""
+    return Model.load(llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf", vocab_only=True)

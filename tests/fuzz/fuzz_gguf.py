@@ -1,0 +1,79 @@
+"""Loads damaged GGUF files and counts what comes of them: `python -m tests.fuzz.fuzz_gguf --count 5000 --seed 1`.
+
+Every file is loaded, given a context and run for a few tokens in a process of its own. Fine and typed errors are as it
+should be; faults are printed with what was done to the file, and make the exit code 1. `--keep DIR` keeps their files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from paceline.runtime import Context, Embedder, MemoryClass, Model
+from paceline.runtime.gguf_check import check_gguf
+from paceline.testing.models import KINDS, write_model
+from tests.fuzz.document import Document
+from tests.fuzz.mutations import damage
+from tests.fuzz.outcomes import Outcome, run_forked
+
+
+def use(path: Path, *, checked: bool) -> None:
+    """What a user does with a model: load it, make a context, compute a few tokens."""
+    if checked:
+        check_gguf([path])
+    with Model.load(path) as model:
+        token_ids = [token % max(1, model.n_vocab) for token in (1, 2, 3, 4)]
+        if model.memory_class is MemoryClass.NONE or model.metadata.get("general.architecture") == "bert":
+            with Embedder(model, n_threads=1, max_tokens=min(32, model.n_ctx_train)) as embedder:
+                embedder.embed([token_ids])
+            return
+        with Context(model, n_ctx=256, n_batch=64, n_threads=1) as context:
+            if model.has_encoder:
+                context.encode(token_ids)
+            context.decode(token_ids)
+            context.logits(3)
+            context.decode(token_ids[:1])
+
+
+def fuzz(seed: int, count: int, folder: Path, *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
+    """`count` damaged files, each with a number, what was done, where it is (until the next one) and its outcome."""
+    bases = [Document.read(write_model(folder / f"{kind}.gguf", spec)) for kind, spec in KINDS.items()]
+    path = folder / "damaged.gguf"
+    for number in range(count):
+        data, words = damage(Random(f"{seed}/{number}"), bases)
+        path.write_bytes(data)
+        yield number, words, path, run_forked(lambda: use(path, checked=checked))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for the files of faults")
+    parser.add_argument("--unchecked", action="store_true", help="without paceline's own check in front")
+    options = parser.parse_args()
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # else every abort waits for a debugger
+    endings: Counter[str] = Counter()
+    places: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, words, path, outcome in fuzz(options.seed, options.count, Path(folder), checked=not options.unchecked):
+            endings[outcome.ending.value] += 1
+            if outcome.is_fault:
+                places[f"{outcome.ending.value}: {outcome.words[:160]}"] += 1
+                print(f"{options.seed}/{number} {words}\n    {outcome.ending.value}: {outcome.words}", flush=True)
+                if options.keep:
+                    options.keep.mkdir(parents=True, exist_ok=True)
+                    (options.keep / f"{options.seed}-{number}.gguf").write_bytes(path.read_bytes())
+    print(dict(endings))
+    for place, times in places.most_common():
+        print(f"{times:5d}  {place}")
+    return 1 if places else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,174 @@
+"""Encoding where the stack, the memory or the vocabulary is short; in processes of their own where it might crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from paceline import _native
+from paceline.errors import ModelLoadError, Unsupported
+from paceline.runtime.tokenizer import Tokenizer
+
+PRELUDE = """
+import sys, threading
+from paceline import _native
+from paceline.errors import NotEnoughMemory
+from paceline.runtime.tokenizer import Tokenizer
+tokenizer = Tokenizer(_native.Model.load(sys.argv[1], vocab_only=True))
+"""
+
+
+@pytest.fixture
+def run(llama_cpp_source: Path) -> Callable[[str, str], str]:
+    """Runs Python code with a `tokenizer` of the named vocabulary in a new process and answers what it prints."""
+
+    def call(name: str, code: str) -> str:
+        path = llama_cpp_source / "models" / f"ggml-vocab-{name}.gguf"
+        command = [sys.executable, "-c", PRELUDE + code, str(path)]
+        env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["deepseek-llm", "deepseek-coder", "falcon", "aquila", "gpt-neox", "llama-bpe"])
+def test_runs_of_one_character_do_not_overflow_the_stack(run: Callable[[str, str], str], name: str) -> None:
+    """Three times the run that overflows a usual stack is encoded, whatever the character, and decodes to itself."""
+    code = """
+for unit in ("a", "1", ".", "é", "世", "_"):
+    text = unit * 120_000
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text, unit
+print("done")
+"""
+    assert run(name, code) == "done\n"
+
+
+def test_short_texts_fit_a_small_stack(run: Callable[[str, str], str]) -> None:
+    """A caller's thread with 512 KiB of stack encodes runs around the length from which another stack is used."""
+    code = """
+def work():
+    for length in (1, 100, 255, 256, 257, 1_000, 100_000):
+        for unit in ("a", "é", "."):
+            results.append(tokenizer.decode(tokenizer.encode(unit * length, add_special=False)) == unit * length)
+results = []
+threading.stack_size(512 * 1024)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(len(results), all(results))
+"""
+    assert run("deepseek-llm", code) == "21 True\n"
+
+
+def test_no_room_for_the_stack_is_an_error(run: Callable[[str, str], str]) -> None:
+    """Where the address space has no room for the stack, the caller is told, and short texts still work."""
+    code = """
+import resource
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
+try:
+    tokenizer.encode("a" * 500_000)
+except NotEnoughMemory as error:
+    print(error)
+print(tokenizer.decode(tokenizer.encode("still here", add_special=False)))
+"""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs a system with /proc and limits on address space")
+    first, second = run("deepseek-llm", code).splitlines()
+    assert first.startswith("no address space for a stack of 512") and second == "still here"
+
+
+def _write(path: Path, model: str, tokens: list[str], types: list[int], **more: Any) -> Path:
+    """A GGUF with nothing but a vocabulary."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model(model)
+    if tokens:
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_scores([0.0] * len(tokens))
+    for name, value in more.items():
+        getattr(writer, name)(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def _load(path: Path) -> Tokenizer:
+    return Tokenizer(_native.Model.load(str(path), vocab_only=True))
+
+
+def test_a_model_without_vocabulary_says_so(tmp_path: Path) -> None:
+    """Where there are no texts of tokens, everything that needs them is an error of its own."""
+    tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
+    assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())
+    with pytest.raises(Unsupported, match=r"^this model has no vocabulary and cannot encode text; hand in token ids$"):
+        tokenizer.encode("abc")
+    assert tokenizer.n_vocab == 10
+    for ask in (tokenizer.token_text, tokenizer.attributes, tokenizer.token_bytes, tokenizer.is_control):
+        with pytest.raises(Unsupported, match="no vocabulary"):
+            ask(0)
+    assert not tokenizer.is_eog(0)
+
+
+def test_a_pre_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """A combination that would abort on two spaces is an error before anything is encoded."""
+    tokens = ["a", "b", "ab", "<e>"]
+    path = _write(
+        tmp_path / "odd.gguf", "gpt2", tokens, [1, 1, 1, 3],
+        add_token_merges=["a b"], add_tokenizer_pre="whitespace", add_eos_token_id=3, add_bos_token_id=3,
+    )  # fmt: skip
+    tokenizer = _load(path)
+    with pytest.raises(Unsupported, match=r"^the pre-tokenizer 'whitespace' works only with"):
+        tokenizer.encode("a  b")
+    assert tokenizer.decode([0, 1, 2]) == "abab"
+
+
+def test_missing_special_tokens_are_an_error_only_where_they_are_wanted(tmp_path: Path) -> None:
+    """A vocabulary that is told to add tokens it lacks still encodes without them."""
+    path = _write(
+        tmp_path / "odd.gguf", "gpt2", ["a", "b", "ab"] + [f"<{i}>" for i in range(20)], [1] * 23,
+        add_token_merges=["a b"], add_tokenizer_pre="gpt-2", add_bos_token_id=2**32 - 1, add_add_bos_token=True,
+    )  # fmt: skip
+    try:
+        tokenizer = _load(path)
+    except ModelLoadError:
+        pytest.skip("this llama.cpp refuses the file")
+    if tokenizer.bos is None:
+        with pytest.raises(Unsupported, match="add_special=False"):
+            tokenizer.encode("ab")
+    assert tokenizer.encode("ab", add_special=False) == [2]
+
+
+def test_text_without_tokens_is_an_error(tmp_path: Path) -> None:
+    """A vocabulary that has no token for a byte says so and encodes what it can."""
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a"]
+    tokenizer = _load(_write(tmp_path / "odd.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1]))
+    with pytest.raises(Unsupported, match=r"^the vocabulary cannot encode this text"):
+        tokenizer.encode("ab")
+    assert tokenizer.encode("aa") == [1, 5, 4]
+
+
+def test_an_rwkv_vocabulary_that_would_never_end_is_refused(tmp_path: Path) -> None:
+    """A token that begins with a byte that is no token itself is found before anything is encoded."""
+    good = _load(_write(tmp_path / "good.gguf", "rwkv", ["<0>", "a", "ab", "<"], [3, 1, 1, 1]))
+    assert good.encode("aba") == [2, 1]
+    bad = _load(_write(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1]))
+    with pytest.raises(Unsupported, match="begin with a byte that is no token itself"):
+        bad.encode("ce")
+    assert bad.decode([4, 1]) == "cda"
