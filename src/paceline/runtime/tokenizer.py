@@ -14,8 +14,15 @@ import enum
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 
 _VOCAB_TYPES = ("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test")
 
@@ -66,14 +73,14 @@ class Tokenizer:
         result: list[int] = self._vocab.encode(validation.text("text", text).encode(), add_special, parse_special)
         return result
 
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+    def decode(self, ids: TokenIds, *, special: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, one per maximal invalid subpart.
 
         special: whether control and unknown tokens show their text.
         """
         return self.decode_bytes(ids, special=special).decode("utf-8", "replace")
 
-    def decode_bytes(self, ids: Sequence[int], *, special: bool = False) -> bytes:
+    def decode_bytes(self, ids: TokenIds, *, special: bool = False) -> bytes:
         """The bytes of token ids, joined; they may end in the middle of a character."""
         pieces = self.pieces(special)
         return b"".join([pieces[token] for token in validation.token_ids("ids", ids, self._n_vocab)])
