@@ -63,10 +63,11 @@ class Tokenizer:
         parse_special: takes text like "<|im_end|>" for the control token of that name; leave it off for text that
         comes from outside, on for prompts made by a template.
 
-        Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (a text of
-        32 MiB, or a run of 8 Mi characters without a line break, on a machine with 16 GiB), `NotEnoughMemory` where
-        there is no room for it, `Unsupported` where the model has no vocabulary, and `InvalidParams` for a lone
-        surrogate. The GIL is released meanwhile.
+        Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (on a machine
+        with 16 GiB or more: a text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten
+        thousand blanks or digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece
+        vocabulary has to spell in bytes). Raises `NotEnoughMemory` where there is no room for it, `Unsupported` where
+        the vocabulary cannot encode, and `InvalidParams` for a lone surrogate. The GIL is released meanwhile.
         """
         validation.boolean("add_special", add_special)
         validation.boolean("parse_special", parse_special)
