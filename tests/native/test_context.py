@@ -90,6 +90,8 @@ def test_without_unified_cells_every_sequence_has_its_share(llama: Model) -> Non
         ({"flash_attn": True}, InvalidType, "flash_attn"),
         ({"pooling": "max"}, InvalidParams, "pooling"),
         ({"embeddings": "yes"}, InvalidType, "embeddings"),
+        ({"embeddings": True, "pooling": "mean", "n_outputs_max": 1}, InvalidParams, "Embedder"),
+        ({"embeddings": True, "pooling": "mean", "n_seq_max": 3, "n_outputs_max": 512}, InvalidParams, "multiple of 3"),
         ({"n_ctxx": 512}, InvalidType, "did you mean 'n_ctx'"),
     ],
     ids=str,

@@ -216,9 +216,10 @@ class Context:
     def remove(self, seq_id: int, start: int = 0) -> None:
         """Takes the positions from `start` on out of memory; from 0 on, the whole sequence.
 
-        Raises `Unsupported` where the memory cannot be cut (recurrent, hybrid) and `start` is not 0.
+        Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
+        window only as far back as it still covers.
         """
-        self.native.remove(_seq_id("seq_id", seq_id), validation.integer("start", start, 0, 2**31 - 1), -1)
+        self.native.remove(_seq_id("seq_id", seq_id), validation.integer("start", start, 0, 2**31 - 1))
 
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
         """Lets a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.

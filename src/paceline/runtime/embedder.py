@@ -42,7 +42,8 @@ class Embedder:
         trained = model.n_ctx_train if model.n_ctx_train > 0 else 512
         self.max_tokens = min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)
         max_texts = validation.integer("max_texts", max_texts, 1, 128)
-        n_batch = max(self.max_tokens, max_texts, 256)
+        # llama.cpp wants batches that its sequences divide; twice as many of them where state is recurrent.
+        n_batch = -(-max(self.max_tokens, 256) // (2 * max_texts)) * 2 * max_texts
         sizes = {"n_ctx": n_batch, "n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch, "n_seq_max": max_texts}
         self._context = Context(model, embeddings=True, pooling=pooling or _own_pooling(model), **sizes, **options)
         self.pooling: Pooling = _POOLING_NAMES[self._context.native.pooling_type]
