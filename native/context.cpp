@@ -311,6 +311,7 @@ std::vector<float> Context::embeddings(int32_t index) const {
 void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
     auto start = [](int32_t count) {
         ggml_threadpool_params params = ggml_threadpool_params_default(count);
+        params.poll                   = 1; // idle threads spin for a millisecond or two between passes, then sleep
         ggml_threadpool *      pool   = ggml_threadpool_new(&params);
         if (!pool) {
             fail("NotEnoughMemory", "cannot start " + str(count) + " threads");

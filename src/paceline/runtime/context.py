@@ -44,7 +44,7 @@ class Context:
     def __init__(self, model: Model, **options: Any) -> None:
         validation.reject_unknown(options, ContextOptions.names())
         self.options = ContextOptions(**options)
-        self._model_fingerprint = lambda: model.fingerprint
+        self._model_fingerprint = model.fingerprint
         self._native: _native.Context | None = _native.Context(model.native, **self.options.resolve(model))
         self.memory_class: MemoryClass = model.memory_class
         self.n_vocab: int = model.n_vocab
@@ -248,7 +248,7 @@ class Context:
         """16 bytes shared by contexts whose saved sequences fit each other."""
         options = self.options
         layout = (options.type_k, options.type_v, options.flash_attn, options.swa_full, options.kv_unified)
-        return layout_fingerprint(self._model_fingerprint(), layout)
+        return layout_fingerprint(self._model_fingerprint, layout)
 
     def save_sequence(self, seq_id: int, *, token_ids: Sequence[int] = (), partial: bool = False) -> bytes:
         """A sequence's state as bytes that `load_sequence` of a context with the same model and layout takes.

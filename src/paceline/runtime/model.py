@@ -48,6 +48,7 @@ class Model:
     def __init__(self, native: _native.Model, paths: tuple[Path, ...]) -> None:
         self._native: _native.Model | None = native
         self.paths = paths
+        self._fingerprint = _fingerprint(self.metadata, paths)
 
     @classmethod
     def load(
@@ -221,15 +222,10 @@ class Model:
         found = {key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")}
         return MappingProxyType(({"default": self.metadata[prefix]} if prefix in self.metadata else {}) | found)
 
-    @cached_property
+    @property
     def fingerprint(self) -> bytes:
         """16 bytes that tell models apart: from the metadata and samples of the file, not from all of it."""
-        digest = hashlib.blake2b(digest_size=16)
-        for key, value in sorted(self.metadata.items()):
-            digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
-        for path in self.paths:
-            digest.update(_sample(path))
-        return digest.digest()
+        return self._fingerprint
 
     def close(self) -> None:
         """Gives this object's share of the model back; idempotent. What was made from it goes on working."""
@@ -309,6 +305,15 @@ def _progress_function(
         return progress is None or progress(share) is not False
 
     return go_on
+
+
+def _fingerprint(metadata: Mapping[str, str], paths: Sequence[Path]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(metadata.items()):
+        digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
+    for path in paths:
+        digest.update(_sample(path))
+    return digest.digest()
 
 
 def _sample(path: Path, size: int = 65536) -> bytes:
