@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.errors import AdapterError, Closed, InvalidParams, Unsupported
 from paceline.runtime import Adapter, Context, Model
 from paceline.testing.models import KINDS, LlamaSpec, write_lora
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 

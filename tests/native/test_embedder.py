@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong
 from paceline.runtime import Context, Embedder, Model
 from paceline.testing.models import LlamaSpec
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 
@@ -84,7 +84,9 @@ def test_normalisations_have_their_norm(bert: Model) -> None:
     """l2 makes length 1, max_abs a greatest component of 1, and both keep the direction."""
     with Embedder(bert, n_threads=1) as embedder:
         raw = embedder.embed(TEXTS, normalize="none")
-        assert np.allclose(embedder.embed(TEXTS, normalize="l2"), raw / np.linalg.norm(raw, axis=1, keepdims=True), atol=1e-5)
+        assert np.allclose(
+            embedder.embed(TEXTS, normalize="l2"), raw / np.linalg.norm(raw, axis=1, keepdims=True), atol=1e-5
+        )
         assert np.allclose(np.abs(embedder.embed(TEXTS, normalize="max_abs")).max(axis=1), 1)
 
 

@@ -152,5 +152,11 @@ def test_every_type_of_value_is_read(tmp_path: Path) -> None:
         assert isinstance(typed, Typed)
         found = metadata[key.encode()]
         text = typed.type == "STRING" or typed.of == "STRING"
-        expected = [item.encode() for item in typed.value] if typed.of and text else typed.value.encode() if text else typed.value
+        expected = (
+            [item.encode() for item in typed.value]
+            if typed.of and text
+            else typed.value.encode()
+            if text
+            else typed.value
+        )
         assert (found.value, found.type) == (expected, ValueType[typed.type])

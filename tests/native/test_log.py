@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.errors import ModelLoadError
 from paceline.runtime import Context, Model
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.errors import InvalidParams, InvalidType, StateError, Unsupported
 from paceline.runtime import Context, Model
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 
@@ -140,7 +140,7 @@ def test_only_the_end_of_a_sequence_is_removed(llama: Model) -> None:
 
 
 def test_keep_and_clear_empty_the_others_and_all(context: Context) -> None:
-    """keep leaves one sequence as it was, clear none."""
+    """Keep leaves one sequence as it was, clear none."""
     for seq_id in range(3):
         context.decode(ids(6), seq_ids=seq_id)
     context.keep(1)

@@ -12,7 +12,9 @@ from paceline.runtime import device as module
 pytestmark = pytest.mark.native
 
 
-@pytest.mark.parametrize(("content", "cores"), [("max 100000", None), ("200000 100000", 2), ("150000 100000", 2), ("x", None)])
+@pytest.mark.parametrize(
+    ("content", "cores"), [("max 100000", None), ("200000 100000", 2), ("150000 100000", 2), ("x", None)]
+)
 def test_a_cpu_quota_counts_whole_cores(tmp_path: Path, content: str, cores: int | None) -> None:
     """A container with one and a half CPUs computes with two threads; without a quota there is no limit."""
     path = tmp_path / "cpu.max"

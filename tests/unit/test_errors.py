@@ -42,10 +42,16 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         assert re.search(rf"\b{each.__name__}\b", errors.__doc__ or ""), each
 
 
-@pytest.mark.skipif(not (Path(__file__).parents[2] / "native").is_dir(), reason="the tests run without the sources beside them")
+@pytest.mark.skipif(
+    not (Path(__file__).parents[2] / "native").is_dir(), reason="the tests run without the sources beside them"
+)
 def test_every_error_that_the_core_names_exists() -> None:
     """Names in native/ are strings; each is a class here."""
     native = Path(__file__).parents[2] / "native"
-    named = {name for path in native.rglob("*.cpp") for name in re.findall(r'fail\(\s*(?:[^";]*\? )?"([A-Z]\w+)"', path.read_text())}
+    named = {
+        name
+        for path in native.rglob("*.cpp")
+        for name in re.findall(r'fail\(\s*(?:[^";]*\? )?"([A-Z]\w+)"', path.read_text())
+    }
     assert len(named) > 8
     assert [name for name in named if not hasattr(errors, name)] == []

@@ -26,7 +26,9 @@ _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _TYPE_F32: Final = 0
 _KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
-_PLAIN: Final = re.compile(rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$")
+_PLAIN: Final = re.compile(
+    rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
+)
 # What llama.cpp takes as optional and then uses without looking whether it is there.
 _NEEDED: Final = {
     "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
@@ -45,7 +47,15 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
-    for check in (_check_layers, _check_experts, _check_numbers, _check_heads, _check_rope, _check_widths, _check_tokens):
+    for check in (
+        _check_layers,
+        _check_experts,
+        _check_numbers,
+        _check_heads,
+        _check_rope,
+        _check_widths,
+        _check_tokens,
+    ):
         check(facts)
     _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
     for path, file in zip(paths, files, strict=True):
@@ -82,7 +92,11 @@ class _Facts:
     def integers(self, key: str) -> list[int]:
         """A number, or one for every layer."""
         found = self.file.metadata.get(self.key(key).encode())
-        if found and found.type is ValueType.ARRAY and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL):
+        if (
+            found
+            and found.type is ValueType.ARRAY
+            and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL)
+        ):
             return [int(item) & 0xFFFFFFFF for item in found.value]
         single = self.integer(key)
         return [] if single is None else [single]
@@ -226,10 +240,14 @@ def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
     for tensor in tensors:
         if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be")
+            raise ModelLoadError(
+                f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
+            )
         if tensor.type != _TYPE_F32 and _is_added_or_multiplied(tensor):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)")
+            raise ModelLoadError(
+                f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)"
+            )
 
 
 def _is_added_or_multiplied(tensor: TensorInfo) -> bool:
