@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.native.reference_tool import ReferenceTool, build_reference_tool
 
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
@@ -22,7 +23,6 @@ from paceline.testing.models import (
     WeightType,
     numbered,
 )
-from tests.native.reference_tool import ReferenceTool, build_reference_tool
 
 TinyModels = Callable[..., Path]
 

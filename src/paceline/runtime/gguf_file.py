@@ -156,7 +156,9 @@ class _Reader:
         name = self._string()
         n_dims = self._number("I")
         if n_dims > MAX_DIMS:
-            raise self._error(f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible")
+            raise self._error(
+                f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible"
+            )
         shape = tuple(self._number("Q") for _ in range(n_dims))
         return TensorInfo(name, shape, self._number("I"), self._number("Q"))
 
