@@ -106,7 +106,9 @@ def test_what_a_decoder_writes_is_varied_and_hardly_ever_ends(tiny_models: TinyM
 def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
     """A model is a pure function of spec, seed and weight type; another seed is another model."""
     spec = LlamaSpec()
-    one, two, other = (write_model(tmp_path / f"{i}.gguf", spec, seed=seed).read_bytes() for i, seed in enumerate((5, 5, 6)))
+    one, two, other = (
+        write_model(tmp_path / f"{i}.gguf", spec, seed=seed).read_bytes() for i, seed in enumerate((5, 5, 6))
+    )
     assert one == two
     assert one != other
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import ModelLoadError
+from paceline.errors import AdapterError, ModelLoadError
 from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
 
 Override = bool | int | float | str
@@ -26,7 +27,15 @@ _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _TYPE_F32: Final = 0
 _KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
-_PLAIN: Final = re.compile(rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$")
+_PLAIN: Final = re.compile(
+    rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
+)
+_ADAPTER_TYPES: Final = {
+    "general.type": ValueType.STRING,
+    "general.architecture": ValueType.STRING,
+    "adapter.type": ValueType.STRING,
+    "adapter.lora.alpha": ValueType.FLOAT32,
+}
 # What llama.cpp takes as optional and then uses without looking whether it is there.
 _NEEDED: Final = {
     "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
@@ -45,11 +54,32 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
-    for check in (_check_layers, _check_experts, _check_numbers, _check_heads, _check_rope, _check_widths, _check_tokens):
+    for check in (
+        _check_layers,
+        _check_experts,
+        _check_numbers,
+        _check_heads,
+        _check_rope,
+        _check_widths,
+        _check_tokens,
+    ):
         check(facts)
     _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
     for path, file in zip(paths, files, strict=True):
         _check_tensors(str(path), file.tensors)
+
+
+def check_adapter(path: str | Path) -> None:
+    """Look at the header of a LoRA adapter's file. Raises `AdapterError`."""
+    try:
+        file = read_gguf(path)
+        _check_tensors(str(path), file.tensors)
+    except ModelLoadError as error:
+        raise AdapterError(str(error)) from None
+    for key, kind in _ADAPTER_TYPES.items():
+        found = file.metadata.get(key.encode())
+        if found is not None and found.type is not kind:
+            raise AdapterError(f"{path}: {key} has the type {found.type.name}, but it must have {kind.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +112,11 @@ class _Facts:
     def integers(self, key: str) -> list[int]:
         """A number, or one for every layer."""
         found = self.file.metadata.get(self.key(key).encode())
-        if found and found.type is ValueType.ARRAY and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL):
+        if (
+            found
+            and found.type is ValueType.ARRAY
+            and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL)
+        ):
             return [int(item) & 0xFFFFFFFF for item in found.value]
         single = self.integer(key)
         return [] if single is None else [single]
@@ -218,18 +252,21 @@ def _check_needed(facts: _Facts, present: set[bytes]) -> None:
 
 
 def _first_twice(tokens: Iterable[bytes]) -> bytes:
-    seen: set[bytes] = set()
-    return next(token for token in tokens if token in seen or seen.add(token))
+    return next(token for token, count in Counter(tokens).items() if count > 1)
 
 
 def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
     for tensor in tensors:
         if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be")
+            raise ModelLoadError(
+                f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
+            )
         if tensor.type != _TYPE_F32 and _is_added_or_multiplied(tensor):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)")
+            raise ModelLoadError(
+                f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)"
+            )
 
 
 def _is_added_or_multiplied(tensor: TensorInfo) -> bool:

@@ -12,14 +12,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value with its GGUF type by name (`"INT64"`, `"FLOAT64"`, ..., `"ARRAY"`); `of` is the type of an array's items."""
+    """A value with its GGUF type by name (`"INT64"`, `"FLOAT64"`, `"ARRAY"`); `of` is the type of an array's items."""
 
     value: Any
     type: str
     of: str | None = None
 
 
-Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bytes] | Typed
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | Sequence[bool]
+    | Sequence[int]
+    | Sequence[float]
+    | Sequence[str]
+    | Sequence[bytes]
+    | Typed
+)
 Metadata = Mapping[str, Value]
 """Plain values become BOOL, UINT32, FLOAT32, STRING, and arrays of BOOL, INT32, FLOAT32, STRING."""
 
