@@ -5,8 +5,13 @@ function(paceline_say text)
     message(STATUS "paceline: ${text}")
 endfunction()
 
-# Ends the configuration. `way_out` says what the reader can do about it.
+# Ends the configuration, and removes the scratch folder of a cache entry that was being built. `way_out` says what the
+# reader can do about it.
 function(paceline_fail problem way_out)
+    get_property(aside GLOBAL PROPERTY PACELINE_ASIDE)
+    if(aside)
+        file(REMOVE_RECURSE "${aside}")
+    endif()
     message(FATAL_ERROR "\n  paceline cannot be built: ${problem}\n  What to do: ${way_out}\n")
 endfunction()
 

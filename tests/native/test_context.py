@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from tests.native.aborting import aborting
+from tests.native.conftest import TinyModels
 
 from paceline.errors import (
-    Aborted, Closed, InvalidParams, InvalidType, NoKvSlot, NotEnoughMemory, PacelineError, PromptTooLong, Unsupported,
+    Aborted,
+    Closed,
+    InvalidParams,
+    InvalidType,
+    NoKvSlot,
+    NotEnoughMemory,
+    PacelineError,
+    PromptTooLong,
+    Unsupported,
 )  # fmt: skip
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
-from tests.native.aborting import aborting
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 
@@ -70,8 +78,16 @@ def test_without_unified_cells_every_sequence_has_its_share(llama: Model) -> Non
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        *[({name: value}, InvalidParams, name) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max") for value in (0, -1, 2**31, 2**64)],
-        *[({name: value}, InvalidType, name) for name in ("n_ctx", "n_batch", "n_seq_max") for value in (True, "512", 512.0)],
+        *[
+            ({name: value}, InvalidParams, name)
+            for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max")
+            for value in (0, -1, 2**31, 2**64)
+        ],
+        *[
+            ({name: value}, InvalidType, name)
+            for name in ("n_ctx", "n_batch", "n_seq_max")
+            for value in (True, "512", 512.0)
+        ],
         ({"n_ctx": 2**31 - 256}, NotEnoughMemory, "n_ctx"),
         ({"n_batch": 2000, "n_ctx": 512}, InvalidParams, "n_ctx is 512"),
         ({"n_ubatch": 200, "n_batch": 100}, InvalidParams, "n_batch is 100"),
@@ -90,6 +106,8 @@ def test_without_unified_cells_every_sequence_has_its_share(llama: Model) -> Non
         ({"flash_attn": True}, InvalidType, "flash_attn"),
         ({"pooling": "max"}, InvalidParams, "pooling"),
         ({"embeddings": "yes"}, InvalidType, "embeddings"),
+        ({"embeddings": True, "pooling": "mean", "n_outputs_max": 1}, InvalidParams, "Embedder"),
+        ({"embeddings": True, "pooling": "mean", "n_seq_max": 3, "n_outputs_max": 512}, InvalidParams, "multiple of 3"),
         ({"n_ctxx": 512}, InvalidType, "did you mean 'n_ctx'"),
     ],
     ids=str,
@@ -137,7 +155,10 @@ def test_chunks_give_what_one_piece_gives(tiny_models: TinyModels, kind: str) ->
     """A prompt in pieces, or beside other sequences, has the logits of the prompt alone."""
     ids = np.random.default_rng(1).integers(0, 250, 60).tolist()
     exact = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}  # its kernels round by the size of the batch
-    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=512, n_seq_max=3, n_threads=1, **exact) as context:
+    with (
+        Model.load(tiny_models(kind)) as model,
+        Context(model, n_ctx=512, n_seq_max=3, n_threads=1, **exact) as context,
+    ):
         context.decode(ids)
         whole = context.logits(59)
         for piece in (ids[:17], ids[17:50], ids[50:]):
@@ -152,7 +173,7 @@ def test_chunks_give_what_one_piece_gives(tiny_models: TinyModels, kind: str) ->
 
 
 def test_logits_are_there_for_what_was_asked(context: Context) -> None:
-    """"last" means the last token of each sequence, "all" all, bools exactly those."""
+    """ "last" means the last token of each sequence, "all" all, bools exactly those."""
     context.decode([1, 2, 3, 4], seq_ids=[0, 1, 0, 1])
     for index, there in enumerate([False, False, True, True]):
         if there:
@@ -272,7 +293,10 @@ def test_an_aborted_pass_leaves_every_row_where_it_was(tiny_models: TinyModels, 
     """Whenever the abort comes, the sequence goes on with exactly the logits it would have had."""
     rng = np.random.default_rng(3)
     start, more = rng.integers(0, 250, 64).tolist(), rng.integers(0, 250, 900).tolist()
-    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=1024, n_batch=1024, n_ubatch=32, n_threads=1) as context:
+    with (
+        Model.load(tiny_models(kind)) as model,
+        Context(model, n_ctx=1024, n_batch=1024, n_ubatch=32, n_threads=1) as context,
+    ):
         context.decode(start)
         before = context.save_sequence(0)
         context.decode([5])
@@ -365,7 +389,12 @@ def test_a_closed_context_says_so(llama: Model) -> None:
     context = Context(llama, n_ctx=256)
     context.close()
     context.close()
-    for use in (lambda: context.decode([1]), lambda: context.n_ctx, lambda: context.positions(0), lambda: context.abort()):
+    for use in (
+        lambda: context.decode([1]),
+        lambda: context.n_ctx,
+        lambda: context.positions(0),
+        lambda: context.abort(),
+    ):
         with pytest.raises(Closed):
             use()
 
@@ -380,7 +409,9 @@ def test_closing_during_a_pass_lets_it_finish(llama: Model) -> None:
         native = context.native
         ids = np.ones(1000, dtype=np.int32)
         started.set()
-        native.decode(ids, np.arange(1000, dtype=np.int32), np.zeros(1000, dtype=np.int32), np.ones(1000, dtype=np.uint8) * 0)
+        native.decode(
+            ids, np.arange(1000, dtype=np.int32), np.zeros(1000, dtype=np.int32), np.ones(1000, dtype=np.uint8) * 0
+        )
         results.append("finished")
 
     thread = threading.Thread(target=work)
@@ -446,7 +477,9 @@ def test_an_end_token_ends_generation_and_is_not_yielded(llama: Model) -> None:
     path = llama.paths[0]
     with Model.load(path, kv_overrides={"tokenizer.ggml.eos_token_id": tokens[index]}) as ending:
         with Context(ending, n_ctx=256, n_threads=1) as context:
-            assert list(context.generate(Sampler(SamplingParams(temperature=0), ending), [1, 2, 3], 10)) == tokens[:index]
+            assert (
+                list(context.generate(Sampler(SamplingParams(temperature=0), ending), [1, 2, 3], 10)) == tokens[:index]
+            )
 
 
 def test_an_encoder_decoder_model_generates(tiny_models: TinyModels) -> None:
@@ -460,6 +493,10 @@ def test_an_encoder_decoder_model_generates(tiny_models: TinyModels) -> None:
             sampler = Sampler(SamplingParams(temperature=0, ignore_eos=True), model)
             first = list(context.generate(sampler, [5, 6, 7], 8))
             context.clear()
-            assert first == list(context.generate(Sampler(SamplingParams(temperature=0, ignore_eos=True), model), [5, 6, 7], 8))
+            assert first == list(
+                context.generate(Sampler(SamplingParams(temperature=0, ignore_eos=True), model), [5, 6, 7], 8)
+            )
             context.clear()
-            assert first != list(context.generate(Sampler(SamplingParams(temperature=0, ignore_eos=True), model), [99, 6, 7], 8))
+            assert first != list(
+                context.generate(Sampler(SamplingParams(temperature=0, ignore_eos=True), model), [99, 6, 7], 8)
+            )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.errors import Aborted, Closed, InvalidParams, InvalidType, ModelLoadError
-from paceline.runtime import Context, MemoryClass, Model, Sampler
 from paceline.params import SamplingParams
+from paceline.runtime import Context, MemoryClass, Model, Sampler
 from paceline.testing.models import CHAT_TEMPLATE, KINDS, LlamaSpec, every_value_type, write_model, write_split_model
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 
@@ -58,7 +58,9 @@ def test_a_loaded_model_tells_its_sizes(tiny_models: TinyModels) -> None:
         ("t5", MemoryClass.ATTENTION),
     ],
 )
-def test_the_memory_class_follows_from_the_architecture(tiny_models: TinyModels, kind: str, memory: MemoryClass) -> None:
+def test_the_memory_class_follows_from_the_architecture(
+    tiny_models: TinyModels, kind: str, memory: MemoryClass
+) -> None:
     """Each kind of model names the memory that it keeps of a sequence."""
     with Model.load(tiny_models(kind)) as model:
         assert model.memory_class is memory
@@ -115,7 +117,13 @@ def test_a_missing_part_of_a_split_set_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "No such file"), (b"", "is empty"), (b"GGML" + bytes(100), "begins with"), (b"GGUF", "."), (b"GGUF" + b"\xff" * 300, ".")],
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"GGML" + bytes(100), "begins with"),
+        (b"GGUF", "."),
+        (b"GGUF" + b"\xff" * 300, "."),
+    ],
     ids=["missing", "empty", "other magic", "cut after the magic", "garbage"],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
@@ -170,7 +178,9 @@ def test_a_folder_is_no_model(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_bad_option_is_named(tiny_models: TinyModels, options: dict[str, object], error: type[Exception], words: str) -> None:
+def test_a_bad_option_is_named(
+    tiny_models: TinyModels, options: dict[str, object], error: type[Exception], words: str
+) -> None:
     """Each option out of its range or type raises an error with its name, and the file loads without it."""
     with pytest.raises(error, match=words):
         Model.load(tiny_models("llama"), **options)  # type: ignore[arg-type]
@@ -180,7 +190,9 @@ def test_a_bad_option_is_named(tiny_models: TinyModels, options: dict[str, objec
 
 def test_overrides_replace_metadata(tiny_models: TinyModels) -> None:
     """An override of each type is seen by llama.cpp when it reads the model."""
-    with Model.load(tiny_models("llama"), kv_overrides={"llama.context_length": 96, "tokenizer.ggml.add_bos_token": True}) as model:
+    with Model.load(
+        tiny_models("llama"), kv_overrides={"llama.context_length": 96, "tokenizer.ggml.add_bos_token": True}
+    ) as model:
         assert model.n_ctx_train == 96
         assert model.tokenizer.add_bos
 
@@ -202,6 +214,7 @@ def test_a_callback_that_answers_false_cancels(tiny_models: TinyModels) -> None:
 
 def test_an_exception_in_the_callback_comes_out_of_load(tiny_models: TinyModels) -> None:
     """The caller's own exception is raised, not one of ours, and the next load works."""
+
     def broken(_: float) -> None:
         raise ZeroDivisionError("mine")
 
@@ -236,7 +249,12 @@ def test_a_closed_model_says_so_and_closing_twice_is_fine(tiny_models: TinyModel
     model = Model.load(tiny_models("llama"))
     model.close()
     model.close()
-    for use in (lambda: model.desc, lambda: model.tokenizer, lambda: Context(model), lambda: Sampler(SamplingParams(), model)):
+    for use in (
+        lambda: model.desc,
+        lambda: model.tokenizer,
+        lambda: Context(model),
+        lambda: Sampler(SamplingParams(), model),
+    ):
         with pytest.raises(Closed, match="llama"):
             use()
     assert "closed" in repr(model)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.aborting import aborting
+from tests.native.conftest import TinyModels
 
 from paceline.errors import Aborted, InvalidParams, InvalidType, PacelineError, SamplingError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Context, MaskSlots, Model, Sampler, StepRow
-from tests.native.aborting import aborting
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 
@@ -55,7 +55,9 @@ def test_rows_of_a_batch_draw_what_they_draw_alone(model: Model, context: Contex
         for i, row in enumerate(result.rows):
             generated[i] += row.draws[0].token_ids
         rows = [
-            StepRow(seq_id=i, position=row.position + len(row.token_ids), token_ids=generated[i][-1:], samplers=row.samplers)
+            StepRow(
+                seq_id=i, position=row.position + len(row.token_ids), token_ids=generated[i][-1:], samplers=row.samplers
+            )
             for i, row in enumerate(rows)
         ]
     assert generated == [alone(model, prompts[i], 12, **options[i]) for i in range(5)]  # type: ignore[arg-type]
@@ -82,7 +84,7 @@ def test_a_sampler_has_accepted_what_it_drew(model: Model, context: Context) -> 
 
 
 def test_several_samplers_share_one_row_of_logits(model: Model, context: Context) -> None:
-    """n answers to one prompt: each draws by its own seed and choice, as it would alone."""
+    """N answers to one prompt: each draws by its own seed and choice, as it would alone."""
     params = SamplingParams(temperature=1.5, top_k=0, top_p=1, min_p=0, seed=5)
     samplers = tuple(Sampler(params, model, choice=choice) for choice in range(6))
     draws = context.step([StepRow(seq_id=0, position=0, token_ids=[1, 2, 3], samplers=samplers)]).rows[0].draws
@@ -165,7 +167,9 @@ def test_prompt_tokens_are_scored_against_their_successors(model: Model, context
     prompt = [5, 6, 7, 8, 9, 10]
     context.decode(prompt, seq_ids=7, wants_logits="all")
     expected = [float(log_softmax(context.logits(i))[prompt[i + 1]]) for i in range(5)]
-    first = context.step([StepRow(seq_id=0, position=0, token_ids=prompt[:4], targets=prompt[1:5], num_logprobs=2)]).rows[0]
+    first = context.step(
+        [StepRow(seq_id=0, position=0, token_ids=prompt[:4], targets=prompt[1:5], num_logprobs=2)]
+    ).rows[0]
     row = StepRow(seq_id=0, position=4, token_ids=prompt[4:], targets=prompt[5:], samplers=(greedy(model),))
     second = context.step([row]).rows[0]
     assert first.scored is not None
@@ -214,7 +218,12 @@ def test_each_draft_position_has_its_mask(model: Model, context: Context) -> Non
         masks.words(slot)[:] = mask_of(model, allowed)
         masks.ready(slot)
     row = StepRow(
-        seq_id=0, position=0, token_ids=[1, 2, 3, *expected[:2]], num_drafts=2, samplers=(greedy(model),), mask_slots=(0, 1, 2)
+        seq_id=0,
+        position=0,
+        token_ids=[1, 2, 3, *expected[:2]],
+        num_drafts=2,
+        samplers=(greedy(model),),
+        mask_slots=(0, 1, 2),
     )
     assert context.step([row], masks=masks).rows[0].draws[0].token_ids == (expected[0], 200)
     assert context.positions(0) == (0, 3)
@@ -307,16 +316,17 @@ def test_one_sequence_has_one_row_and_one_sampler_one_place(model: Model, contex
 
 def test_a_sampler_of_another_vocabulary_is_refused(context: Context, vocabulary: Model) -> None:
     """Sizes of both vocabularies are in the error."""
-    with Sampler(SamplingParams(temperature=0), vocabulary) as other:
-        with pytest.raises(InvalidParams, match="32000"):
-            context.step([StepRow(seq_id=0, position=0, token_ids=[1], samplers=(other,))])
+    with Sampler(SamplingParams(temperature=0), vocabulary) as other, pytest.raises(InvalidParams, match="32000"):
+        context.step([StepRow(seq_id=0, position=0, token_ids=[1], samplers=(other,))])
 
 
 def test_an_aborted_step_moves_no_sampler(model: Model) -> None:
     """The draws of a step that was aborted did not happen; the same step again gives the undisturbed result."""
     ids = np.random.default_rng(0).integers(0, 250, 1000).astype(np.int32)
     with Context(model, n_ctx=1024, n_batch=1024, n_ubatch=32, n_threads=1) as context:
-        expected = context.step([StepRow(seq_id=0, position=0, token_ids=ids, samplers=(greedy(model),))]).rows[0].draws[0]
+        expected = (
+            context.step([StepRow(seq_id=0, position=0, token_ids=ids, samplers=(greedy(model),))]).rows[0].draws[0]
+        )
         context.clear()
         sampler = greedy(model)
         row = StepRow(seq_id=0, position=0, token_ids=ids, samplers=(sampler,))
@@ -333,7 +343,10 @@ def test_many_rows_of_a_large_vocabulary_draw_in_parallel_the_same(tiny_models: 
     with Model.load(tiny_models(LlamaSpec(vocabulary=numbered(60000), n_embd=32, n_head=2, n_head_kv=1))) as model:
         params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(12)]
         with Context(model, n_ctx=512, n_seq_max=12, n_outputs_max=12, n_threads=2) as context:
-            rows = [StepRow(seq_id=i, position=0, token_ids=[i + 1], samplers=(Sampler(params[i], model),)) for i in range(12)]
+            rows = [
+                StepRow(seq_id=i, position=0, token_ids=[i + 1], samplers=(Sampler(params[i], model),))
+                for i in range(12)
+            ]
             together = [row.draws[0].token_ids for row in context.step(rows).rows]
             context.clear()
             single = [replace(rows[i], samplers=(Sampler(params[i], model),)) for i in range(12)]

@@ -219,7 +219,9 @@ class Model:
     def chat_templates(self) -> Mapping[str, str]:
         """All chat templates of the file by name; the plain one is "default"."""
         prefix = "tokenizer.chat_template"
-        found = {key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")}
+        found = {
+            key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")
+        }
         return MappingProxyType(({"default": self.metadata[prefix]} if prefix in self.metadata else {}) | found)
 
     @property
@@ -235,7 +237,9 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -265,7 +269,9 @@ def _shards_beside(path: Path) -> tuple[Path, ...]:
     stem, count = match["stem"], int(match["count"])
     shards = tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
     if int(match["number"]) != 1:
-        raise ModelLoadError(f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name)
+        raise ModelLoadError(
+            f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name
+        )
     return shards
 
 
@@ -280,7 +286,7 @@ def _check_file(path: Path) -> None:
         raise ModelLoadError(f"{path} is no GGUF model: it {kind}")
 
 
-def _checked_override(key: str, value: bool | int | float | str) -> tuple[str, bool | int | float | str]:
+def _checked_override(key: str, value: bool | float | str) -> tuple[str, bool | int | float | str]:
     name = f"kv_overrides[{validation.text('kv_overrides key', key)!r}]"
     if isinstance(value, bool):
         return key, value
