@@ -57,6 +57,12 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     }
     // llama.cpp asserts that every sequence may have an output.
     params.n_outputs_max       = std::max(params.n_outputs_max, params.n_seq_max);
+    if (params.embeddings && params.pooling_type != LLAMA_POOLING_TYPE_NONE &&
+        (params.n_ubatch % params.n_seq_max != 0 || params.n_outputs_max < params.n_ubatch)) {
+        fail("InvalidParams", "a context that pools embeddings needs n_ubatch to be a multiple of " + str(params.n_seq_max) +
+                                  " (n_seq_max, twice that with recurrent state) and n_outputs_max to be at least n_ubatch, not n_ubatch " +
+                                  str(params.n_ubatch) + " and n_outputs_max " + str(params.n_outputs_max) + "; an Embedder sees to it");
+    }
     params.abort_callback      = on_abort;
     params.abort_callback_data = &aborted_;
     if (options.max_host_bytes) {
@@ -311,6 +317,7 @@ std::vector<float> Context::embeddings(int32_t index) const {
 void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
     auto start = [](int32_t count) {
         ggml_threadpool_params params = ggml_threadpool_params_default(count);
+        params.poll                   = 1; // idle threads spin for a millisecond or two between passes, then sleep
         ggml_threadpool *      pool   = ggml_threadpool_new(&params);
         if (!pool) {
             fail("NotEnoughMemory", "cannot start " + str(count) + " threads");

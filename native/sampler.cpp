@@ -543,30 +543,9 @@ Logprobs Sampler::list_logprobs(int32_t token, int32_t k) {
 }
 
 Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) const {
-    const size_t n = static_cast<size_t>(n_vocab_);
-    check_row(logits, n);
+    check_row(logits, static_cast<size_t>(n_vocab_));
     check_token("token_id", chosen, n_vocab_);
-    const int32_t top = argmax(logits, n);
-    if (top < 0) {
-        fail("SamplingError", "every logit is -inf: the model's output is not usable");
-    }
-    double sum = 0;
-    for (size_t i = 0; i < n; ++i) {
-        sum += std::exp(logits[i] - logits[top]);
-    }
-    const double total = logits[top] + std::log(sum);
-    Logprobs     result;
-    result.chosen = static_cast<float>(logits[chosen] - total);
-    if (k > 0) {
-        Candidates list;
-        select_highest(logits, n, static_cast<size_t>(k), list);
-        list.sort_first(list.size());
-        for (const llama_token_data & item : list.items) {
-            result.ids.push_back(item.id);
-            result.values.push_back(static_cast<float>(item.logit - total));
-        }
-    }
-    return result;
+    return row_logprobs(logits, static_cast<size_t>(n_vocab_), chosen, k);
 }
 
 void Sampler::accept(int32_t token) {

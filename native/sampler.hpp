@@ -17,6 +17,7 @@
 #include "draw.hpp"
 #include "grammar.hpp"
 #include "llama.h"
+#include "logprobs.hpp"
 #include "model.hpp"
 
 namespace paceline {
@@ -70,12 +71,6 @@ struct SamplerOptions {
     std::optional<GrammarOptions> grammar;
 
     bool sampled_logprobs = false; // logprobs of what was drawn from, instead of the model's own
-};
-
-struct Logprobs {
-    float                chosen;
-    std::vector<int32_t> ids;    // most likely first
-    std::vector<float>   values; // natural logarithms, aligned with ids
 };
 
 struct Draw {

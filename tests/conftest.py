@@ -17,7 +17,7 @@ def llama_cpp_source() -> Path:
     if not named:
         from paceline import _native
 
-        named = getattr(_native, "build_info", dict)().get("source")
+        named = getattr(_native, "build_info", dict)().get("llama_cpp_source")
     path = Path(named) if named else None
     if path is None or not path.is_dir():
         pytest.fail(f"no llama.cpp source tree at {named}: set PACELINE_LLAMA_CPP_SOURCE to one")

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
@@ -11,6 +15,19 @@ namespace paceline {
 
 // Hands the queued lines of llama.cpp's log to Python. Needs the GIL; never throws.
 void flush_log();
+
+// Text of a file, which nothing makes UTF-8: what is not becomes U+FFFD.
+inline nb::object as_text(std::string_view text) {
+    return nb::steal<nb::object>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+inline nb::list as_texts(const std::vector<std::pair<std::string, std::string>> & entries) {
+    nb::list list;
+    for (const auto & [key, value] : entries) {
+        list.append(nb::make_tuple(as_text(key), as_text(value)));
+    }
+    return list;
+}
 
 // Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back.
 class Unlocked {
@@ -25,6 +42,7 @@ private:
     std::optional<nb::gil_scoped_release> released_;
 };
 
+void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);
@@ -32,5 +50,6 @@ void bind_vocab(nb::module_ & m);
 void bind_adapter(nb::module_ & m);
 void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
+void bind_step(nb::module_ & m);
 
 } // namespace paceline

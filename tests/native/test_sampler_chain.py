@@ -243,7 +243,7 @@ def test_infill_gets_nothing_past_a_mask(vocabulary: Model) -> None:
     """Infill puts in the end of the text by itself; where that is forbidden nothing is left, and it says so."""
     options = params(samplers=("top_k", "infill"), top_k=40, ignore_eos=True)
     sampler = Sampler(options, vocabulary)
-    flat = {token: 0.0 for token in range(300, 340)}
+    flat = dict.fromkeys(range(300, 340), 0.0)
     with pytest.raises(Exception, match="no token is allowed"):
         sampler.sample(row(flat))
     assert sampler.sample(row({10: 9.0, 11: 0.9})) == 10

@@ -24,7 +24,7 @@ def test_integer_answers_a_plain_int(value: Any) -> None:
 @pytest.mark.parametrize("value", [True, False, np.True_, 1.0, np.float32(1), "1", None, [1], 1j])
 def test_integer_refuses_other_types(value: Any) -> None:
     """A bool, a float, a string or nothing at all is no integer, and the error says so as a TypeError too."""
-    with pytest.raises(InvalidType, match="^top_k must be an integer >= 0 and <= 10, not ") as caught:
+    with pytest.raises(InvalidType, match=r"^top_k must be an integer >= 0 and <= 10, not ") as caught:
         validation.integer("top_k", value, 0, 10)
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
 
@@ -32,7 +32,7 @@ def test_integer_refuses_other_types(value: Any) -> None:
 @pytest.mark.parametrize("value", [-1, 11, 2**80, pytest.param(10**6000, id="6000 digits"), np.int64(-1)])
 def test_integer_refuses_values_out_of_range(value: Any) -> None:
     """A value outside of the bounds is refused, however large, and is no wrong type."""
-    with pytest.raises(InvalidParams, match="^top_k must be an integer >= 0 and <= 10, not ") as caught:
+    with pytest.raises(InvalidParams, match=r"^top_k must be an integer >= 0 and <= 10, not ") as caught:
         validation.integer("top_k", value, 0, 10)
     assert not isinstance(caught.value, InvalidType)
 
@@ -58,14 +58,14 @@ def test_number_answers_a_plain_float(value: Any) -> None:
 @pytest.mark.parametrize("value", [True, np.True_, "0.5", None, 1j, [0.5]])
 def test_number_refuses_other_types(value: Any) -> None:
     """A bool or a string is no number."""
-    with pytest.raises(InvalidType, match="^top_p must be a finite number >= 0 and <= 1, not "):
+    with pytest.raises(InvalidType, match=r"^top_p must be a finite number >= 0 and <= 1, not "):
         validation.number("top_p", value, 0, 1)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, -math.inf, np.float32("nan"), 10**400])
 def test_number_refuses_what_is_out_of_range_or_not_finite(value: Any) -> None:
     """NaN, infinities and integers too large for a float are refused like any value out of range."""
-    with pytest.raises(InvalidParams, match="^top_p must be a finite number >= 0 and <= 1, not ") as caught:
+    with pytest.raises(InvalidParams, match=r"^top_p must be a finite number >= 0 and <= 1, not ") as caught:
         validation.number("top_p", value, 0, 1)
     assert not isinstance(caught.value, InvalidType)
 
@@ -73,7 +73,7 @@ def test_number_refuses_what_is_out_of_range_or_not_finite(value: Any) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_number_without_bounds_must_still_be_finite(value: Any) -> None:
     """No bounds do not let in what is not finite."""
-    with pytest.raises(InvalidParams, match="^bias must be a finite number, not "):
+    with pytest.raises(InvalidParams, match=r"^bias must be a finite number, not "):
         validation.number("bias", value)
 
 
@@ -96,7 +96,7 @@ def test_message_reads_as_a_sentence() -> None:
 def test_boolean_refuses_what_is_merely_truthy(value: Any) -> None:
     """Only True and False are booleans."""
     assert validation.boolean("echo", True) is True and validation.boolean("echo", False) is False
-    with pytest.raises(InvalidType, match="^echo must be True or False, not "):
+    with pytest.raises(InvalidType, match=r"^echo must be True or False, not "):
         validation.boolean("echo", value)
 
 
@@ -110,7 +110,7 @@ def test_text_names_a_lone_surrogate_and_where_it_is() -> None:
 @pytest.mark.parametrize("value", [b"abc", None, 3, ["a"]])
 def test_text_refuses_other_types(value: Any) -> None:
     """Bytes are no text."""
-    with pytest.raises(InvalidType, match="^prompt must be a str, not "):
+    with pytest.raises(InvalidType, match=r"^prompt must be a str, not "):
         validation.text("prompt", value)
 
 
@@ -121,7 +121,7 @@ def test_choice_suggests_the_nearest_option() -> None:
     with pytest.raises(InvalidParams) as caught:
         validation.choice("pooling", "men", options)
     assert str(caught.value) == "pooling must be one of 'mean', 'last', 'rank', not 'men'; did you mean 'mean'?"
-    with pytest.raises(InvalidType, match="^pooling must be one of"):
+    with pytest.raises(InvalidType, match=r"^pooling must be one of"):
         validation.choice("pooling", 3, options)
 
 
@@ -178,14 +178,14 @@ def test_token_ids_refuses_items_of_other_types(bad: Any) -> None:
 @pytest.mark.parametrize("values", ["12", b"12", 3, None, {1, 2}, iter([1]), memoryview(b"1")])
 def test_token_ids_refuses_what_is_no_sequence_of_integers(values: Any) -> None:
     """Text, bytes, sets and iterators are no sequences of token ids."""
-    with pytest.raises(InvalidType, match="^prompt must be a sequence of token ids, not "):
+    with pytest.raises(InvalidType, match=r"^prompt must be a sequence of token ids, not "):
         validation.token_ids("prompt", values, 10)
 
 
 @pytest.mark.parametrize("values", [np.zeros(3), np.zeros((1, 3), np.int32), np.zeros(3, bool), np.int32(3)])
 def test_token_ids_refuses_arrays_of_another_shape_or_type(values: Any) -> None:
     """Floats, bools, matrices and scalars of NumPy are no token ids."""
-    with pytest.raises(InvalidType, match="^prompt must be a one-dimensional array of integers, not "):
+    with pytest.raises(InvalidType, match=r"^prompt must be a one-dimensional array of integers, not "):
         validation.token_ids("prompt", values, 10)
 
 
@@ -209,5 +209,5 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(InvalidType) as caught:
         validation.integer("n", "x" * 1_000_000)
     assert len(str(caught.value)) < 200
-    with pytest.raises(InvalidType, match="not a Silent$"):
+    with pytest.raises(InvalidType, match=r"not a Silent$"):
         validation.integer("n", Silent())

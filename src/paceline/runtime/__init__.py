@@ -6,6 +6,7 @@ manager, or when collected, in any order: what is needed by others lives as long
 
 from paceline.runtime import log as _log
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.build import BuildInfo, build_info
 from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores
 from paceline.runtime.embedder import Embedder
@@ -19,6 +20,7 @@ _log.install()
 
 __all__ = [
     "Adapter",
+    "BuildInfo",
     "Context",
     "Device",
     "Embedder",
@@ -35,6 +37,7 @@ __all__ = [
     "TopLogprobs",
     "available_memory",
     "backend_features",
+    "build_info",
     "devices",
     "physical_cores",
 ]

@@ -22,6 +22,7 @@ _CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6,
 _MAX_CELLS = 2**31 - 256  # llama.cpp rounds up to multiples of 256 in 32 bits
 _CELL_BYTES = 64  # what llama.cpp notes down about a cell, at least
 _MAX_THREADS = 512
+_MIN_BYTES_PER_THREAD = 16 << 20  # of weights
 _SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring it first
 
 
@@ -34,7 +35,8 @@ class ContextOptions:
     n_seq_max: how many sequences can be held at once, at most 256 (128 for recurrent models, whose snapshots need one more
     each). Every one costs memory in models with a sliding window or recurrent state.
     n_outputs_max: rows of logits that one call may ask for, at least n_seq_max. A row costs 4 bytes x vocabulary, twice.
-    n_threads, n_threads_batch: threads for single tokens and for more; by default all physical cores.
+    n_threads, n_threads_batch: threads for single tokens and for more; by default all physical cores, fewer for models
+    under 16 MiB a core, whose threads would wait for each other most of the time.
     kv_unified: one pool of cells for all sequences, so that they can share prefixes.
     swa_full: keep the whole sequence in sliding window layers too.
     pooling: how token embeddings become one vector; None takes the model's own way.
@@ -79,7 +81,7 @@ class ContextOptions:
         sizes = _resolve_sizes(self, model)
         return {
             **sizes,
-            **_resolve_threads(self),
+            **_resolve_threads(self, model),
             **_resolve_rope(self),
             **_resolve_choices(self),
             "max_host_bytes": _memory_limit(sizes, model),
@@ -98,7 +100,9 @@ def _resolve_sizes(options: ContextOptions, model: Model) -> dict[str, int]:
     n_batch = _resolve_size("n_batch", options.n_batch, min(2048, cells), cells, f"n_ctx is {cells}")
     n_ubatch = _resolve_size("n_ubatch", options.n_ubatch, min(512, n_batch), n_batch, f"n_batch is {n_batch}")
     n_outputs_max = n_seq_max if options.n_outputs_max is None else options.n_outputs_max
-    validation.integer("n_outputs_max", n_outputs_max, n_seq_max, max(n_batch, n_seq_max), "every sequence may want one")
+    validation.integer(
+        "n_outputs_max", n_outputs_max, n_seq_max, max(n_batch, n_seq_max), "every sequence may want one"
+    )
     return {
         "n_ctx": cells,
         "n_batch": n_batch,
@@ -112,8 +116,9 @@ def _resolve_size(name: str, value: int | None, default: int, high: int, hint: s
     return default if value is None else validation.integer(name, value, 1, high, hint)
 
 
-def _resolve_threads(options: ContextOptions) -> dict[str, int]:
-    n_threads = options.n_threads if options.n_threads is not None else physical_cores()
+def _resolve_threads(options: ContextOptions, model: Model) -> dict[str, int]:
+    useful = max(1, model.size_bytes // _MIN_BYTES_PER_THREAD)
+    n_threads = options.n_threads if options.n_threads is not None else min(physical_cores(), useful)
     n_threads_batch = options.n_threads_batch if options.n_threads_batch is not None else n_threads
     return {
         "n_threads": validation.integer("n_threads", n_threads, 1, _MAX_THREADS),
@@ -129,11 +134,15 @@ def _resolve_rope(options: ContextOptions) -> dict[str, float]:
     return {
         "rope_freq_base": positive("rope_freq_base", 0.0),
         "rope_freq_scale": positive("rope_freq_scale", 0.0),
-        "yarn_ext_factor": -1.0 if options.yarn_ext_factor is None else validation.number("yarn_ext_factor", options.yarn_ext_factor, 0),
+        "yarn_ext_factor": -1.0
+        if options.yarn_ext_factor is None
+        else validation.number("yarn_ext_factor", options.yarn_ext_factor, 0),
         "yarn_attn_factor": positive("yarn_attn_factor", -1.0),
         "yarn_beta_fast": positive("yarn_beta_fast", -1.0),
         "yarn_beta_slow": positive("yarn_beta_slow", -1.0),
-        "yarn_orig_ctx": 0 if options.yarn_orig_ctx is None else validation.integer("yarn_orig_ctx", options.yarn_orig_ctx, 1, _MAX_CELLS),
+        "yarn_orig_ctx": 0
+        if options.yarn_orig_ctx is None
+        else validation.integer("yarn_orig_ctx", options.yarn_orig_ctx, 1, _MAX_CELLS),
     }
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from paceline.runtime.gguf_file import ValueType, read_gguf
 from paceline.testing.models.metadata import Typed, Value
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
@@ -69,7 +68,24 @@ def numbered(size: int = 300) -> Vocabulary:
 def word_pieces() -> Vocabulary:
     """WordPiece as BERT has it, lower case: letters, digits and punctuation at the start and inside of a word, some words."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    words = ("the", "a", "of", "and", "to", "in", "is", "was", "cat", "dog", "house", "river", "blue", "red", "small", "big")
+    words = (
+        "the",
+        "a",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "was",
+        "cat",
+        "dog",
+        "house",
+        "river",
+        "blue",
+        "red",
+        "small",
+        "big",
+    )
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     control = tuple(range(len(tokens)))
     tokens += ["▁" + text for text in (*letters, *"!\"#$%&'()*+,-./:;<=>?@", *words) if len(text) > 1 or text != "a"]
@@ -94,8 +110,13 @@ def word_pieces() -> Vocabulary:
 @lru_cache
 def copied(path: str | Path) -> Vocabulary:
     """The vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
+    from paceline.runtime.gguf_file import read_gguf
+
     found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
-    metadata = tuple((key, Typed(value.value, value.type.name, _name(value.item_type))) for key, value in found.items())
+    metadata = tuple(
+        (key, Typed(value.value, value.type.name, value.item_type and value.item_type.name))
+        for key, value in found.items()
+    )
     types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []
     control = tuple(token for token, kind in enumerate(types) if kind == _CONTROL)
     return Vocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)
@@ -117,7 +138,3 @@ def _visible(byte: int) -> str:
     if byte in printable:
         return chr(byte)
     return chr(256 + [other for other in range(256) if other not in printable].index(byte))
-
-
-def _name(kind: ValueType | None) -> str | None:
-    return None if kind is None else kind.name

@@ -22,6 +22,8 @@ CHAT_TEMPLATE = (
 )
 """A ChatML template; use it as `metadata={"tokenizer.chat_template": CHAT_TEMPLATE}`."""
 
+_FILE_TYPES: dict[WeightType, int] = {"F32": 0, "F16": 1, "Q8_0": 7}  # llama.cpp's numbers
+
 
 def write_model(path: str | Path, spec: ModelSpec, *, seed: int = 0, weights: WeightType = "F32",
                 metadata: Mapping[str, Value | None] | None = None) -> Path:  # fmt: skip
@@ -38,7 +40,9 @@ def write_split_model(path: str | Path, spec: ModelSpec, *, parts: int = 3, seed
     count = len(list(spec.tensors()))
     per_part = math.ceil(count / parts)
     if parts < 2 or math.ceil(count / per_part) != parts:
-        raise ValueError(f"{count} tensors cannot be split evenly into {parts} parts of at least one: ask for 2 to {count // 2}")
+        raise ValueError(
+            f"{count} tensors cannot be split evenly into {parts} parts of at least one: ask for 2 to {count // 2}"
+        )
     return _write(Path(path), spec, seed, weights, metadata or {}, per_part)
 
 
@@ -48,8 +52,11 @@ def _write(path: Path, spec: ModelSpec, seed: int, weights: WeightType, metadata
 
     tensors = list(spec.tensors())
     writer = GGUFWriter(path, spec.architecture, split_max_tensors=tensors_per_part)
-    named: dict[str, Value | None] = {"general.name": f"tiny random {spec.architecture}"}
-    add_metadata(writer, named | spec.metadata() | dict(spec.vocabulary.metadata) | dict(metadata))
+    general: dict[str, Value | None] = {
+        "general.name": f"tiny random {spec.architecture}",
+        "general.file_type": _FILE_TYPES[weights],
+    }
+    add_metadata(writer, general | spec.metadata() | dict(spec.vocabulary.metadata) | dict(metadata))
     for tensor in tensors:
         _announce(writer, tensor, weights)
     paths = writer.format_shard_names(path)

@@ -1,0 +1,147 @@
+# The cache that makes llama.cpp a matter of once a machine, not once a checkout.
+#
+# An entry is a folder. It is built aside, under a lock, and renamed into place when it is whole, so a name that exists
+# was finished by somebody. Its file `complete` holds the key it was built for and a hash of its files: an entry that
+# was made for something else, or damaged later, is built anew.
+include_guard()
+include("${CMAKE_CURRENT_LIST_DIR}/report.cmake")
+
+set(PACELINE_LOCK_TIMEOUT_S 7200)
+
+# paceline_cache_entry(<path> KEY <text> BUILDER <function> [SEALED <glob>...] [SPACE_MB <n>] [WHAT <words>])
+#
+# Makes sure that <path> is a whole entry for this key. BUILDER is called as <function>(<aside>) and leaves the content of
+# the entry in <aside>/entry; the rest of <aside> is its scratch space. SEALED: files whose hashes are kept (default: all).
+function(paceline_cache_entry entry)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "KEY;BUILDER;SPACE_MB;WHAT" "SEALED")
+    if(NOT arg_SEALED)
+        set(arg_SEALED "*")
+    endif()
+    paceline_entry_problem(problem "${entry}" "${arg_KEY}")
+    if(problem STREQUAL "")
+        paceline_say("${arg_WHAT} from the cache: ${entry}")
+        return()
+    endif()
+    paceline_lock("${entry}" "${arg_WHAT}")
+    paceline_entry_problem(problem "${entry}" "${arg_KEY}")
+    if(problem STREQUAL "")
+        paceline_say("${arg_WHAT}, just built by another process: ${entry}")
+    else()
+        paceline_say("${arg_WHAT} is not in the cache (${problem}): ${entry}")
+        paceline_sweep("${entry}")
+        paceline_require_space("${entry}" "${arg_SPACE_MB}" "${arg_WHAT}")
+        paceline_build_entry("${entry}" "${arg_KEY}" "${arg_BUILDER}" "${arg_SEALED}")
+    endif()
+    file(LOCK "${entry}.lock" RELEASE)
+endfunction()
+
+function(paceline_build_entry entry key builder sealed)
+    set(aside "${entry}.partial")
+    file(MAKE_DIRECTORY "${aside}")
+    set_property(GLOBAL PROPERTY PACELINE_ASIDE "${aside}")
+    cmake_language(CALL "${builder}" "${aside}")
+    paceline_seal("${aside}/entry" "${key}" "${sealed}")
+    file(REMOVE_RECURSE "${entry}")
+    file(RENAME "${aside}/entry" "${entry}")
+    file(REMOVE_RECURSE "${aside}")
+    set_property(GLOBAL PROPERTY PACELINE_ASIDE "")
+endfunction()
+
+# The head of `complete`: the version of this format, then the key.
+function(paceline_entry_head result key)
+    set(${result} "paceline cache entry, format 1\n--- key\n${key}\n--- files\n" PARENT_SCOPE)
+endfunction()
+
+# Sets `result` to why the entry cannot be used, or to the empty string.
+function(paceline_entry_problem result entry key)
+    set(${result} "" PARENT_SCOPE)
+    if(NOT EXISTS "${entry}/complete")
+        set(${result} "no such entry" PARENT_SCOPE)
+        return()
+    endif()
+    paceline_entry_head(head "${key}")
+    file(READ "${entry}/complete" text)
+    string(FIND "${text}" "${head}" position)
+    if(NOT position EQUAL 0)
+        set(${result} "the entry was made for something else" PARENT_SCOPE)
+        return()
+    endif()
+    string(LENGTH "${head}" length)
+    string(SUBSTRING "${text}" ${length} -1 files)
+    paceline_hash_files(now "${entry}" "${files}")
+    if(NOT now STREQUAL files OR NOT files MATCHES "\n--- end\n$")
+        set(${result} "the entry is damaged" PARENT_SCOPE)
+    endif()
+endfunction()
+
+# The list of hashes as it would be for the files that `files` names, as they are now.
+function(paceline_hash_files result entry files)
+    string(REGEX MATCHALL "[0-9a-f]+  [^\n]+" lines "${files}")
+    set(text "")
+    foreach(line IN LISTS lines)
+        string(REGEX REPLACE "^[0-9a-f]+  " "" name "${line}")
+        set(hash "missing")
+        if(EXISTS "${entry}/${name}")
+            file(SHA256 "${entry}/${name}" hash)
+        endif()
+        string(APPEND text "${hash}  ${name}\n")
+    endforeach()
+    set(${result} "${text}--- end\n" PARENT_SCOPE)
+endfunction()
+
+function(paceline_seal folder key sealed)
+    list(TRANSFORM sealed PREPEND "${folder}/")
+    file(GLOB_RECURSE names RELATIVE "${folder}" LIST_DIRECTORIES false ${sealed})
+    list(SORT names)
+    list(TRANSFORM names PREPEND "0  ")
+    list(JOIN names "\n" files)
+    paceline_hash_files(files "${folder}" "${files}")
+    paceline_entry_head(head "${key}")
+    file(WRITE "${folder}/complete" "${head}${files}")
+endfunction()
+
+# Waits until nobody else builds this entry. The system drops the lock when its holder dies.
+function(paceline_lock entry what)
+    get_filename_component(folder "${entry}" DIRECTORY)
+    file(MAKE_DIRECTORY "${folder}")
+    file(LOCK "${entry}.lock" TIMEOUT 0 RESULT_VARIABLE status)
+    if(NOT status EQUAL 0)
+        paceline_say("waiting for another process that builds ${what}")
+        file(LOCK "${entry}.lock" TIMEOUT ${PACELINE_LOCK_TIMEOUT_S} RESULT_VARIABLE status)
+    endif()
+    if(NOT status EQUAL 0)
+        paceline_fail("the lock ${entry}.lock cannot be taken: ${status}"
+            "end the other build, or set PACELINE_CACHE_DIR to a folder on a local disk (some network disks have no locks).")
+    endif()
+endfunction()
+
+# Removes what killed builds left aside: that of this entry, whose lock we hold, and that of others nobody works on.
+function(paceline_sweep entry)
+    file(REMOVE_RECURSE "${entry}.partial")
+    get_filename_component(folder "${entry}" DIRECTORY)
+    file(GLOB partials LIST_DIRECTORIES true "${folder}/*.partial")
+    foreach(partial IN LISTS partials)
+        string(REGEX REPLACE "\\.partial$" "" other "${partial}")
+        file(LOCK "${other}.lock" TIMEOUT 0 RESULT_VARIABLE status)
+        if(status EQUAL 0)
+            paceline_say("removing what an ended build left: ${partial}")
+            file(REMOVE_RECURSE "${partial}")
+            file(LOCK "${other}.lock" RELEASE)
+        endif()
+    endforeach()
+endfunction()
+
+# Refuses to begin what the disk has no room for.
+function(paceline_require_space entry megabytes what)
+    if(NOT megabytes)
+        return()
+    endif()
+    get_filename_component(folder "${entry}" DIRECTORY)
+    execute_process(
+        COMMAND "${Python_EXECUTABLE}" -c "import shutil, sys; print(shutil.disk_usage(sys.argv[1]).free // 2**20)" "${folder}"
+        OUTPUT_VARIABLE free OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status ERROR_QUIET)
+    if(status EQUAL 0 AND free LESS megabytes)
+        paceline_fail("the disk is full: ${what} needs about ${megabytes} MiB in ${folder}, ${free} MiB are free"
+            "free some space, or set PACELINE_CACHE_DIR to a folder on a larger disk.")
+    endif()
+endfunction()

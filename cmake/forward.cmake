@@ -1,0 +1,108 @@
+# What llama.cpp's own build is told: our choices, then everything that the user said in CMAKE_ARGS or by -D.
+include_guard()
+include("${CMAKE_CURRENT_LIST_DIR}/report.cmake")
+
+# Where CMAKE_ARGS says -DNAME=..., NAME is forwarded whatever it is. Later configurations of this build folder may not
+# see CMAKE_ARGS any more, so the names are kept.
+function(paceline_note_cmake_args)
+    separate_arguments(arguments UNIX_COMMAND "$ENV{CMAKE_ARGS}")
+    set(names "${PACELINE_FORWARDED_NAMES}")
+    foreach(argument IN LISTS arguments)
+        if(argument MATCHES "^-D([A-Za-z0-9_]+)[:=]")
+            list(APPEND names "${CMAKE_MATCH_1}")
+        endif()
+    endforeach()
+    list(FILTER names EXCLUDE REGEX "^(PACELINE_|SKBUILD|CMAKE_INSTALL_|Python)")
+    list(REMOVE_DUPLICATES names)
+    set(PACELINE_FORWARDED_NAMES "${names}" CACHE INTERNAL "")
+endfunction()
+
+# paceline is one module with everything in it.
+function(paceline_refuse_shared_libraries)
+    foreach(name IN ITEMS BUILD_SHARED_LIBS GGML_BACKEND_DL GGML_CPU_ALL_VARIANTS LLAMA_USE_SYSTEM_GGML)
+        if(${name})
+            paceline_fail("${name} is on, but llama.cpp is linked statically into paceline" "leave ${name} out.")
+        endif()
+    endforeach()
+endfunction()
+
+# Our own defaults, each open to -D: see docs/adr.
+function(paceline_set_llama_cpp_defaults backend)
+    foreach(name IN ITEMS cuda metal vulkan hip)
+        set(chosen OFF)
+        if(name STREQUAL backend)
+            set(chosen ON)
+        endif()
+        string(TOUPPER "GGML_${name}" option)
+        set(${option} ${chosen} PARENT_SCOPE)
+    endforeach()
+    foreach(name IN ITEMS GGML_OPENMP GGML_CUDA_NCCL LLAMA_OPENSSL)
+        if(NOT DEFINED ${name})
+            set(${name} OFF PARENT_SCOPE)
+        endif()
+    endforeach()
+    if(NOT DEFINED GGML_NATIVE AND (CMAKE_CROSSCOMPILING OR DEFINED ENV{SOURCE_DATE_EPOCH}))
+        set(GGML_NATIVE OFF PARENT_SCOPE)
+    elseif(NOT DEFINED GGML_NATIVE)
+        set(GGML_NATIVE ON PARENT_SCOPE)
+    endif()
+endfunction()
+
+# Sets `result` to an initial cache file (cmake -C) with every forwarded variable, sorted: it is also part of the key.
+function(paceline_forwarded_cache result)
+    get_cmake_property(names CACHE_VARIABLES)
+    list(FILTER names INCLUDE REGEX "^(GGML_|LLAMA_)")
+    list(APPEND names ${PACELINE_FORWARDED_NAMES}
+        GGML_CUDA GGML_METAL GGML_VULKAN GGML_HIP GGML_OPENMP GGML_CUDA_NCCL GGML_NATIVE LLAMA_OPENSSL
+        CMAKE_BUILD_TYPE CMAKE_C_COMPILER CMAKE_CXX_COMPILER CMAKE_CUDA_COMPILER CMAKE_CUDA_ARCHITECTURES
+        CMAKE_HIP_ARCHITECTURES CMAKE_TOOLCHAIN_FILE CMAKE_OSX_DEPLOYMENT_TARGET CMAKE_OSX_ARCHITECTURES CMAKE_OSX_SYSROOT)
+    list(FILTER names EXCLUDE REGEX "^LLAMA_CPP_|^CMAKE_(C|CXX)_FLAGS|_LAUNCHER$")
+    list(REMOVE_DUPLICATES names)
+    list(SORT names)
+    set(text "")
+    foreach(name IN LISTS names)
+        if(DEFINED ${name} AND NOT "${${name}}" STREQUAL "")
+            string(APPEND text "set(${name} [==[${${name}}]==] CACHE STRING \"\")\n")
+        endif()
+    endforeach()
+    paceline_flag_cache(flags)
+    set(${result} "${text}${flags}" PARENT_SCOPE)
+endfunction()
+
+# The compiler's flags, sections apart so that the linker can leave out what nobody calls, and the sanitizers.
+function(paceline_flag_cache result)
+    string(TOUPPER "_${CMAKE_BUILD_TYPE}" config)
+    set(text "")
+    foreach(language IN ITEMS C CXX)
+        set(flags "${CMAKE_${language}_FLAGS} -ffunction-sections -fdata-sections ${PACELINE_SANITIZE_FLAGS}")
+        string(REGEX REPLACE " +" " " flags "${flags}")
+        string(STRIP "${flags}" flags)
+        string(APPEND text "set(CMAKE_${language}_FLAGS [==[${flags}]==] CACHE STRING \"\")\n")
+        string(APPEND text
+            "set(CMAKE_${language}_FLAGS${config} [==[${CMAKE_${language}_FLAGS${config}}]==] CACHE STRING \"\")\n")
+    endforeach()
+    set(${result} "${text}" PARENT_SCOPE)
+endfunction()
+
+# ccache and its like change how fast a library is made, not the library: no part of the key.
+function(paceline_launcher_cache result)
+    set(text "")
+    foreach(language IN ITEMS C CXX CUDA HIP)
+        if(CMAKE_${language}_COMPILER_LAUNCHER)
+            set(launcher "${CMAKE_${language}_COMPILER_LAUNCHER}")
+            string(APPEND text "set(CMAKE_${language}_COMPILER_LAUNCHER [==[${launcher}]==] CACHE STRING \"\")\n")
+        endif()
+    endforeach()
+    set(${result} "${text}" PARENT_SCOPE)
+endfunction()
+
+# Uses ccache for our own files and for llama.cpp where it is installed and nothing else was asked for.
+macro(paceline_use_ccache)
+    find_program(PACELINE_CCACHE NAMES ccache)
+    mark_as_advanced(PACELINE_CCACHE)
+    foreach(paceline_language IN ITEMS C CXX CUDA)
+        if(PACELINE_CCACHE AND NOT DEFINED CMAKE_${paceline_language}_COMPILER_LAUNCHER)
+            set(CMAKE_${paceline_language}_COMPILER_LAUNCHER "${PACELINE_CCACHE}")
+        endif()
+    endforeach()
+endmacro()

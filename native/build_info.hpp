@@ -1,0 +1,27 @@
+// What this module was built from and how, fixed when it was compiled.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace paceline {
+
+struct BuildInfo {
+    std::string              backend;           // cpu, cuda, metal, vulkan or hip
+    std::string              backend_reason;    // why it was chosen
+    std::string              llama_cpp_version; // "unknown" where the tree does not say
+    std::string              llama_cpp_commit;  // likewise
+    std::string              llama_cpp_source;  // folder of the source tree, on the machine that built
+    std::string              build_type;        // Release, Debug, ...
+    std::string              sanitizers;        // empty, or such as "address,undefined"
+    std::vector<std::string> flags;             // NAME=VALUE, as given to llama.cpp's build
+    std::string              compiler;          // name and version
+    std::string              target;            // system and processor
+    std::string              cache_dir;         // folder of built libraries, on the machine that built
+    std::string              cache_entry;       // the one that was linked
+    bool                     assertions;        // whether debug assertions are compiled in
+};
+
+BuildInfo build_info();
+
+} // namespace paceline

@@ -1,0 +1,78 @@
+"""The commands put together, and what every one of them does with an error.
+
+Whatever goes wrong on purpose is one line on stderr. The compiled core and NumPy are loaded by the commands that need
+them, so `--help` and `--version` are quick.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli import terminal
+from paceline.cli.embed import embed
+from paceline.cli.generate import generate
+from paceline.cli.info import info
+from paceline.cli.tokenize import tokenize
+from paceline.errors import InvalidParams, PacelineError
+
+FAILED, WRONG_USAGE, INTERRUPTED, READER_GONE = 1, 2, 130, 141
+
+
+class Commands(TyperGroup):
+    """The group of all commands; turns errors into a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs one command."""
+        try:
+            result = super().invoke(ctx)
+            terminal.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except PacelineError as error:
+            terminal.report(str(error))
+            raise typer.Exit(WRONG_USAGE if isinstance(error, InvalidParams) else FAILED) from None
+        except BrokenPipeError:
+            terminal.abandon_output()
+            raise typer.Exit(READER_GONE) from None
+        except OSError as error:
+            terminal.abandon_output()
+            terminal.report(f"cannot write {error.filename or 'to stdout'}: {error.strerror or error}")
+            raise typer.Exit(FAILED) from None
+        return result
+
+
+def build_app(*, rich_help: bool = False) -> typer.Typer:
+    """The application. rich_help: help and usage errors in colours and boxes, for terminals; plain text otherwise."""
+    app = typer.Typer(
+        cls=Commands,
+        help="Runs GGUF models on llama.cpp. Without -m, the small demo model that comes along is used.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the output's reader went away.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich" if rich_help else None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_common)
+    for command in (generate, tokenize, embed, info):
+        app.command(no_args_is_help=command is not info)(command)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from paceline import __version__
+
+        terminal.write(f"paceline {__version__}\n")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,211 @@
+"""`paceline generate`: goes on from a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import reading, terminal
+from paceline.cli.generation import Generated, collect, positions_needed, summary, usage
+from paceline.cli.interrupt import Stop, run
+from paceline.cli.loading import LoadedModel, ModelChoice, load
+from paceline.cli.options import (
+    DeviceOption,
+    GpuLayersOption,
+    ModelOption,
+    ParseSpecialOption,
+    ThreadsOption,
+    VerboseOption,
+    choosing_tokens,
+    ending,
+    running,
+    showing,
+)
+from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.runtime import Context, Model, Sampler
+
+_DEFAULTS = SamplingParams()
+_PROMPT_HELP = 'Text to go on from; "-" reads it from stdin, without its last line break.'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Showing:
+    """What the options say about the output."""
+
+    as_json: bool
+    quiet: bool
+    echo: bool
+    special: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything a run needs to know."""
+
+    prompt: str
+    params: SamplingParams
+    model: ModelChoice
+    showing: Showing
+    n_ctx: int | None
+    n_threads: int | None
+    parse_special: bool
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP)],
+    *,
+    model: ModelOption = None,
+    n_gpu_layers: GpuLayersOption = None,
+    device: DeviceOption = None,
+    parse_special: ParseSpecialOption = False,
+    temperature: Annotated[
+        float, choosing_tokens(metavar="X", help="How freely; 0 always takes the likeliest token.")
+    ] = _DEFAULTS.temperature,
+    top_k: Annotated[
+        int, choosing_tokens(metavar="N", help="Only the N likeliest tokens; 0 for all.")
+    ] = _DEFAULTS.top_k,
+    top_p: Annotated[
+        float, choosing_tokens(metavar="X", help="Only the likeliest, up to this sum of probabilities; 1 for all.")
+    ] = _DEFAULTS.top_p,
+    min_p: Annotated[
+        float, choosing_tokens(metavar="X", help="Only tokens at least X times as likely as the likeliest; 0 for all.")
+    ] = _DEFAULTS.min_p,
+    repeat_penalty: Annotated[
+        float, choosing_tokens(metavar="X", help="Above 1, the last 64 tokens come less easily again.")
+    ] = _DEFAULTS.repeat_penalty,
+    seed: Annotated[
+        int, choosing_tokens("--seed", "-s", metavar="N", help="The same seed gives the same text; -1 for a new one.")
+    ] = -1,
+    grammar_file: Annotated[
+        Path | None, choosing_tokens(metavar="FILE", help="Only what this grammar (GBNF) allows.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int, ending("--max-tokens", "-n", metavar="N", help="Most tokens; -1 until the context is full.")
+    ] = _DEFAULTS.max_tokens or -1,
+    stop: Annotated[
+        list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
+    ] = None,
+    ignore_eos: Annotated[bool, ending("--ignore-eos", help="Go on where the model would end.")] = False,
+    ctx_size: Annotated[
+        int | None,
+        running(
+            "--ctx-size",
+            "-c",
+            metavar="N",
+            help="Tokens that fit, prompt included.",
+            show_default="what the model knows, at most 4096 unless more is needed",
+        ),
+    ] = None,
+    threads: ThreadsOption = None,
+    verbose: VerboseOption = False,
+    echo: Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")] = None,
+    special: Annotated[bool, showing("--special", help="Show control tokens that are generated.")] = False,
+    as_json: Annotated[bool, showing("--json", help="One JSON object at the end, not text as it comes.")] = False,
+    quiet: Annotated[bool, showing("--quiet", "-q", help="No progress bar, no statistics.")] = False,
+) -> None:
+    """Go on from a text, streamed to stdout; statistics go to stderr.
+
+    The prompt is taken as it is, without a chat template. A terminal shows it before the text; elsewhere only the
+    text is written, ended by a line break. Ctrl-C ends it with what there is, a second Ctrl-C at once.
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        grammar=None if grammar_file is None else reading.text_file("--grammar-file", grammar_file),
+        max_tokens=None if max_tokens == -1 else max_tokens,
+        stop=tuple(reading.argument("--stop", one) for one in stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
+    job = Job(
+        prompt=reading.argument_or_stdin("PROMPT", prompt),
+        params=params,
+        model=ModelChoice(
+            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
+        ),
+        showing=Showing(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
+        n_ctx=ctx_size,
+        n_threads=threads,
+        parse_special=parse_special,
+    )
+    run(lambda interrupted: _run(job, interrupted))
+
+
+def _run(job: Job, interrupted: Stop) -> None:
+    from paceline.runtime import Context, Sampler
+
+    loaded = load(job.model, interrupted)
+    prompt = _encode(loaded.model, job)
+    sampler = Sampler(job.params, loaded.model)
+    n_ctx = _context_size(loaded.model, job, prompt)
+    with Context(loaded.model, n_ctx=n_ctx, n_threads=job.n_threads) as context:
+        generated = _generate(context, sampler, loaded.model, job, prompt, interrupted)
+    _finish(job.showing, generated, loaded, len(prompt), sampler.seed)
+
+
+def _encode(model: Model, job: Job) -> list[int]:
+    prompt = model.tokenizer.encode(job.prompt, parse_special=job.parse_special)
+    if not prompt:
+        raise InvalidParams(
+            "PROMPT is empty, and this model has no token that begins a text; give it a word to go on from"
+        )
+    return prompt
+
+
+def _context_size(model: Model, job: Job, prompt: list[int]) -> int | None:
+    """The size that was asked for, or more than the default where prompt and answer need it and the model knows it."""
+    needed = min(positions_needed(prompt, job.params.max_tokens), model.n_ctx_train)
+    return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
+
+
+def _generate(
+    context: Context, sampler: Sampler, model: Model, job: Job, prompt: list[int], interrupted: Stop
+) -> Generated:
+    from paceline.text import TextPipe
+
+    tokens = context.generate(sampler, prompt, job.params.max_tokens)
+    first = 1 if model.has_encoder else len(prompt)  # positions that the decoder holds before the first token
+    pipe = TextPipe(model.tokenizer.pieces(job.showing.special), job.params.stop)
+    if job.showing.echo:
+        terminal.write(job.prompt, style="dim")
+    with interrupted.aborting(context.abort):
+        return collect(
+            tokens,
+            pipe,
+            None if job.showing.as_json else terminal.write,
+            lambda count: count == job.params.max_tokens or first + count > context.max_positions,
+            interrupted,
+        )
+
+
+def _finish(showing: Showing, generated: Generated, loaded: LoadedModel, prompt_tokens: int, seed: int) -> None:
+    if showing.as_json:
+        terminal.write(_as_json(generated, usage(generated, prompt_tokens=prompt_tokens, load_s=loaded.load_s), seed))
+    elif not generated.text.endswith("\n"):
+        terminal.write("\n")
+    if not showing.quiet:
+        terminal.note(summary(generated, prompt_tokens=prompt_tokens, load_s=loaded.load_s, seed=seed))
+
+
+def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:
+    answer = {
+        "text": generated.text,
+        "token_ids": generated.token_ids,
+        "finish_reason": generated.finish_reason,
+        "stop": generated.stop,
+        "seed": seed,
+        "usage": counts,
+    }
+    return json.dumps(answer, ensure_ascii=False) + "\n"

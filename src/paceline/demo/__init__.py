@@ -1,0 +1,25 @@
+"""The two demo models that come with paceline; MODEL_CARD.md describes them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from paceline.errors import ModelLoadError
+
+
+def demo_model_path() -> Path:
+    """The model that is used wherever none is named. Raises `ModelLoadError` where the installation lacks it."""
+    return _installed("paceline-demo.gguf")
+
+
+def demo_draft_model_path() -> Path:
+    """A tenth of the demo model, with the same vocabulary. Raises `ModelLoadError` where the installation lacks it."""
+    return _installed("paceline-demo-draft.gguf")
+
+
+def _installed(name: str) -> Path:
+    path = Path(str(resources.files(__name__) / name))
+    if not path.is_file():
+        raise ModelLoadError(f"the demo model {path} is missing from this installation; name a model of your own")
+    return path

@@ -1,0 +1,36 @@
+"""What the compiled core was built from and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import _native
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    """Facts that were fixed when the core was compiled. Folders are those of the machine that built it.
+
+    backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
+    sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
+    """
+
+    backend: str
+    backend_reason: str
+    llama_cpp_version: str
+    llama_cpp_commit: str
+    llama_cpp_source: str
+    build_type: str
+    sanitizers: str
+    flags: tuple[str, ...]
+    compiler: str
+    target: str
+    cache_dir: str
+    cache_entry: str
+    assertions: bool
+
+
+def build_info() -> BuildInfo:
+    """The facts of the core that is loaded."""
+    facts = _native.build_info()
+    return BuildInfo(**{**facts, "flags": tuple(facts["flags"])})

@@ -1,0 +1,255 @@
+"""Refuses model files whose values llama.cpp would end the process over, naming the key and the value.
+
+llama.cpp answers most of what can be wrong with a file by not loading it; over some values it aborts instead, while
+loading or at the first pass. Those are looked for here, before it sees the file. What is not caught:
+`docs/known-aborts.md`. Found by `tests/fuzz/fuzz_gguf.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.errors import ModelLoadError
+from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
+
+Override = bool | int | float | str
+
+MAX_LAYERS: Final = 512
+MAX_EXPERTS: Final = 1024
+MAX_WINDOW: Final = 2**24
+_ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
+_TYPE_F32: Final = 0
+_KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
+_CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
+_PLAIN: Final = re.compile(
+    rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
+)
+# What llama.cpp takes as optional and then uses without looking whether it is there.
+_NEEDED: Final = {
+    "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
+    "t5encoder": (b"enc.blk.0.attn_rel_b.weight",),
+}
+_NEED_CONVOLUTION_BIAS: Final = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+# Tensor types that no weight can have: integers and doubles, and the formats of activations.
+_UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+_INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
+
+
+def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None) -> None:
+    """Look at the header of a model's file, or of all files of a split set in order.
+
+    `overrides` are the values that llama.cpp will be told to use in the place of the file's. Raises `ModelLoadError`.
+    """
+    files = [read_gguf(path) for path in paths]
+    facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
+    for check in (
+        _check_layers,
+        _check_experts,
+        _check_numbers,
+        _check_heads,
+        _check_rope,
+        _check_widths,
+        _check_tokens,
+    ):
+        check(facts)
+    _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
+    for path, file in zip(paths, files, strict=True):
+        _check_tensors(str(path), file.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Metadata by the names that architectures share: `facts.integer("block_count")`.
+
+    Answers None for what is not there or has another type than llama.cpp takes: it refuses those by itself.
+    """
+
+    name: str
+    file: GgufFile
+    overrides: dict[str, Override]
+
+    def key(self, key: str) -> str:
+        """The key with the architecture in front, unless it has a prefix of its own."""
+        return key if key.startswith(("tokenizer.", "general.")) else f"{self.architecture}.{key}"
+
+    @property
+    def architecture(self) -> str:
+        value = self.file.metadata.get(b"general.architecture")
+        override = self.overrides.get("general.architecture")
+        if isinstance(override, str):
+            return override
+        return str(value.value, "utf-8", "replace") if value and value.type is ValueType.STRING else ""
+
+    def integer(self, key: str) -> int | None:
+        value = self._value(key, ValueType.UINT32)
+        return None if value is None else int(value) & 0xFFFFFFFF  # an override is cut off in the same way
+
+    def integers(self, key: str) -> list[int]:
+        """A number, or one for every layer."""
+        found = self.file.metadata.get(self.key(key).encode())
+        if (
+            found
+            and found.type is ValueType.ARRAY
+            and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL)
+        ):
+            return [int(item) & 0xFFFFFFFF for item in found.value]
+        single = self.integer(key)
+        return [] if single is None else [single]
+
+    def number(self, key: str) -> float | None:
+        value = self._value(key, ValueType.FLOAT32)
+        return None if value is None else float(value)
+
+    def text(self, key: str) -> str | None:
+        value = self._value(key, ValueType.STRING)
+        return str(value, "utf-8", "replace") if isinstance(value, bytes) else value
+
+    def strings(self, key: str) -> list[bytes]:
+        found = self.file.metadata.get(key.encode())
+        is_list = found is not None and found.type is ValueType.ARRAY and found.item_type is ValueType.STRING
+        return found.value if found is not None and is_list else []
+
+    def refuse(self, key: str, value: object, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.name}: {self.key(key)} is {value}, but {reason}")
+
+    def _value(self, key: str, kind: ValueType) -> Any:
+        override = self.overrides.get(self.key(key))
+        if override is not None and isinstance(override, _OVERRIDE_TYPES[kind]) and not isinstance(override, bool):
+            return override
+        found: MetadataValue | None = self.file.metadata.get(self.key(key).encode())
+        return found.value if found and found.type is kind else None
+
+
+_OVERRIDE_TYPES: Final[dict[ValueType, type]] = {ValueType.UINT32: int, ValueType.FLOAT32: float, ValueType.STRING: str}
+
+
+def _check_layers(facts: _Facts) -> None:
+    layers = facts.integer("block_count")
+    if layers is None:
+        return
+    if not 1 <= layers <= MAX_LAYERS:
+        raise facts.refuse("block_count", layers, f"a model has 1 to {MAX_LAYERS} layers")
+    extra = facts.integer("nextn_predict_layers") or 0
+    if extra >= layers:
+        raise facts.refuse("nextn_predict_layers", extra, f"it must be less than block_count, {layers}")
+
+
+def _check_experts(facts: _Facts) -> None:
+    experts = facts.integer("expert_count") or 0
+    used = max(facts.integers("expert_used_count"), default=0)
+    if facts.architecture.startswith("hunyuan") and experts <= 1:
+        return  # llama.cpp takes one expert as none there
+    if experts > MAX_EXPERTS:
+        raise facts.refuse("expert_count", experts, f"at most {MAX_EXPERTS} experts are possible")
+    if used > experts:
+        raise facts.refuse("expert_used_count", used, f"there are {experts} experts (expert_count)")
+    if experts and not used:
+        raise facts.refuse("expert_used_count", used, f"at least one of the {experts} experts must be used")
+    groups, used_groups = facts.integer("expert_group_count") or 0, facts.integer("expert_group_used_count") or 0
+    if groups and groups >= experts:
+        raise facts.refuse("expert_group_count", groups, f"there are {experts} experts (expert_count)")
+    if groups > 1 and experts % groups:
+        raise facts.refuse("expert_group_count", groups, f"{experts} experts cannot be split evenly")
+    if groups > 1 and not 0 < used_groups < groups:
+        raise facts.refuse("expert_group_used_count", used_groups, f"it must be 1 to {groups - 1}")
+
+
+def _check_numbers(facts: _Facts) -> None:
+    for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon", "group_norm_epsilon"):
+        epsilon = facts.number(f"attention.{name}")
+        if epsilon is not None and not (math.isfinite(epsilon) and epsilon >= 0):
+            raise facts.refuse(f"attention.{name}", epsilon, "it must be finite and at least 0")
+
+
+def _check_heads(facts: _Facts) -> None:
+    """What each head of the keys has must be what the metadata says, which not every architecture compares."""
+    sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
+    heads = facts.integers("attention.head_count_kv")
+    for tensor in facts.file.tensors:
+        layer = _key_layer(tensor.name)
+        if layer is None or not sizes or not heads or len(tensor.shape) != 2:
+            continue
+        count = heads[layer] if len(heads) > layer else heads[0]
+        if count and tensor.shape[1] not in {count * size for size in sizes if size is not None}:
+            found = f"{tensor.name.decode()} has {tensor.shape[1]} rows for {count} heads"
+            raise facts.refuse("attention.key_length", facts.integer("attention.key_length"), found)
+
+
+def _key_layer(name: bytes) -> int | None:
+    match = _KEY_WEIGHT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _check_widths(facts: _Facts) -> None:
+    window = facts.integer("attention.sliding_window")
+    if window is not None and window > MAX_WINDOW:
+        raise facts.refuse("attention.sliding_window", window, f"at most {MAX_WINDOW} tokens are possible")
+    width, out = facts.integer("embedding_length"), facts.integer("embedding_length_out")
+    if width and out and out > width and not any(b"dense" in tensor.name for tensor in facts.file.tensors):
+        raise facts.refuse("embedding_length_out", out, f"nothing in the file makes more of embedding_length, {width}")
+    alignment = facts.integer("general.alignment")
+    if alignment is not None and alignment % 32:
+        raise facts.refuse("general.alignment", alignment, "it must be a multiple of 32")
+
+
+def _check_rope(facts: _Facts) -> None:
+    scaling = facts.text("rope.scaling.type")
+    if scaling is not None and scaling not in _ROPE_SCALINGS:
+        raise facts.refuse("rope.scaling.type", repr(scaling), f"llama.cpp knows {', '.join(_ROPE_SCALINGS)}")
+    heads, width = facts.integers("attention.head_count"), facts.integer("embedding_length")
+    by_default = width // heads[0] if heads and heads[0] and width else 0
+    for suffix in ("", "_swa"):
+        size = facts.integer(f"attention.key_length{suffix}") or facts.integer("attention.key_length") or by_default
+        rotated = facts.integer(f"rope.dimension_count{suffix}")
+        if rotated == 0 and size and facts.integer("attention.kv_lora_rank") is None:  # it loops for ever over none
+            raise facts.refuse(f"rope.dimension_count{suffix}", 0, "it must be at least 2")
+        if rotated is not None and rotated % 2:
+            raise facts.refuse(f"rope.dimension_count{suffix}", rotated, "it must be even")
+        if rotated is not None and size and rotated > size:
+            raise facts.refuse(f"rope.dimension_count{suffix}", rotated, f"a head has {size} values")
+
+
+def _check_tokens(facts: _Facts) -> None:
+    tokens = [token or b"[EMPTY_%d]" % place for place, token in enumerate(facts.strings("tokenizer.ggml.tokens"))]
+    if len(set(tokens)) < len(tokens):
+        token = _first_twice(tokens)
+        text = token.decode("utf-8", "replace")[:80]
+        raise facts.refuse("tokenizer.ggml.tokens", f"a list with the token {text!r} in it twice", "tokens must differ")
+
+
+def _check_needed(facts: _Facts, present: set[bytes]) -> None:
+    needed = list(_NEEDED.get(facts.architecture, ()))
+    if facts.architecture in _NEED_CONVOLUTION_BIAS:
+        needed += [name.removesuffix(b"weight") + b"bias" for name in present if _CONVOLUTION.fullmatch(name)]
+    for name in needed:
+        if present and name not in present:
+            raise ModelLoadError(f"{facts.name}: the tensor {name.decode()} is missing")
+
+
+def _first_twice(tokens: Iterable[bytes]) -> bytes:
+    seen: set[bytes] = set()
+    return next(token for token in tokens if token in seen or seen.add(token))
+
+
+def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
+    for tensor in tensors:
+        if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
+            text = tensor.name.decode("utf-8", "replace")
+            raise ModelLoadError(
+                f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
+            )
+        if tensor.type != _TYPE_F32 and _is_added_or_multiplied(tensor):
+            text = tensor.name.decode("utf-8", "replace")
+            raise ModelLoadError(
+                f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)"
+            )
+
+
+def _is_added_or_multiplied(tensor: TensorInfo) -> bool:
+    """Tensors that go into element-wise operations and convolutions, which mix no types."""
+    return _PLAIN.search(tensor.name) is not None

@@ -1,0 +1,60 @@
+"""From token ids to text that can be shown: piece table, then stop strings, then UTF-8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.text.detokenizer import Detokenizer
+from paceline.text.stops import StopFilter, StopMatch
+
+PipeState = tuple[tuple[tuple[int, bytes], ...], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """What one step adds to a sequence: ids and well-formed text. Either may be empty without the other."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+class TextPipe:
+    """Turns the tokens of one sequence into text and ends it at a stop string.
+
+    `pieces`: the bytes of every token, by id (`Tokenizer.pieces`). What `push` and, in the end, `finish` answer joins
+    to the ids and the text before the stop; without a stop, of the whole sequence.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], stops: Sequence[str] = ()) -> None:
+        self._pieces = pieces
+        self._filter = StopFilter(stops)
+        self._detokenizer = Detokenizer()
+
+    @classmethod
+    def from_state(cls, pieces: Sequence[bytes], stops: Sequence[str], state: PipeState) -> TextPipe:
+        """A pipe that goes on where the one that gave `state` stood."""
+        pipe = cls(pieces)
+        pipe._filter = StopFilter.from_state(stops, state[0])
+        pipe._detokenizer = Detokenizer.from_state(state[1])
+        return pipe
+
+    @property
+    def match(self) -> StopMatch | None:
+        """The stop that was found; nothing may be pushed any more, and `finish` still has to be called."""
+        return self._filter.match
+
+    def push(self, token_id: int) -> TextPiece:
+        """Takes the next token and answers what can be shown now."""
+        released = self._filter.push(token_id, self._pieces[token_id])
+        return TextPiece(released.token_ids, self._detokenizer.push(released.data))
+
+    def finish(self) -> TextPiece:
+        """The sequence has ended, however it did: everything that was held back and belongs to no stop."""
+        released = self._filter.finish()
+        text = self._detokenizer.push(released.data) + self._detokenizer.finish()
+        return TextPiece(released.token_ids, text)
+
+    def state(self) -> PipeState:
+        """What is held back, for `from_state`: tokens that may belong to a stop, bytes of an unfinished character."""
+        return self._filter.state(), self._detokenizer.state()

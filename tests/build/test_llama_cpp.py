@@ -1,0 +1,162 @@
+"""A small tree in the shape of llama.cpp, through the whole of the build: compiled once, cached, linked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.build.conftest import ROOT, find_cmake
+
+LIBRARIES = ["llama-common", "llama-common-base", "llama", "ggml", "ggml-cpu", "ggml-base", "cpp-httplib"]
+HEADERS = ["include/llama.h", "ggml/include/ggml.h", "src/llama-ext.h", "common/common.h", "vendor/nlohmann/json.hpp"]
+TREE = "\n".join(
+    [
+        "project(llama.cpp C CXX)",
+        "set(LLAMA_VERSION_MAJOR 1)\nset(LLAMA_VERSION_MINOR 2)\nset(LLAMA_VERSION_PATCH 3)",
+        'file(WRITE "${CMAKE_BINARY_DIR}/base.c" "int answer(void) { return ${GGML_ANSWER}; }")',
+        *(f'add_library({name} STATIC "${{CMAKE_BINARY_DIR}}/base.c")' for name in LIBRARIES),
+        "target_link_libraries(ggml-base PRIVATE m)",
+    ]
+)
+PROJECT = f"""
+cmake_minimum_required(VERSION 3.25)
+project(fake LANGUAGES NONE)
+list(APPEND CMAKE_MODULE_PATH "{ROOT}/cmake")
+include(settings)
+include(toolchain)
+include(llama_cpp)
+paceline_setting(PACELINE_BACKEND cpu "")
+paceline_setting(PACELINE_LLAMA_CPP_SOURCE "" "")
+paceline_setting(PACELINE_CACHE_DIR "" "")
+paceline_note_cmake_args()
+set(CMAKE_BUILD_TYPE Release)
+paceline_use_ccache()
+paceline_enable_languages()
+find_package(Python REQUIRED COMPONENTS Interpreter)
+paceline_find_llama_cpp()
+file(WRITE "${{CMAKE_BINARY_DIR}}/main.c" "int answer(void); int main(void) {{ return answer(); }}")
+add_executable(main "${{CMAKE_BINARY_DIR}}/main.c")
+target_link_libraries(main PRIVATE llama_cpp)
+"""
+
+
+class Checkout:
+    """A project that links llama.cpp as paceline does, and the tree that it takes it from."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.tree, self.cache = folder, folder / "tree", folder / "cache"
+        settings = {"PACELINE_LLAMA_CPP_SOURCE": str(self.tree), "PACELINE_CACHE_DIR": str(self.cache)}
+        self.environment = environment | settings
+        for name in ["ggml/CMakeLists.txt", "common/CMakeLists.txt", "vendor/sheredom/subprocess.h", *HEADERS]:
+            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.tree / name).touch()
+        (self.tree / "CMakeLists.txt").write_text(TREE)
+        (folder / "project").mkdir()
+        (folder / "project/CMakeLists.txt").write_text(PROJECT)
+
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        environment = self.environment | env
+        out = subprocess.STDOUT
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=out, text=True, check=False)
+
+    def configure(self, build: str = "build", answer: str = "42") -> str:
+        # That the compilers work is taken for granted, which saves seconds.
+        args = [f"-DGGML_ANSWER={answer}", "-DCMAKE_C_COMPILER_WORKS=1", "-DCMAKE_CXX_COMPILER_WORKS=1"]
+        command = [find_cmake(), "-S", f"{self.folder}/project", "-B", f"{self.folder}/{build}", *args]
+        return self.run(*command, CMAKE_ARGS=" ".join(args)).stdout
+
+    def build(self, build: str = "build") -> str:
+        done = self.run(find_cmake(), "--build", f"{self.folder}/{build}")
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def answer(self, build: str = "build") -> int:
+        return self.run(f"{self.folder}/{build}/main").returncode
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, environment: dict[str, str]) -> Checkout:
+    return Checkout(tmp_path, environment)
+
+
+@dataclass
+class TwoBuilds:
+    """What two build folders of the same project said, and every command line that went through ccache."""
+
+    first: str
+    second: str
+    answer: int
+    compiled: str
+
+
+@pytest.fixture(scope="module")
+def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
+    """Configures two build folders one after the other, with a ccache on the PATH, and builds the second."""
+    folder = tmp_path_factory.mktemp("two-builds")
+    (folder / "bin").mkdir()
+    ccache, log = folder / "bin/ccache", folder / "ccache.log"
+    ccache.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
+    ccache.chmod(0o755)
+    checkout = Checkout(folder, {"PATH": f"{ccache.parent}:{os.environ['PATH']}", "HOME": str(folder)})
+    first, second = checkout.configure("first"), checkout.configure("second")
+    checkout.build("second")
+    return TwoBuilds(first, second, checkout.answer("second"), log.read_text())
+
+
+def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds) -> None:
+    """The libraries are compiled once; another build folder links the same ones, with the options they were given."""
+    assert "compiling llama.cpp" in two_builds.first
+    assert "compiling llama.cpp" not in two_builds.second
+    assert "llama.cpp 1.2.3 (unknown, cpu) from the cache" in two_builds.second
+    assert two_builds.answer == 42
+
+
+def test_ccache_is_used_where_it_is_installed(two_builds: TwoBuilds) -> None:
+    """Both llama.cpp's files and ours are compiled through a ccache on the PATH."""
+    assert "base.c" in two_builds.compiled
+    assert "main.c" in two_builds.compiled
+
+
+def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
+    """A plain rebuild notices that the user's tree was edited, and links what comes of it."""
+    checkout.configure()
+    checkout.build()
+    (checkout.tree / "CMakeLists.txt").write_text(TREE.replace("${GGML_ANSWER}", "${GGML_ANSWER} + 1"))
+    checkout.build()
+    assert checkout.answer() == 43
+
+
+def test_a_tree_that_does_not_compile_shows_the_compilers_words(checkout: Checkout) -> None:
+    """A compiler error ends in our message with the compiler's own in it, and leaves no entry."""
+    output = checkout.configure(answer="nonsense")
+    assert "llama.cpp does not compile" in output
+    assert "nonsense" in output.partition("paceline cannot be built")[2]
+    assert "CMAKE_ARGS" in output
+    assert [path.name for path in (checkout.cache / "llama.cpp").iterdir() if (path / "complete").exists()] == []
+
+
+@pytest.fixture
+def configure_paceline(tmp_path: Path, environment: dict[str, str]) -> Callable[..., str]:
+    """Configures the real project with an environment in which it must fail early."""
+
+    def configure(**env: str) -> str:
+        command = [find_cmake(), "-S", str(ROOT), "-B", str(tmp_path / "build")]
+        out = subprocess.STDOUT
+        done = subprocess.run(
+            command, env=environment | env, stdout=subprocess.PIPE, stderr=out, text=True, check=False
+        )
+        assert done.returncode != 0
+        return done.stdout
+
+    return configure
+
+
+def test_a_missing_compiler_is_said_in_plain_words(configure_paceline: Callable[..., str]) -> None:
+    """Without a compiler the build says which is missing and how to get one."""
+    output = " ".join(configure_paceline(CC="/no/such/cc", CXX="/no/such/c++").split())
+    assert "paceline cannot be built: no C compiler was found" in output
+    assert "apt install g++" in output

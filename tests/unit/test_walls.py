@@ -1,0 +1,37 @@
+"""Walls that the import contract in pyproject.toml cannot see, since the compiled core is no Python file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import paceline
+
+PACKAGE = Path(paceline.__file__).parent
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Every dotted name that a file imports; a relative import counts by its last part."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def importers(name: str) -> set[str]:
+    """The files of the package that import a module of that last name."""
+    sources = PACKAGE.rglob("*.py")
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in sources
+        if any(name in imported.split(".") for imported in imported_names(path))
+    }
+
+
+def test_only_the_runtime_imports_the_compiled_core() -> None:
+    """The compiled core is imported in runtime/ and nowhere else."""
+    found = importers("_native")
+    assert found
+    assert {path for path in found if not path.startswith("runtime/")} == set()
