@@ -133,6 +133,7 @@ def test_generate_streams() -> None:
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
     """A seed that the statistics told repeats the run."""
     first = generate("-n", "30")
+    assert first["seed"] < 2**32
     assert generate("-n", "30", "--seed", str(first["seed"]))["token_ids"] == first["token_ids"]
     assert generate("-n", "30", "--seed", str(first["seed"] ^ 1))["token_ids"] != first["token_ids"]
 
@@ -291,6 +292,7 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
     ("args", "code", "message"),
     [
         (["generate", "x", "-m", "/no/such.gguf"], 1, "/no/such.gguf: No such file or directory"),
+        (["generate", "x", "-m", "/no/\udcff.gguf"], 2, "the model's path is no valid text"),
         (["generate", "x", "-m", __file__], 1, "is no GGUF model"),
         (["generate", "many words " * 2000], 1, "the context has 1024"),
         (["generate", ""], 2, "PROMPT is empty"),
