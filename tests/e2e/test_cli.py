@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,22 @@ def paceline_(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
     return subprocess.run(
         [*COMMAND, *args], input=stdin, capture_output=True, check=False, timeout=TIMEOUT_S, env=environment()
     )
+
+
+@contextmanager
+def started(*args: str, stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
+    """A command that runs inside of the block, its output in pipes; it is gone afterwards, whatever happens."""
+    command = [*COMMAND, *args]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            process.stdin = None  # communicate() would write to it
+            yield process
+        finally:
+            process.kill()
 
 
 def output(*args: str, stdin: bytes = b"") -> str:
@@ -122,12 +140,9 @@ def test_generate_writes_the_text_to_stdout_and_numbers_to_stderr() -> None:
 
 def test_generate_streams() -> None:
     """Text arrives while the rest is still to come."""
-    process = subprocess.Popen([*COMMAND, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert process.stdout is not None
-    assert process.stdout.read(10)
-    assert process.poll() is None
-    process.kill()
-    process.communicate(timeout=TIMEOUT_S)
+    with started(*ENDLESS) as process:
+        assert process.stdout is not None and len(process.stdout.read(10)) == 10
+        assert process.poll() is None
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
@@ -237,11 +252,11 @@ def test_quiet_leaves_stderr_empty() -> None:
 
 def test_ctrl_c_ends_with_what_there_is() -> None:
     """The text so far is flushed, the numbers are told, and the exit code is 130."""
-    process = subprocess.Popen([*COMMAND, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert process.stdout is not None
-    begin = process.stdout.read(10)
-    process.send_signal(signal.SIGINT)
-    rest, numbers = process.communicate(timeout=TIMEOUT_S)
+    with started(*ENDLESS) as process:
+        assert process.stdout is not None
+        begin = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        rest, numbers = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert (begin + rest).decode().endswith("\n")
     assert " | interrupted | " in numbers.decode() and "Traceback" not in numbers.decode()
@@ -249,14 +264,13 @@ def test_ctrl_c_ends_with_what_there_is() -> None:
 
 def test_ctrl_c_ends_a_long_prompt_in_the_middle() -> None:
     """Within a forward pass, too; the JSON object comes all the same and says that it was cancelled."""
-    command = [*COMMAND, "generate", "The fox. " * 10000, "-t", "1", "-c", "32768", "--json", "-v"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert process.stderr is not None
-    assert any(
-        b"compute buffer size" in line for line in process.stderr
-    )  # the context is made, many seconds of work follow
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=TIMEOUT_S)
+    with started("generate", "-", "-t", "1", "-c", "32768", "--json", "-v", stdin=b"The fox. " * 10000) as process:
+        assert process.stderr is not None
+        assert any(
+            b"compute buffer size" in line for line in process.stderr
+        )  # the context is made: seconds of work follow
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=TIMEOUT_S)
     answer = json.loads(text)
     assert process.returncode == 130
     assert (answer["finish_reason"], answer["usage"]["completion_tokens"]) == ("cancelled", 0)
@@ -264,13 +278,12 @@ def test_ctrl_c_ends_a_long_prompt_in_the_middle() -> None:
 
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     """As with other tools in a pipe: no message, and the code that the signal would give."""
-    process = subprocess.Popen([*COMMAND, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.read(10)
-    process.stdout.close()
-    message = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(TIMEOUT_S), message) == (141, b"")
+    with started(*ENDLESS) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(TIMEOUT_S) == 141
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

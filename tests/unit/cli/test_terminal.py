@@ -42,7 +42,8 @@ def test_a_terminal_gets_colours_and_no_foreign_escapes(monkeypatch: pytest.Monk
     """Styles are ours, escapes in the text are made visible, nothing is wrapped."""
     monkeypatch.setattr(sys, "stdout", Screen())
     terminal.write("[b]a\x1b:smile:" + "x" * 200, style="bold")
-    assert sys.stdout.getvalue() == "\x1b[1m[b]a␛:smile:" + "x" * 200 + "\x1b[0m"
+    terminal.write("b\x1b[2J")
+    assert sys.stdout.getvalue() == "\x1b[1m[b]a␛:smile:" + "x" * 200 + "\x1b[0m" + "b␛[2J"
 
 
 def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
