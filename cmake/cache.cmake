@@ -38,11 +38,13 @@ endfunction()
 function(paceline_build_entry entry key builder sealed)
     set(aside "${entry}.partial")
     file(MAKE_DIRECTORY "${aside}")
+    set_property(GLOBAL PROPERTY PACELINE_ASIDE "${aside}")
     cmake_language(CALL "${builder}" "${aside}")
     paceline_seal("${aside}/entry" "${key}" "${sealed}")
     file(REMOVE_RECURSE "${entry}")
     file(RENAME "${aside}/entry" "${entry}")
     file(REMOVE_RECURSE "${aside}")
+    set_property(GLOBAL PROPERTY PACELINE_ASIDE "")
 endfunction()
 
 # The head of `complete`: the version of this format, then the key.

@@ -12,13 +12,14 @@ function(paceline_library_key result source_id backend initial_cache)
     paceline_machine_fingerprint(machine)
     paceline_backend_fingerprint(toolkit "${backend}" "${GGML_NATIVE}")
     file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/CMakeLists.txt" recipe)
+    file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/yielding_pause.h" header)
     set(dated no)
     if(DEFINED ENV{SOURCE_DATE_EPOCH}) # llama.cpp chooses other instruction sets then
         set(dated yes)
     endif()
     set(${result}
 "source    ${source_id}
-recipe    ${recipe}
+recipe    ${recipe} ${header}
 system    ${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}
 compiler  ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_COMPILER}
 compiler  ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_COMPILER}

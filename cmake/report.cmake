@@ -5,8 +5,13 @@ function(paceline_say text)
     message(STATUS "paceline: ${text}")
 endfunction()
 
-# Ends the configuration. `way_out` says what the reader can do about it.
+# Ends the configuration, and removes the scratch folder of a cache entry that was being built. `way_out` says what the
+# reader can do about it.
 function(paceline_fail problem way_out)
+    get_property(aside GLOBAL PROPERTY PACELINE_ASIDE)
+    if(aside)
+        file(REMOVE_RECURSE "${aside}")
+    endif()
     message(FATAL_ERROR "\n  paceline cannot be built: ${problem}\n  What to do: ${way_out}\n")
 endfunction()
 
@@ -34,7 +39,8 @@ function(paceline_tail result text num_lines)
     set(${result} "${text}" PARENT_SCOPE)
 endfunction()
 
-# Ends the configuration because a command failed: the end of its output, and the advice that fits it best.
+# Ends the configuration because a command failed: the end of its output (30 lines, or as many as a fourth argument says),
+# and the advice that fits it best.
 function(paceline_fail_command problem output way_out)
     if(output MATCHES "No space left on device|Disk quota exceeded|ENOSPC")
         set(problem "the disk is full (${problem})")
@@ -42,6 +48,10 @@ function(paceline_fail_command problem output way_out)
     elseif(output MATCHES "Killed|out of memory|Cannot allocate memory")
         set(way_out "this looks like too little memory: set CMAKE_BUILD_PARALLEL_LEVEL=1 and try again.")
     endif()
-    paceline_tail(tail "${output}" 30)
+    set(num_lines 30)
+    if(ARGC GREATER 3)
+        set(num_lines ${ARGV3})
+    endif()
+    paceline_tail(tail "${output}" ${num_lines})
     paceline_fail("${problem}\n${tail}" "${way_out}")
 endfunction()

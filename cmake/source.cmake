@@ -173,7 +173,7 @@ function(paceline_explain_pip_failure output)
             "install pip there, or ${own_tree}.")
     endif()
     paceline_fail_command("the source of llama.cpp (llama-cpp-python ${PACELINE_PINNED_VERSION}) cannot be downloaded"
-        "${output}" "connect to a package index (PIP_INDEX_URL names one of your own), or ${own_tree}.")
+        "${output}" "connect to a package index (PIP_INDEX_URL names one of your own), or ${own_tree}." 4)
 endfunction()
 
 function(paceline_verify_archive archive)

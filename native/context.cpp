@@ -57,6 +57,12 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     }
     // llama.cpp asserts that every sequence may have an output.
     params.n_outputs_max       = std::max(params.n_outputs_max, params.n_seq_max);
+    if (params.embeddings && params.pooling_type != LLAMA_POOLING_TYPE_NONE &&
+        (params.n_ubatch % params.n_seq_max != 0 || params.n_outputs_max < params.n_ubatch)) {
+        fail("InvalidParams", "a context that pools embeddings needs n_ubatch to be a multiple of " + str(params.n_seq_max) +
+                                  " (n_seq_max, twice that with recurrent state) and n_outputs_max to be at least n_ubatch, not n_ubatch " +
+                                  str(params.n_ubatch) + " and n_outputs_max " + str(params.n_outputs_max) + "; an Embedder sees to it");
+    }
     params.abort_callback      = on_abort;
     params.abort_callback_data = &aborted_;
     if (options.max_host_bytes) {

@@ -77,7 +77,7 @@ public:
     void abort() noexcept;
 
     Positions positions(int32_t seq_id) const;
-    void      remove(int32_t seq_id, int32_t first, int32_t end);
+    void      remove(int32_t seq_id, int32_t first); // all from `first` on; the positions before it stay
     void      copy(int32_t from, int32_t to, int32_t first, int32_t end);
     void      keep(int32_t seq_id);
     void      clear(bool data);
@@ -101,6 +101,7 @@ private:
     struct Snapshot;
 
     llama_memory_t        memory() const; // raises Unsupported where there is none
+    bool                  covers(const Positions & held, int32_t next) const;
     void                  check_seq(const char * name, int32_t seq_id) const;
     Positions             positions_locked(int32_t seq_id) const;
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which

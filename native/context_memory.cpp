@@ -25,27 +25,33 @@ Positions Context::positions(int32_t seq_id) const {
 
 void Context::truncate_locked(int32_t seq_id, int32_t first) { llama_memory_seq_rm(memory(), seq_id, first, -1); }
 
-void Context::remove(int32_t seq_id, int32_t first, int32_t end) {
+// Whether a sequence that holds `held` could go on at position `next`: windows must still cover what it looks back at.
+bool Context::covers(const Positions & held, int32_t next) const {
+    const int32_t n_swa = memory_class_ == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0;
+    return n_swa == 0 || held.min <= std::max(0, next - n_swa + 1);
+}
+
+void Context::remove(int32_t seq_id, int32_t first) {
     std::lock_guard<std::mutex> lock(mutex_);
     check_seq("seq_id", seq_id);
     const Positions held = positions_locked(seq_id);
-    if (first <= held.min && (end < 0 || end > held.max)) {
+    if (first > held.max) {
+        return; // nothing lies there
+    }
+    if (first <= 0) {
         llama_memory_seq_rm(memory(), seq_id, -1, -1);
         return;
     }
-    if (first > held.max || (end >= 0 && end <= first)) {
-        return; // nothing lies there
-    }
-    if (end >= 0 && end <= held.max) {
-        fail("Unsupported", "positions " + str(first) + " to " + str(end) + " lie in the middle of sequence " + str(seq_id) + " (" +
-                                str(held.min) + " to " + str(held.max) + "): only its end can be removed, since what follows depends on it");
-    }
+    const std::string where = " cannot go back to position " + str(first) + " of sequence " + str(seq_id);
     if (needs_shadows()) {
-        fail("Unsupported", "a model with recurrent state cannot go back to position " + str(first) + " of sequence " + str(seq_id) +
+        fail("Unsupported", "a model with recurrent state" + where + ": remove it whole, or restore a saved state");
+    }
+    if (!covers(held, first)) {
+        fail("Unsupported", "the sliding window, which begins at position " + str(held.min) + "," + where +
                                 ": remove it whole, or restore a saved state");
     }
     if (!llama_memory_seq_rm(memory(), seq_id, first, -1)) {
-        fail("Unsupported", "this model's memory cannot go back to position " + str(first) + " of sequence " + str(seq_id));
+        fail("Unsupported", "this model's memory" + where);
     }
 }
 
@@ -60,15 +66,21 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     const Positions target = positions_locked(to);
     first                  = std::max(first, 0);
     end                    = end < 0 ? source.max + 1 : std::min(end, source.max + 1);
-    const bool whole       = first <= std::max(source.min, 0) && end == source.max + 1;
+    const bool        whole = first == 0 && end == source.max + 1;
+    const std::string part  = "positions " + str(first) + " to " + str(end);
     if (target.max >= 0 && (first != target.max + 1 || needs_shadows() || !kv_unified_)) {
         fail("InvalidParams", "to_seq_id " + str(to) + " holds positions up to " + str(target.max) + ": remove it first");
     }
-    if (!whole && needs_shadows()) {
-        fail("Unsupported", "a model with recurrent state can only copy a whole sequence, not positions " + str(first) + " to " + str(end));
+    if (target.max < 0 && first > 0) {
+        fail("InvalidParams", "start must be 0 where to_seq_id " + str(to) + " is empty, not " + str(first));
     }
-    if (!whole && !kv_unified_) {
-        fail("Unsupported", "without kv_unified only a whole sequence can be copied, not positions " + str(first) + " to " + str(end));
+    if (!whole && (needs_shadows() || !kv_unified_)) {
+        fail("Unsupported", std::string(needs_shadows() ? "a model with recurrent state" : "a context without kv_unified") +
+                                " can only copy a whole sequence, not " + part);
+    }
+    if (!covers(source, end)) {
+        fail("Unsupported", "the sliding window of sequence " + str(from) + " begins at position " + str(source.min) +
+                                " and no longer covers " + part);
     }
     if (first < end) {
         llama_memory_seq_cp(memory(), from, to, whole ? -1 : first, whole ? -1 : end);
@@ -109,6 +121,9 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
     memory();
     LogCapture                  log;
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
+    if (!partial) {
+        llama_memory_seq_rm(memory(), seq_id, -1, -1); // the state of an empty sequence would leave it as it is
+    }
     if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), seq_id, flags) == 0) {
         llama_memory_seq_rm(memory(), seq_id, -1, -1);
         fail("StateError", "the state does not fit into sequence " + str(seq_id) + ", which is now empty: " +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -50,17 +51,26 @@ llama_sampler * compile(const llama_vocab * vocab, const GrammarOptions & option
 
 } // namespace
 
+std::string token_piece(const llama_vocab * vocab, int32_t token) {
+    std::string   piece(256, '\0');
+    const int32_t size = llama_token_to_piece(vocab, token, piece.data(), 256, 0, true);
+    piece.resize(static_cast<size_t>(std::abs(size)));
+    if (size < 0) {
+        llama_token_to_piece(vocab, token, piece.data(), -size, 0, true);
+    }
+    return piece;
+}
+
 FirstBytes::FirstBytes(const llama_vocab * vocab) : of_token(static_cast<size_t>(llama_vocab_n_tokens(vocab)), none) {
     token.fill(-1);
-    std::vector<char> piece(4096);
     for (int32_t id = 0; id < llama_vocab_n_tokens(vocab); ++id) {
-        const int32_t size = llama_token_to_piece(vocab, id, piece.data(), static_cast<int32_t>(piece.size()), 0, true);
-        if (size <= 0 || llama_vocab_is_eog(vocab, id)) {
+        const std::string piece = token_piece(vocab, id);
+        if (piece.empty() || llama_vocab_is_eog(vocab, id)) {
             continue;
         }
         const auto first                  = static_cast<unsigned char>(piece[0]);
         of_token[static_cast<size_t>(id)] = first;
-        if (size == 1) {
+        if (piece.size() == 1) {
             token[first] = id;
         }
     }
@@ -92,6 +102,15 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");
     }
     names_tokens_ = facts.names_tokens;
+    vocab_        = vocab;
+    if (options.lazy) {
+        waiting_.emplace();
+        waiting_->triggers = options.trigger_tokens;
+        for (const std::string & pattern : options.trigger_patterns) {
+            waiting_->patterns.emplace_back(pattern);
+            waiting_->anchored |= pattern.find('^') == 0;
+        }
+    }
     // A lazy grammar that still waits allows everything, which every byte's token says as well.
     if (facts.prefix_closed) {
         first_bytes_ = FirstBytes::of(model);
@@ -103,6 +122,8 @@ Grammar Grammar::clone() const {
     copy.sampler_.reset(llama_sampler_clone(sampler_.get()));
     copy.first_bytes_  = first_bytes_;
     copy.names_tokens_ = names_tokens_;
+    copy.vocab_        = vocab_;
+    copy.waiting_      = waiting_;
     return copy;
 }
 
@@ -161,7 +182,42 @@ bool Grammar::accept(int32_t token) {
     } catch (const std::exception &) { // a trigger whose text the grammar does not go on with
         return false;
     }
+    if (waiting_ && waiting_->ends_with(vocab_, token)) {
+        waiting_.reset();
+    } else if (waiting_ && waiting_->text.size() > Waiting::max_bytes) {
+        forget_old_text();
+    }
     return true;
+}
+
+bool Grammar::Waiting::ends_with(const llama_vocab * vocab, int32_t token) {
+    if (std::find(triggers.begin(), triggers.end(), token) != triggers.end()) {
+        return true;
+    }
+    tokens.push_back(token);
+    text += token_piece(vocab, token);
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [this](const std::regex & pattern) { return std::regex_search(text, pattern); });
+}
+
+// Starts the grammar again with the newer half of the text.
+void Grammar::forget_old_text() {
+    if (waiting_->anchored) {
+        fail("SamplingError", "grammar_triggers: a pattern that begins with ^ has not matched within " +
+                                  std::to_string(Waiting::max_bytes) + " bytes, which is as far as it is looked for");
+    }
+    Waiting & w    = *waiting_;
+    size_t    kept = 0, first = w.tokens.size();
+    while (first > 0 && kept < Waiting::max_bytes / 2) {
+        kept += token_piece(vocab_, w.tokens[--first]).size();
+    }
+    w.tokens.erase(w.tokens.begin(), w.tokens.begin() + static_cast<ptrdiff_t>(first));
+    w.text.clear();
+    llama_sampler_reset(sampler_.get());
+    for (const int32_t token : w.tokens) {
+        llama_sampler_accept(sampler_.get(), token);
+        w.text += token_piece(vocab_, token);
+    }
 }
 
 std::string grammar_of_json_schema(const std::string & schema) {

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,9 @@ struct GrammarOptions {
     std::vector<std::string> trigger_patterns; // ECMAScript; the grammar takes over where the first group matched
     std::vector<int32_t>     trigger_tokens;
 };
+
+// The bytes that a token stands for, those of control tokens included.
+std::string token_piece(const llama_vocab * vocab, int32_t token);
 
 // The first byte of every token's text, and for every byte the token that is this byte alone.
 struct FirstBytes {
@@ -53,12 +58,29 @@ private:
         void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
     };
 
+    // A lazy grammar before its trigger. llama.cpp keeps all text since the beginning and searches it again with every
+    // token, by a std::regex that recurses along it; here the text is kept short.
+    struct Waiting {
+        static constexpr size_t max_bytes = 8192;
+
+        std::vector<std::regex> patterns;
+        std::vector<int32_t>    triggers;
+        bool                    anchored = false; // a pattern wants the text from its beginning
+        std::string             text;
+        std::vector<int32_t>    tokens;
+
+        bool ends_with(const llama_vocab * vocab, int32_t token); // whether this token brings the trigger
+    };
+
     Grammar() = default;
     void drop_by_first_byte(Candidates & list) const;
+    void forget_old_text();
 
     std::unique_ptr<llama_sampler, Free> sampler_;
     std::shared_ptr<const FirstBytes>    first_bytes_; // null: of no help with this grammar
     bool                                 names_tokens_ = false;
+    const llama_vocab *                  vocab_        = nullptr;
+    std::optional<Waiting>               waiting_;
 };
 
 // The grammar of the texts that are JSON by a JSON schema, itself given as JSON; llama.cpp's translation. GrammarError

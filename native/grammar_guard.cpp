@@ -19,6 +19,8 @@ struct Item {
     int64_t rule      = -1;    // index, or -1: characters or a token
     bool    optional  = false; // {0,...}, *, ?
     bool    repeats   = false; // more than once
+    uint64_t counted = 0;      // how often, where that is counted,
+    bool     hollow  = false;  // and whether what is repeated is itself optional
 };
 using Alternative = std::vector<Item>;
 struct Rule {
@@ -214,7 +216,7 @@ void Reader::item(Alternative & items, bool nested) {
         group(items);
         return;
     } else if (word()) {
-        items.push_back({static_cast<int64_t>(rule_id(name())), false, false});
+        items.push_back({.rule = static_cast<int64_t>(rule_id(name()))});
         grow(1);
         return;
     } else {
@@ -322,7 +324,7 @@ void Reader::group(Alternative & items) {
     alternatives(id, true);
     expect(')', "to end a group");
     --nesting_;
-    items.push_back({static_cast<int64_t>(id), false, false});
+    items.push_back({.rule = static_cast<int64_t>(id)});
     length_ = 1;
     cost_   = symbols_ - before;
     grow(2);
@@ -366,6 +368,10 @@ void Reader::repeat(Alternative & items, uint64_t least, std::optional<uint64_t>
     }
     const uint64_t times = most ? *most - least : 1; // that it may go on
     symbols_ += times;
+    if (most || least > 1) {
+        items.back().counted = std::max(least, most.value_or(0));
+        items.back().hollow  = items.back().optional;
+    }
     items.back().optional |= least == 0;
     items.back().repeats  |= most.value_or(2) > 1;
     grow(length_ * least + times * (length_ + 3));
@@ -401,6 +407,7 @@ private:
     }
     void find_empty();
     void find_edges();
+    void check_counts() const;
     void visit(size_t start);
     void leave(size_t rule);
 
@@ -459,10 +466,31 @@ void Beginnings::find_edges() {
     }
 }
 
+// Each time that a counted item can be left out is one more way to read every text, and llama.cpp tries them all.
+void Beginnings::check_counts() const {
+    for (const Rule & rule : rules_) {
+        for (const Alternative & items : rule.alternatives) {
+            for (const Item & item : items) {
+                const bool hollow = item.hollow || (item.rule >= 0 && empty_[static_cast<size_t>(item.rule)]);
+                if (hollow && item.counted > GrammarLimits::max_hollow) {
+                    fail("GrammarError", "grammar: in '" + rule.name + "' something that can be empty is repeated up to " +
+                                             std::to_string(item.counted) + " times (at most " +
+                                             std::to_string(GrammarLimits::max_hollow) +
+                                             "); make it not empty and the repetition begin at 0");
+                }
+            }
+        }
+    }
+}
+
 void Beginnings::check() {
+    check_counts();
     const size_t n = rules_.size();
     order_.assign(n, 0), low_.assign(n, 0), component_.assign(n, 0), open_.assign(n, 0);
-    depth_.assign(n, 1), paths_.assign(n, 1);
+    depth_.assign(n, 1), paths_.resize(n);
+    for (size_t i = 0; i < n; ++i) {
+        paths_[i] = rules_[i].alternatives.size();
+    }
     for (size_t i = 0; i < n; ++i) {
         if (order_[i] == 0) {
             visit(i);
@@ -476,10 +504,10 @@ void Beginnings::check() {
             }
         }
         if (depth_[i] > GrammarLimits::max_chain || paths_[i] > GrammarLimits::max_paths) {
-            fail("GrammarError", "grammar: from '" + rules_[i].name + "' rules begin with rules too often: a chain of " +
-                                 std::to_string(depth_[i]) + " (at most " + std::to_string(GrammarLimits::max_chain) +
-                                 "), " + std::to_string(paths_[i]) + " paths (at most " +
-                                 std::to_string(GrammarLimits::max_paths) + ")");
+            fail("GrammarError", "grammar: '" + rules_[i].name + "' can begin in too many ways: with chains of " +
+                                     std::to_string(depth_[i]) + " rules (at most " +
+                                     std::to_string(GrammarLimits::max_chain) + ") and " + std::to_string(paths_[i]) +
+                                     " alternatives (at most " + std::to_string(GrammarLimits::max_paths) + ")");
         }
     }
 }

@@ -13,8 +13,9 @@ struct GrammarLimits {
     static constexpr size_t   max_nesting     = 200;       // of parentheses
     static constexpr uint64_t max_elements    = 1'000'000; // after repetitions are written out
     static constexpr uint64_t max_repetitions = 2000;      // llama.cpp's own limit
+    static constexpr uint64_t max_hollow      = 10;        // of something that can be empty
     static constexpr uint64_t max_chain       = 1000;      // of rules that begin with the next
-    static constexpr uint64_t max_paths       = 1'000'000; // along such chains, which llama.cpp walks one by one
+    static constexpr uint64_t max_paths       = 20'000;    // alternatives along such chains; time grows with the square
 };
 
 struct GrammarFacts {

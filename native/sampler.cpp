@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <set>
 
@@ -554,12 +553,8 @@ Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) cons
 void Sampler::accept(int32_t token) {
     const std::lock_guard lock(mutex_);
     check_token("token_id", token, n_vocab_);
-    if (grammar_ && !grammar_->allows(token)) {
-        refuse(token);
-    }
-    if (grammar_ && !grammar_->accept(token)) {
-        grammar_ = grammar_after(progress_.generated);
-        refuse(token);
+    if (grammar_) {
+        advance_grammar(token);
     }
     if (pending_.token == token && options_.mirostat != 0) {
         progress_.mu -= options_.mirostat_eta * (pending_.value - options_.mirostat_tau);
@@ -575,8 +570,17 @@ void Sampler::accept(int32_t token) {
     remember(token);
 }
 
-void Sampler::refuse(int32_t token) const {
-    fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
+// Leaves the grammar where it was if it does not take the token.
+void Sampler::advance_grammar(int32_t token) {
+    try {
+        if (grammar_->allows(token) && grammar_->accept(token)) {
+            return;
+        }
+        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
+    } catch (const Error &) {
+        grammar_ = grammar_after(progress_.generated);
+        throw;
+    }
 }
 
 void Sampler::accept_prompt(const int32_t * tokens, size_t n) {
@@ -668,13 +672,7 @@ bool Sampler::is_eog(int32_t token) const {
 
 std::string Sampler::token_bytes(int32_t token) const {
     check_token("token_id", token, n_vocab_);
-    std::string   bytes(64, '\0');
-    const int32_t size = llama_token_to_piece(model_->vocab(), token, bytes.data(), 64, 0, true);
-    bytes.resize(static_cast<size_t>(std::abs(size)));
-    if (size < 0) {
-        llama_token_to_piece(model_->vocab(), token, bytes.data(), -size, 0, true);
-    }
-    return bytes;
+    return token_piece(model_->vocab(), token);
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {

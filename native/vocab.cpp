@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "error.hpp"
+#include "runs.hpp"
 #include "stack.hpp"
 
 namespace paceline {
@@ -50,52 +51,6 @@ std::string metadata(const Model & model, const char * key) {
     return value.data();
 }
 
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-bool is_break(char c) { return c == '\n' || c == '\r'; }
-
-bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-
-// Length in bytes of the blank that the text begins with, 0 where it begins with something else or a line break.
-std::size_t blank_length(std::string_view text) {
-    constexpr std::array<std::string_view, 8> wide = {"\u0085", "\u00A0", "\u1680", "\u2028",
-                                                      "\u2029", "\u202F", "\u205F", "\u3000"};
-    if (is_space(text[0])) {
-        return is_break(text[0]) ? 0 : 1;
-    }
-    if (text.size() > 2 && text.starts_with("\xE2\x80") && static_cast<unsigned char>(text[2]) <= 0x8A) {
-        return 3; // U+2000 to U+200A
-    }
-    const auto found = std::find_if(wide.begin(), wide.end(), [&](auto blank) { return text.starts_with(blank); });
-    return found == wide.end() ? 0 : found->size();
-}
-
-std::size_t digit_length(std::string_view text) { return text[0] >= '0' && text[0] <= '9'; }
-
-// Sum of the squares of the lengths, in characters, of all runs of such characters.
-double squared_runs(std::string_view text, std::size_t (*length_of)(std::string_view)) {
-    double      sum = 0;
-    std::size_t run = 0;
-    for (std::size_t i = 0; i < text.size();) {
-        const std::size_t length = length_of(text.substr(i));
-        run                      = length ? run + 1 : 0;
-        sum += run ? 2.0 * run - 1 : 0; // the difference of two squares
-        i += std::max<std::size_t>(length, 1);
-    }
-    return sum;
-}
-
-// The character that well-formed UTF-8 begins with, and how many bytes it has.
-std::pair<char32_t, std::size_t> first_character(std::string_view utf8) {
-    const auto        byte   = static_cast<unsigned char>(utf8[0]);
-    const std::size_t length = std::min<std::size_t>(byte < 0xC0 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4, utf8.size());
-    char32_t          value  = length == 1 ? byte : byte & (0x7F >> length);
-    for (std::size_t i = 1; i < length; ++i) {
-        value = (value << 6) | (static_cast<unsigned char>(utf8[i]) & 0x3F);
-    }
-    return {std::min<char32_t>(value, 0x10FFFF), length};
-}
-
 // A vocabulary that llama.cpp would not survive encoding with: the reason, or nothing.
 std::string find_flaw(const Model & model) {
     const llama_vocab * vocab = model.vocab();
@@ -111,23 +66,6 @@ std::string find_flaw(const Model & model) {
 }
 
 } // namespace
-
-// No pattern matches past two blanks, or past a line break, into what follows, but for a slash, which some take together
-// with line breaks. So what stands between two such places bounds the depth of the recursion.
-std::size_t longest_run(std::string_view utf8) noexcept {
-    std::size_t longest = 0;
-    std::size_t run     = 0;
-    for (std::size_t i = 0; i < utf8.size(); ++i) {
-        const bool wide_gap =
-            i > 0 && is_space(utf8[i - 1]) && (is_break(utf8[i - 1]) || (i > 1 && is_space(utf8[i - 2])));
-        if (wide_gap && !is_space(utf8[i]) && utf8[i] != '/') {
-            run = 1; // the last blank may belong to what follows
-        }
-        run += !is_continuation(utf8[i]);
-        longest = std::max(longest, run);
-    }
-    return longest;
-}
 
 Vocab::Vocab(std::shared_ptr<Model> model)
     : model_(std::move(model)), vocab_(model_->vocab()), size_(llama_vocab_n_tokens(vocab_)), specials_(vocab_),
@@ -169,12 +107,11 @@ void Vocab::require_encodable(bool add_special) const {
     if (!flaw_.empty()) {
         fail("Unsupported", flaw_);
     }
-    const bool is_wpm  = type() == LLAMA_VOCAB_TYPE_WPM;
-    const bool prefix  = is_wpm || add_bos();
-    const bool suffix  = is_wpm || add_eos();
-    const bool missing = (prefix && llama_vocab_bos(vocab_) == LLAMA_TOKEN_NULL) ||
-                         (suffix && (is_wpm ? llama_vocab_sep : llama_vocab_eos)(vocab_) == LLAMA_TOKEN_NULL);
-    if (add_special && missing) {
+    const bool is_wpm       = type() == LLAMA_VOCAB_TYPE_WPM;
+    const bool lacks_prefix = (is_wpm || add_bos()) && llama_vocab_bos(vocab_) == LLAMA_TOKEN_NULL;
+    const bool lacks_suffix = is_wpm ? llama_vocab_sep(vocab_) == LLAMA_TOKEN_NULL
+                                     : add_eos() && llama_vocab_eos(vocab_) == LLAMA_TOKEN_NULL;
+    if (add_special && (lacks_prefix || lacks_suffix)) {
         fail("Unsupported", "the vocabulary wants special tokens around a text but lacks them; use add_special=False");
     }
 }
@@ -194,9 +131,9 @@ void Vocab::require_room(std::size_t text_bytes, std::size_t run) const {
     }
 }
 
-// Three pre-tokenizers look at a whole run again from each of its characters, and SentencePiece vocabularies copy all tokens
-// for each character they have to spell in bytes. Measured: 8,000 blanks before a digit 3.2 s, 8,000 digits 3.1 s,
-// 200,000 blanks of the third kind 12.7 s, 1,000,000 line breaks of the fourth 70 s. The bounds are about 10 and 40 s.
+// Three pre-tokenizers look at a whole run again from each of its characters, and SentencePiece vocabularies copy all
+// tokens for each character they have to spell in bytes. Measured, in the order below: 8,000 blanks before a digit 3.2 s,
+// 8,000 digits 3.1 s, 200,000 blanks 12.7 s, 1,000,000 line breaks 70 s. The bounds are about 10 s, and 40 s for the last.
 void Vocab::require_patience(const std::string & text) const {
     constexpr double bound = 1 << 27;
     const bool       slow  = (pre_tokenizer_ == "deepseek-llm" && squared_runs(text, blank_length) > bound) ||

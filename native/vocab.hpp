@@ -72,7 +72,4 @@ private:
     std::vector<bool>      single_characters_; // of SentencePiece vocabularies: those that are tokens, by code point
 };
 
-// Length in characters of the longest stretch that a pre-tokenizer may have to match in one piece.
-std::size_t longest_run(std::string_view utf8) noexcept;
-
 } // namespace paceline

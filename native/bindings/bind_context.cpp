@@ -98,7 +98,7 @@ std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
 void bind_memory(nb::class_<Context> & type) {
     const nb::call_guard<Unlocked> unlocked;
     type.def("positions", &positions, nb::arg("seq_id"))
-        .def("remove", &Context::remove, nb::arg("seq_id"), nb::arg("first"), nb::arg("end"), unlocked)
+        .def("remove", &Context::remove, nb::arg("seq_id"), nb::arg("first"), unlocked)
         .def("copy", &Context::copy, nb::arg("from_seq_id"), nb::arg("to_seq_id"), nb::arg("first"), nb::arg("end"), unlocked)
         .def("keep", &Context::keep, nb::arg("seq_id"), unlocked)
         .def("clear", &Context::clear, nb::arg("data"), unlocked)

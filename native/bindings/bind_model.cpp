@@ -96,6 +96,11 @@ template <auto function> int32_t read_first_layer(const Model & model) {
     return llama_model_n_layer(model.get()) > 0 ? function(model.get()) : 0;
 }
 
+std::optional<nb::object> chat_template(const Model & model, const std::optional<std::string> & name) {
+    const std::optional<std::string> text = model.chat_template(name);
+    return text ? std::optional<nb::object>(as_text(*text)) : std::nullopt;
+}
+
 } // namespace
 
 void bind_model(nb::module_ & m) {
@@ -107,9 +112,9 @@ void bind_model(nb::module_ & m) {
                     nb::arg("tensor_split") = std::vector<float>{}, nb::arg("kv_overrides") = std::vector<KvOverride>{},
                     nb::arg("vocab_only") = false, nb::arg("check_tensors") = false, nb::arg("use_extra_bufts") = true,
                     nb::arg("progress").none() = nb::none())
-        .def_prop_ro("desc", &Model::desc)
-        .def_prop_ro("metadata", &Model::metadata)
-        .def("chat_template", &Model::chat_template, nb::arg("name").none() = nb::none())
+        .def_prop_ro("desc", [](const Model & model) { return as_text(model.desc()); })
+        .def_prop_ro("metadata", [](const Model & model) { return as_texts(model.metadata()); })
+        .def("chat_template", &chat_template, nb::arg("name").none() = nb::none())
         .def_prop_ro("memory_class", &memory_class_name)
         .def_prop_ro("vocab_only", &Model::vocab_only)
         .def_prop_ro("n_vocab", &Model::n_vocab)
@@ -130,9 +135,9 @@ void bind_model(nb::module_ & m) {
         .def_prop_ro("has_decoder", &read<llama_model_has_decoder>)
         .def_prop_ro("decoder_start_token", &read<llama_model_decoder_start_token>)
         .def_prop_ro("ftype", [](const Model & model) { return llama_ftype_name(llama_model_ftype(model.get())); })
-        .def("class_label", [](const Model & model, uint32_t index) -> std::optional<std::string> {
+        .def("class_label", [](const Model & model, uint32_t index) -> std::optional<nb::object> {
             const char * label = index < llama_model_n_cls_out(model.get()) ? llama_model_cls_label(model.get(), index) : nullptr;
-            return label ? std::optional<std::string>(label) : std::nullopt;
+            return label ? std::optional<nb::object>(as_text(label)) : std::nullopt;
         });
 }
 

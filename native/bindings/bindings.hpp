@@ -2,6 +2,10 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
@@ -11,6 +15,19 @@ namespace paceline {
 
 // Hands the queued lines of llama.cpp's log to Python. Needs the GIL; never throws.
 void flush_log();
+
+// Text of a file, which nothing makes UTF-8: what is not becomes U+FFFD.
+inline nb::object as_text(std::string_view text) {
+    return nb::steal<nb::object>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+inline nb::list as_texts(const std::vector<std::pair<std::string, std::string>> & entries) {
+    nb::list list;
+    for (const auto & [key, value] : entries) {
+        list.append(nb::make_tuple(as_text(key), as_text(value)));
+    }
+    return list;
+}
 
 // Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back.
 class Unlocked {

@@ -1,5 +1,7 @@
 #include "bindings.hpp"
 
+#include <new>
+
 #include "error.hpp"
 #include "llama.h"
 
@@ -11,7 +13,10 @@ void translate(const std::exception_ptr & pointer, void *) {
         std::rethrow_exception(pointer);
     } catch (const paceline::Error & error) {
         nb::object type = nb::module_::import_("paceline.errors").attr(error.kind());
-        PyErr_SetString(type.ptr(), error.what());
+        PyErr_SetObject(type.ptr(), paceline::as_text(error.what()).ptr());
+    } catch (const std::bad_alloc &) {
+        nb::object type = nb::module_::import_("paceline.errors").attr("NotEnoughMemory");
+        PyErr_SetString(type.ptr(), "llama.cpp asked for more memory than there is");
     }
 }
 

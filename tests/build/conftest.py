@@ -43,7 +43,7 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
 
 
 @pytest.fixture
-def run(script: Callable[..., list[str]], environment: dict[str, str]) -> ScriptRunner:
+def run(tmp_path: Path, script: Callable[..., list[str]], environment: dict[str, str]) -> ScriptRunner:
     """Runs a script that must succeed, or with `fails=True` must not; its output is in `stdout` as a whole."""
 
     def run_script(
@@ -51,6 +51,7 @@ def run(script: Callable[..., list[str]], environment: dict[str, str]) -> Script
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             script(text, **variables),
+            cwd=tmp_path,
             env=environment | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

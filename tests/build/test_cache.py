@@ -149,11 +149,18 @@ paceline_cache_entry("${entry}" KEY "${key}" BUILDER builder WHAT "the thing")
     assert not cache.partial.exists()
 
 
-def test_a_failed_build_leaves_no_entry(run: ScriptRunner, cache: Cache) -> None:
-    """A builder that gives up leaves nothing that looks like an entry."""
-    text = BUILD.replace('file(APPEND "${log}"', 'message(FATAL_ERROR "no luck")\n    file(APPEND "${log}"')
-    assert "no luck" in run(text, fails=True, **cache.variables).stdout
+def test_a_failed_build_leaves_nothing(run: ScriptRunner, cache: Cache) -> None:
+    """A builder that gives up leaves no entry, and no scratch folder that fills the disk."""
+    failing = """
+function(builder aside)
+    file(WRITE "${aside}/entry/lib/libhalf.a" "half")
+    paceline_fail("no luck" "try again")
+endfunction()
+paceline_cache_entry("${entry}" KEY "${key}" BUILDER builder WHAT "the thing")
+"""
+    assert "no luck" in run(failing, fails=True, **cache.variables).stdout
     assert not cache.entry.exists()
+    assert not cache.partial.exists()
 
 
 def read_until(stream: IO[str], words: str) -> None:

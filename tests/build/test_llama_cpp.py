@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ paceline_setting(PACELINE_LLAMA_CPP_SOURCE "" "")
 paceline_setting(PACELINE_CACHE_DIR "" "")
 paceline_note_cmake_args()
 set(CMAKE_BUILD_TYPE Release)
+paceline_use_ccache()
 paceline_enable_languages()
 find_package(Python REQUIRED COMPONENTS Interpreter)
 paceline_find_llama_cpp()
@@ -80,14 +83,42 @@ def checkout(tmp_path: Path, environment: dict[str, str]) -> Checkout:
     return Checkout(tmp_path, environment)
 
 
-def test_a_second_checkout_takes_what_the_first_has_built(checkout: Checkout) -> None:
-    """The libraries are compiled once; another build folder links the same ones, with the options they were given."""
-    assert "compiling llama.cpp" in checkout.configure("first")
-    second = checkout.configure("second")
-    assert "compiling llama.cpp" not in second
-    assert "llama.cpp 1.2.3 (unknown, cpu) from the cache" in second
+@dataclass
+class TwoBuilds:
+    """What two build folders of the same project said, and every command line that went through ccache."""
+
+    first: str
+    second: str
+    answer: int
+    compiled: str
+
+
+@pytest.fixture(scope="module")
+def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
+    """Configures two build folders one after the other, with a ccache on the PATH, and builds the second."""
+    folder = tmp_path_factory.mktemp("two-builds")
+    (folder / "bin").mkdir()
+    ccache, log = folder / "bin/ccache", folder / "ccache.log"
+    ccache.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
+    ccache.chmod(0o755)
+    checkout = Checkout(folder, {"PATH": f"{ccache.parent}:{os.environ['PATH']}", "HOME": str(folder)})
+    first, second = checkout.configure("first"), checkout.configure("second")
     checkout.build("second")
-    assert checkout.answer("second") == 42
+    return TwoBuilds(first, second, checkout.answer("second"), log.read_text())
+
+
+def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds) -> None:
+    """The libraries are compiled once; another build folder links the same ones, with the options they were given."""
+    assert "compiling llama.cpp" in two_builds.first
+    assert "compiling llama.cpp" not in two_builds.second
+    assert "llama.cpp 1.2.3 (unknown, cpu) from the cache" in two_builds.second
+    assert two_builds.answer == 42
+
+
+def test_ccache_is_used_where_it_is_installed(two_builds: TwoBuilds) -> None:
+    """Both llama.cpp's files and ours are compiled through a ccache on the PATH."""
+    assert "base.c" in two_builds.compiled
+    assert "main.c" in two_builds.compiled
 
 
 def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:

@@ -7,10 +7,8 @@ should be; faults are printed with what was done to the file, and make the exit 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -18,8 +16,8 @@ from paceline.runtime import Context, Embedder, MemoryClass, Model
 from paceline.runtime.gguf_check import check_gguf
 from paceline.testing.models import KINDS, write_model
 from tests.fuzz.document import Document
-from tests.fuzz.mutations import damage
-from tests.fuzz.outcomes import Outcome, run_forked
+from tests.fuzz.mutations import damage, sweep
+from tests.fuzz.outcomes import Outcome, report, run_forked
 
 
 def use(path: Path, *, checked: bool) -> None:
@@ -50,29 +48,41 @@ def fuzz(seed: int, count: int, folder: Path, *, checked: bool = True) -> Iterat
         yield number, words, path, run_forked(lambda: use(path, checked=checked))
 
 
+def sweep_all(folder: Path, *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
+    """Every single change of `sweep` to every kind of model, numbered."""
+    path = folder / "damaged.gguf"
+    bases = {kind: Document.read(write_model(folder / f"{kind}.gguf", spec)) for kind, spec in KINDS.items()}
+    changes = ((kind, data, words) for kind, base in bases.items() for data, words in sweep(base))
+    for number, (kind, data, words) in enumerate(changes):
+        path.write_bytes(data)
+        yield number, f"{kind}: {words}", path, run_forked(lambda: use(path, checked=checked))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for the files of faults")
+    parser.add_argument("--sweep", action="store_true", help="instead: every single change in turn, a few thousand files")
     parser.add_argument("--unchecked", action="store_true", help="without paceline's own check in front")
     options = parser.parse_args()
-    os.environ["GGML_NO_BACKTRACE"] = "1"  # else every abort waits for a debugger
-    endings: Counter[str] = Counter()
-    places: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for number, words, path, outcome in fuzz(options.seed, options.count, Path(folder), checked=not options.unchecked):
-            endings[outcome.ending.value] += 1
-            if outcome.is_fault:
-                places[f"{outcome.ending.value}: {outcome.words[:160]}"] += 1
-                print(f"{options.seed}/{number} {words}\n    {outcome.ending.value}: {outcome.words}", flush=True)
-                if options.keep:
-                    options.keep.mkdir(parents=True, exist_ok=True)
-                    (options.keep / f"{options.seed}-{number}.gguf").write_bytes(path.read_bytes())
-    print(dict(endings))
-    for place, times in places.most_common():
-        print(f"{times:5d}  {place}")
-    return 1 if places else 0
+        checked = not options.unchecked
+        cases = sweep_all(Path(folder), checked=checked) if options.sweep else fuzz(
+            options.seed, options.count, Path(folder), checked=checked
+        )  # fmt: skip
+        return report(options.seed, _kept(cases, options.seed, options.keep))
+
+
+def _kept(
+    cases: Iterable[tuple[int, str, Path, Outcome]], seed: int, folder: Path | None
+) -> Iterator[tuple[int, str, Outcome]]:
+    """The cases without their files, which are copied to `folder` for those that are faults."""
+    for number, words, path, outcome in cases:
+        if folder is not None and outcome.is_fault:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{seed}-{number}.gguf").write_bytes(path.read_bytes())
+        yield number, words, outcome
 
 
 if __name__ == "__main__":

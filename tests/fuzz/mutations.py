@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from paceline.runtime.gguf_file import ValueType
@@ -12,6 +12,32 @@ from tests.fuzz.document import Document, Tensor, Value
 NUMBERS = (0, 1, 2, 3, 5, 7, 31, 33, 255, 256, 257, 511, 513, 1024, 1025, 65536, 10**9, 2**31 - 1, 2**31, 2**32 - 1, 2**63, -1, -2)
 FLOATS = (0.0, -0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), -float("inf"))
 STRINGS = (b"", b"\0", b"x", b"llama", b"bert", b"none", b"gpt2", b"linear", b"yarn", b"\xff\xfe\x80", b"a" * 70000, b"default")
+
+
+def sweep(base: Document) -> Iterator[tuple[bytes, str]]:
+    """Every value left out and set to odd numbers, every tensor left out and stored as other types; one at a time."""
+    for place, value in enumerate(base.values):
+        yield _without_value(base, place)
+        if value.type in (ValueType.UINT32, ValueType.FLOAT32):
+            for number in FLOATS if value.type == ValueType.FLOAT32 else NUMBERS:
+                document = copy.deepcopy(base)
+                document.values[place].value = number
+                yield document.to_bytes(), f"{value.key.decode()} = {number}"
+    for place, tensor in enumerate(base.tensors):
+        document = copy.deepcopy(base)
+        del document.tensors[place]
+        yield document.to_bytes(), f"without {tensor.name.decode()}"
+        for kind, size in ((1, 2), (30, 2), (24, 1), (26, 4), (28, 8)):
+            document = copy.deepcopy(base)
+            document.tensors[place].type = kind
+            document.tensors[place].data = bytes(size * (len(tensor.data) // 4))
+            yield document.to_bytes(), f"{tensor.name.decode()} stored as type {kind}"
+
+
+def _without_value(base: Document, place: int) -> tuple[bytes, str]:
+    document = copy.deepcopy(base)
+    value = document.values.pop(place)
+    return document.to_bytes(), f"without {value.key.decode()}"
 
 
 def damage(random: Random, bases: Sequence[Document]) -> tuple[bytes, str]:

@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,6 +43,7 @@ class Outcome:
 
 def run_forked(work: Callable[[], object]) -> Outcome:
     """Do `work` in a child with limited memory and time. Not for processes that have threads."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # else every abort waits for a debugger
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if child == 0:
@@ -49,6 +51,21 @@ def run_forked(work: Callable[[], object]) -> Outcome:
         _, status = os.waitpid(child, 0)
         said.seek(0)
         return _outcome(status, said.read()[-8000:].decode(errors="replace"))
+
+
+def report(seed: int, cases: Iterable[tuple[int, str, Outcome]]) -> int:
+    """Print every fault as it comes, then the counts; the exit code: 1 if there were faults."""
+    endings: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    for number, words, outcome in cases:
+        endings[outcome.ending.value] += 1
+        if outcome.is_fault:
+            faults[f"{outcome.ending.value}: {outcome.words[:160]}"] += 1
+            print(f"{seed}/{number} {words}\n    {outcome.ending.value}: {outcome.words}", flush=True)
+    print(dict(endings))
+    for fault, times in faults.most_common():
+        print(f"{times:5d}  {fault}")
+    return 1 if faults else 0
 
 
 def _be_the_child(work: Callable[[], object], said: int) -> None:

@@ -22,7 +22,9 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
         spec = KINDS[kind] if isinstance(kind, str) else kind
         key = (spec, seed, weights)
         if key not in written:
-            written[key] = write_model(folder / f"{spec.architecture}-{len(written)}.gguf", spec, seed=seed, weights=weights)
+            written[key] = write_model(
+                folder / f"{spec.architecture}-{len(written)}.gguf", spec, seed=seed, weights=weights
+            )
         return written[key]
 
     return path_of

@@ -16,6 +16,7 @@ from paceline.testing.models import (
     KINDS,
     BertSpec,
     LlamaSpec,
+    Typed,
     byte_level,
     every_value_type,
     numbered,
@@ -105,7 +106,9 @@ def test_what_a_decoder_writes_is_varied_and_hardly_ever_ends(tiny_models: TinyM
 def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
     """A model is a pure function of spec, seed and weight type; another seed is another model."""
     spec = LlamaSpec()
-    one, two, other = (write_model(tmp_path / f"{i}.gguf", spec, seed=seed).read_bytes() for i, seed in enumerate((5, 5, 6)))
+    one, two, other = (
+        write_model(tmp_path / f"{i}.gguf", spec, seed=seed).read_bytes() for i, seed in enumerate((5, 5, 6))
+    )
     assert one == two
     assert one != other
 
@@ -156,6 +159,17 @@ def test_metadata_is_added_replaced_and_left_out(tmp_path: Path) -> None:
     without = write_model(tmp_path / "b.gguf", LlamaSpec(), metadata={"llama.block_count": None})
     with pytest.raises(ModelLoadError, match="block_count"):
         Model.load(without)
+
+
+def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Path) -> None:
+    """Metadata and error messages with bytes that are no UTF-8 show U+FFFD in their place."""
+    odd = {"general.name": Typed(b"caf\xe9", "STRING"), "tokenizer.chat_template": Typed(b"\xff{{ x }}", "STRING")}
+    with Model.load(write_model(tmp_path / "a.gguf", LlamaSpec(), metadata=odd)) as model:
+        assert model.metadata["general.name"] == "caf\ufffd"
+        assert model.chat_template() == "\ufffd{{ x }}"
+    unknown = {"tokenizer.ggml.model": Typed(b"\xfe", "STRING")}
+    with pytest.raises(ModelLoadError, match="unknown tokenizer: '\ufffd'"):
+        Model.load(write_model(tmp_path / "b.gguf", LlamaSpec(), metadata=unknown))
 
 
 def test_a_numbered_vocabulary_says_its_ids(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def test_philox_gives_the_published_known_answers() -> None:
         ({"temperature": 0.5, "dynatemp_range": 2.0, "dynatemp_exponent": 2.0}, set(LOGITS)),
     ],
 )
-def test_one_sampler_agrees_with_its_definition(vocabulary: Model, options: dict[str, Any], kept: set[int] | None) -> None:
+def test_one_sampler_agrees_with_its_definition(
+    vocabulary: Model, options: dict[str, Any], kept: set[int] | None
+) -> None:
     """Each sampler alone keeps the tokens and probabilities that its definition says."""
     found = check(vocabulary, params(**options), LOGITS)
     assert kept is None or found.keys() == kept
@@ -233,7 +235,7 @@ def test_infill_gets_nothing_past_a_mask(vocabulary: Model) -> None:
     """Infill answers with the end of the text by itself, which a mask can forbid: then nothing is left, and it says so."""
     options = params(samplers=("top_k", "infill"), top_k=40, ignore_eos=True)
     sampler = Sampler(options, vocabulary)
-    flat = {token: 0.0 for token in range(300, 340)}
+    flat = dict.fromkeys(range(300, 340), 0.0)
     with pytest.raises(Exception, match="no token is allowed"):
         sampler.sample(row(flat))
     assert sampler.sample(row({10: 9.0, 11: 0.9})) == 10

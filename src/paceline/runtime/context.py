@@ -44,7 +44,7 @@ class Context:
     def __init__(self, model: Model, **options: Any) -> None:
         validation.reject_unknown(options, ContextOptions.names())
         self.options = ContextOptions(**options)
-        self._model_fingerprint = lambda: model.fingerprint
+        self._model_fingerprint = model.fingerprint
         self._native: _native.Context | None = _native.Context(model.native, **self.options.resolve(model))
         self.memory_class: MemoryClass = model.memory_class
         self.n_vocab: int = model.n_vocab
@@ -109,7 +109,11 @@ class Context:
         Raises `InvalidParams` (nothing was computed), `NoKvSlot`, `PromptTooLong`, `Aborted`, `DecodeError`.
         """
         tokens = _int_array("token_ids", token_ids)
-        ids = np.full(len(tokens), seq_ids, dtype=np.int32) if _is_int("seq_ids", seq_ids) else _int_array("seq_ids", seq_ids)
+        ids = (
+            np.full(len(tokens), seq_ids, dtype=np.int32)
+            if _is_int("seq_ids", seq_ids)
+            else _int_array("seq_ids", seq_ids)
+        )
         if len(ids) != len(tokens):
             raise InvalidParams(f"seq_ids must have {len(tokens)} entries as token_ids has, not {len(ids)}")
         at = self._next_positions(ids) if positions is None else _int_array("positions", positions)
@@ -123,7 +127,9 @@ class Context:
             positions[here] = np.arange(start, start + int(here.sum()), dtype=np.int32)
         return positions
 
-    def step(self, rows: Sequence[StepRow], *, masks: MaskSlots | None = None, mask_timeout_s: float = 10.0) -> StepResult:
+    def step(
+        self, rows: Sequence[StepRow], *, masks: MaskSlots | None = None, mask_timeout_s: float = 10.0
+    ) -> StepResult:
         """One tick's native work: a pass over the rows, then a draw by each sampler, in one call without the GIL.
 
         Everything is checked first. If the pass fails, every row is back where it was and no sampler has moved. A sampler
@@ -216,9 +222,10 @@ class Context:
     def remove(self, seq_id: int, start: int = 0) -> None:
         """Takes the positions from `start` on out of memory; from 0 on, the whole sequence.
 
-        Raises `Unsupported` where the memory cannot be cut (recurrent, hybrid) and `start` is not 0.
+        Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
+        window only as far back as it still covers.
         """
-        self.native.remove(_seq_id("seq_id", seq_id), validation.integer("start", start, 0, 2**31 - 1), -1)
+        self.native.remove(_seq_id("seq_id", seq_id), validation.integer("start", start, 0, 2**31 - 1))
 
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
         """Lets a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
@@ -248,7 +255,7 @@ class Context:
         """16 bytes shared by contexts whose saved sequences fit each other."""
         options = self.options
         layout = (options.type_k, options.type_v, options.flash_attn, options.swa_full, options.kv_unified)
-        return layout_fingerprint(self._model_fingerprint(), layout)
+        return layout_fingerprint(self._model_fingerprint, layout)
 
     def save_sequence(self, seq_id: int, *, token_ids: Sequence[int] = (), partial: bool = False) -> bytes:
         """A sequence's state as bytes that `load_sequence` of a context with the same model and layout takes.
@@ -335,7 +342,9 @@ class Context:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

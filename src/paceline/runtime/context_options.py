@@ -100,7 +100,9 @@ def _resolve_sizes(options: ContextOptions, model: Model) -> dict[str, int]:
     n_batch = _resolve_size("n_batch", options.n_batch, min(2048, cells), cells, f"n_ctx is {cells}")
     n_ubatch = _resolve_size("n_ubatch", options.n_ubatch, min(512, n_batch), n_batch, f"n_batch is {n_batch}")
     n_outputs_max = n_seq_max if options.n_outputs_max is None else options.n_outputs_max
-    validation.integer("n_outputs_max", n_outputs_max, n_seq_max, max(n_batch, n_seq_max), "every sequence may want one")
+    validation.integer(
+        "n_outputs_max", n_outputs_max, n_seq_max, max(n_batch, n_seq_max), "every sequence may want one"
+    )
     return {
         "n_ctx": cells,
         "n_batch": n_batch,
@@ -132,11 +134,15 @@ def _resolve_rope(options: ContextOptions) -> dict[str, float]:
     return {
         "rope_freq_base": positive("rope_freq_base", 0.0),
         "rope_freq_scale": positive("rope_freq_scale", 0.0),
-        "yarn_ext_factor": -1.0 if options.yarn_ext_factor is None else validation.number("yarn_ext_factor", options.yarn_ext_factor, 0),
+        "yarn_ext_factor": -1.0
+        if options.yarn_ext_factor is None
+        else validation.number("yarn_ext_factor", options.yarn_ext_factor, 0),
         "yarn_attn_factor": positive("yarn_attn_factor", -1.0),
         "yarn_beta_fast": positive("yarn_beta_fast", -1.0),
         "yarn_beta_slow": positive("yarn_beta_slow", -1.0),
-        "yarn_orig_ctx": 0 if options.yarn_orig_ctx is None else validation.integer("yarn_orig_ctx", options.yarn_orig_ctx, 1, _MAX_CELLS),
+        "yarn_orig_ctx": 0
+        if options.yarn_orig_ctx is None
+        else validation.integer("yarn_orig_ctx", options.yarn_orig_ctx, 1, _MAX_CELLS),
     }
 
 

@@ -87,7 +87,9 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     if limit == "max":
         return None
     # File cache counts as used but is given back when memory is asked for.
-    reclaimable = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith(("inactive_file ", "active_file ")))
+    reclaimable = sum(
+        int(line.split()[1]) for line in stat.splitlines() if line.startswith(("inactive_file ", "active_file "))
+    )
     return max(0, int(limit) - used + reclaimable)
 
 

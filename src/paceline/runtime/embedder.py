@@ -33,17 +33,32 @@ class Embedder:
     """
 
     def __init__(
-        self, model: Model, *, pooling: Pooling | None = None, max_tokens: int | None = None, max_texts: int = 64, **options: Any
+        self,
+        model: Model,
+        *,
+        pooling: Pooling | None = None,
+        max_tokens: int | None = None,
+        max_texts: int = 64,
+        **options: Any,
     ) -> None:
         reserved = {"embeddings", "n_batch", "n_ubatch", "n_ctx", "n_seq_max", "n_outputs_max"}
         taken = sorted(reserved & options.keys())
         if taken:
             raise InvalidParams(f"{taken[0]} follows from max_tokens and max_texts in an Embedder; set those")
         trained = model.n_ctx_train if model.n_ctx_train > 0 else 512
-        self.max_tokens = min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)
+        self.max_tokens = (
+            min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)
+        )
         max_texts = validation.integer("max_texts", max_texts, 1, 128)
-        n_batch = max(self.max_tokens, max_texts, 256)
-        sizes = {"n_ctx": n_batch, "n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch, "n_seq_max": max_texts}
+        # llama.cpp wants batches that its sequences divide; twice as many of them where state is recurrent.
+        n_batch = -(-max(self.max_tokens, 256) // (2 * max_texts)) * 2 * max_texts
+        sizes = {
+            "n_ctx": n_batch,
+            "n_batch": n_batch,
+            "n_ubatch": n_batch,
+            "n_outputs_max": n_batch,
+            "n_seq_max": max_texts,
+        }
         self._context = Context(model, embeddings=True, pooling=pooling or _own_pooling(model), **sizes, **options)
         self.pooling: Pooling = _POOLING_NAMES[self._context.native.pooling_type]
         self._tokenizer = model.tokenizer
@@ -65,7 +80,9 @@ class Embedder:
         vectors = self._compute(ids)
         return vectors if self.pooling == "rank" else _normalized(vectors, normalize)
 
-    def embed_tokens(self, texts: Iterable[Text], *, normalize: Normalization = "none") -> list[npt.NDArray[np.float32]]:
+    def embed_tokens(
+        self, texts: Iterable[Text], *, normalize: Normalization = "none"
+    ) -> list[npt.NDArray[np.float32]]:
         """With pooling "none": for each text float32 (n_tokens, dimension)."""
         if self.pooling != "none":
             raise InvalidParams(f'embed_tokens() needs pooling "none", and this embedder has {self.pooling!r}')
@@ -88,7 +105,9 @@ class Embedder:
         if not ids:
             raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
         if len(ids) > self.max_tokens:
-            raise PromptTooLong(f"{name} has {len(ids)} tokens, and max_tokens is {self.max_tokens}; split it or cut it")
+            raise PromptTooLong(
+                f"{name} has {len(ids)} tokens, and max_tokens is {self.max_tokens}; split it or cut it"
+            )
         return ids
 
     def _compute(self, ids: list[list[int]]) -> npt.NDArray[np.float32]:
@@ -107,7 +126,9 @@ class Embedder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -122,6 +143,10 @@ def _normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> n
     validation.choice("normalize", normalize, ("l2", "max_abs", "none"))
     if normalize == "none":
         return vectors
-    size = np.linalg.norm(vectors, axis=1, keepdims=True) if normalize == "l2" else np.abs(vectors).max(axis=1, keepdims=True, initial=0)
+    size = (
+        np.linalg.norm(vectors, axis=1, keepdims=True)
+        if normalize == "l2"
+        else np.abs(vectors).max(axis=1, keepdims=True, initial=0)
+    )
     # A vector of zeros stays one.
     return np.divide(vectors, size, out=np.zeros_like(vectors), where=size > 0)

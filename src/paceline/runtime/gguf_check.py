@@ -1,12 +1,14 @@
 """Refuses model files whose values llama.cpp would end the process over, naming the key and the value.
 
-llama.cpp answers most of what can be wrong with a file by not loading it; over some values it aborts instead, while loading
-or at the first pass. Those are looked for here, before it sees the file. What is not caught: `docs/known-aborts.md`.
+llama.cpp answers most of what can be wrong with a file by not loading it; over some values it aborts instead, while
+loading or at the first pass. Those are looked for here, before it sees the file. What is not caught:
+`docs/known-aborts.md`. Found by `tests/fuzz/fuzz_gguf.py`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,20 @@ Override = bool | int | float | str
 
 MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 1024
+MAX_WINDOW: Final = 2**24
 _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _TYPE_F32: Final = 0
+_KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
+_CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
+_PLAIN: Final = re.compile(
+    rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
+)
+# What llama.cpp takes as optional and then uses without looking whether it is there.
+_NEEDED: Final = {
+    "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
+    "t5encoder": (b"enc.blk.0.attn_rel_b.weight",),
+}
+_NEED_CONVOLUTION_BIAS: Final = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 # Tensor types that no weight can have: integers and doubles, and the formats of activations.
 _UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
@@ -33,11 +47,17 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
-    _check_layers(facts)
-    _check_experts(facts)
-    _check_numbers(facts)
-    _check_rope(facts)
-    _check_tokens(facts)
+    for check in (
+        _check_layers,
+        _check_experts,
+        _check_numbers,
+        _check_heads,
+        _check_rope,
+        _check_widths,
+        _check_tokens,
+    ):
+        check(facts)
+    _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
     for path, file in zip(paths, files, strict=True):
         _check_tensors(str(path), file.tensors)
 
@@ -72,7 +92,11 @@ class _Facts:
     def integers(self, key: str) -> list[int]:
         """A number, or one for every layer."""
         found = self.file.metadata.get(self.key(key).encode())
-        if found and found.type is ValueType.ARRAY and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL):
+        if (
+            found
+            and found.type is ValueType.ARRAY
+            and found.item_type in (ValueType.UINT32, ValueType.INT32, ValueType.BOOL)
+        ):
             return [int(item) & 0xFFFFFFFF for item in found.value]
         single = self.integer(key)
         return [] if single is None else [single]
@@ -142,6 +166,37 @@ def _check_numbers(facts: _Facts) -> None:
             raise facts.refuse(f"attention.{name}", epsilon, "it must be finite and at least 0")
 
 
+def _check_heads(facts: _Facts) -> None:
+    """What each head of the keys has must be what the metadata says, which not every architecture compares."""
+    sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
+    heads = facts.integers("attention.head_count_kv")
+    for tensor in facts.file.tensors:
+        layer = _key_layer(tensor.name)
+        if layer is None or not sizes or not heads or len(tensor.shape) != 2:
+            continue
+        count = heads[layer] if len(heads) > layer else heads[0]
+        if count and tensor.shape[1] not in {count * size for size in sizes if size is not None}:
+            found = f"{tensor.name.decode()} has {tensor.shape[1]} rows for {count} heads"
+            raise facts.refuse("attention.key_length", facts.integer("attention.key_length"), found)
+
+
+def _key_layer(name: bytes) -> int | None:
+    match = _KEY_WEIGHT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _check_widths(facts: _Facts) -> None:
+    window = facts.integer("attention.sliding_window")
+    if window is not None and window > MAX_WINDOW:
+        raise facts.refuse("attention.sliding_window", window, f"at most {MAX_WINDOW} tokens are possible")
+    width, out = facts.integer("embedding_length"), facts.integer("embedding_length_out")
+    if width and out and out > width and not any(b"dense" in tensor.name for tensor in facts.file.tensors):
+        raise facts.refuse("embedding_length_out", out, f"nothing in the file makes more of embedding_length, {width}")
+    alignment = facts.integer("general.alignment")
+    if alignment is not None and alignment % 32:
+        raise facts.refuse("general.alignment", alignment, "it must be a multiple of 32")
+
+
 def _check_rope(facts: _Facts) -> None:
     scaling = facts.text("rope.scaling.type")
     if scaling is not None and scaling not in _ROPE_SCALINGS:
@@ -151,6 +206,10 @@ def _check_rope(facts: _Facts) -> None:
     for suffix in ("", "_swa"):
         size = facts.integer(f"attention.key_length{suffix}") or facts.integer("attention.key_length") or by_default
         rotated = facts.integer(f"rope.dimension_count{suffix}")
+        if rotated == 0 and size and facts.integer("attention.kv_lora_rank") is None:  # it loops for ever over none
+            raise facts.refuse(f"rope.dimension_count{suffix}", 0, "it must be at least 2")
+        if rotated is not None and rotated % 2:
+            raise facts.refuse(f"rope.dimension_count{suffix}", rotated, "it must be even")
         if rotated is not None and size and rotated > size:
             raise facts.refuse(f"rope.dimension_count{suffix}", rotated, f"a head has {size} values")
 
@@ -163,6 +222,15 @@ def _check_tokens(facts: _Facts) -> None:
         raise facts.refuse("tokenizer.ggml.tokens", f"a list with the token {text!r} in it twice", "tokens must differ")
 
 
+def _check_needed(facts: _Facts, present: set[bytes]) -> None:
+    needed = list(_NEEDED.get(facts.architecture, ()))
+    if facts.architecture in _NEED_CONVOLUTION_BIAS:
+        needed += [name.removesuffix(b"weight") + b"bias" for name in present if _CONVOLUTION.fullmatch(name)]
+    for name in needed:
+        if present and name not in present:
+            raise ModelLoadError(f"{facts.name}: the tensor {name.decode()} is missing")
+
+
 def _first_twice(tokens: Iterable[bytes]) -> bytes:
     seen: set[bytes] = set()
     return next(token for token in tokens if token in seen or seen.add(token))
@@ -172,13 +240,16 @@ def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
     for tensor in tensors:
         if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be")
+            raise ModelLoadError(
+                f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
+            )
         if tensor.type != _TYPE_F32 and _is_added_or_multiplied(tensor):
             text = tensor.name.decode("utf-8", "replace")
-            raise ModelLoadError(f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)")
+            raise ModelLoadError(
+                f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)"
+            )
 
 
 def _is_added_or_multiplied(tensor: TensorInfo) -> bool:
-    """Vectors that go into element-wise operations, which mix no types."""
-    name = tensor.name.removesuffix(b".weight")
-    return name.endswith((b"norm", b".bias", b"ssm_a", b"ssm_d")) and len(tensor.shape) <= 2
+    """Tensors that go into element-wise operations and convolutions, which mix no types."""
+    return _PLAIN.search(tensor.name) is not None

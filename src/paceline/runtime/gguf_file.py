@@ -97,15 +97,18 @@ class _Reader:
         if self._data[:4] != MAGIC:
             raise self._error(f"not a GGUF file: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
         self._at = 4
+        try:
+            return self._header()
+        except (struct.error, OverflowError):  # the latter from lengths beyond what a machine can address
+            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+
+    def _header(self) -> GgufFile:
         version = self._number("I")
         if version not in (2, 3):
             raise self._error(f"GGUF version {version} is not supported, only 2 and 3 (little-endian)")
         n_tensors, n_values = self._number("Q"), self._number("Q")
-        try:
-            metadata = self._metadata(n_values)
-            tensors = [self._tensor() for _ in self._promised(n_tensors, 24, "tensors")]
-        except struct.error:
-            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+        metadata = self._metadata(n_values)
+        tensors = [self._tensor() for _ in self._promised(n_tensors, 24, "tensors")]
         return GgufFile(version, metadata, tensors, self._at)
 
     def _metadata(self, count: int) -> dict[bytes, MetadataValue]:
@@ -153,7 +156,9 @@ class _Reader:
         name = self._string()
         n_dims = self._number("I")
         if n_dims > MAX_DIMS:
-            raise self._error(f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible")
+            raise self._error(
+                f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible"
+            )
         shape = tuple(self._number("Q") for _ in range(n_dims))
         return TensorInfo(name, shape, self._number("I"), self._number("Q"))
 

@@ -48,6 +48,7 @@ class Model:
     def __init__(self, native: _native.Model, paths: tuple[Path, ...]) -> None:
         self._native: _native.Model | None = native
         self.paths = paths
+        self._fingerprint = _fingerprint(self.metadata, paths)
 
     @classmethod
     def load(
@@ -218,18 +219,15 @@ class Model:
     def chat_templates(self) -> Mapping[str, str]:
         """All chat templates of the file by name; the plain one is "default"."""
         prefix = "tokenizer.chat_template"
-        found = {key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")}
+        found = {
+            key.removeprefix(prefix + "."): text for key, text in self.metadata.items() if key.startswith(prefix + ".")
+        }
         return MappingProxyType(({"default": self.metadata[prefix]} if prefix in self.metadata else {}) | found)
 
-    @cached_property
+    @property
     def fingerprint(self) -> bytes:
         """16 bytes that tell models apart: from the metadata and samples of the file, not from all of it."""
-        digest = hashlib.blake2b(digest_size=16)
-        for key, value in sorted(self.metadata.items()):
-            digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
-        for path in self.paths:
-            digest.update(_sample(path))
-        return digest.digest()
+        return self._fingerprint
 
     def close(self) -> None:
         """Gives this object's share of the model back; idempotent. What was made from it goes on working."""
@@ -239,7 +237,9 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -269,7 +269,9 @@ def _shards_beside(path: Path) -> tuple[Path, ...]:
     stem, count = match["stem"], int(match["count"])
     shards = tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
     if int(match["number"]) != 1:
-        raise ModelLoadError(f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name)
+        raise ModelLoadError(
+            f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name
+        )
     return shards
 
 
@@ -284,7 +286,7 @@ def _check_file(path: Path) -> None:
         raise ModelLoadError(f"{path} is no GGUF model: it {kind}")
 
 
-def _checked_override(key: str, value: bool | int | float | str) -> tuple[str, bool | int | float | str]:
+def _checked_override(key: str, value: bool | float | str) -> tuple[str, bool | int | float | str]:
     name = f"kv_overrides[{validation.text('kv_overrides key', key)!r}]"
     if isinstance(value, bool):
         return key, value
@@ -309,6 +311,15 @@ def _progress_function(
         return progress is None or progress(share) is not False
 
     return go_on
+
+
+def _fingerprint(metadata: Mapping[str, str], paths: Sequence[Path]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(metadata.items()):
+        digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
+    for path in paths:
+        digest.update(_sample(path))
+    return digest.digest()
 
 
 def _sample(path: Path, size: int = 65536) -> bytes:

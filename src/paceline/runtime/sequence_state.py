@@ -1,16 +1,16 @@
 """The frame around a saved sequence: what it is, of which model, and whether it arrived whole.
 
-    offset  size  field, little-endian
-    0       4     magic "PLSQ"
-    4       2     version, 1
-    6       2     flags: 1 = only the sliding window and the recurrent state
-    8       16    fingerprint of the model and of the layout of its KV cells
-    24      4     n, number of token ids
-    28      4     zero
-    32      8     size of the state in bytes
-    40      16    BLAKE2b-128 of everything but this field
-    56      4n    token ids, int32
-    ...           the state, in llama.cpp's own format
+offset  size  field, little-endian
+0       4     magic "PLSQ"
+4       2     version, 1
+6       2     flags: 1 = only the sliding window and the recurrent state
+8       16    fingerprint of the model and of the layout of its KV cells
+24      4     n, number of token ids
+28      4     zero
+32      8     size of the state in bytes
+40      16    BLAKE2b-128 of everything but this field
+56      4n    token ids, int32
+...           the state, in llama.cpp's own format
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ class SequenceState:
     def to_bytes(self) -> bytes:
         """The frame, ready to be stored."""
         head = _HEAD.pack(
-            _MAGIC, _VERSION, _PARTIAL if self.partial else 0, self.fingerprint, len(self.token_ids), 0, self.payload.nbytes
+            _MAGIC,
+            _VERSION,
+            _PARTIAL if self.partial else 0,
+            self.fingerprint,
+            len(self.token_ids),
+            0,
+            self.payload.nbytes,
         )
         ids = np.asarray(self.token_ids, dtype="<i4").tobytes()
         payload = self.payload.tobytes()

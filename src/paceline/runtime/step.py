@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -153,13 +154,13 @@ def _slots(row: StepRow, rows: Sequence[StepRow]) -> Iterable[int]:
 
 def _ints(name: str, values: Iterable[int]) -> IntArray:
     listed = list(values)
+    if not all(isinstance(value, Integral) and not isinstance(value, bool) for value in listed):
+        wrong = next(value for value in listed if isinstance(value, bool) or not isinstance(value, Integral))
+        raise errors.InvalidType(f"{name} must be integers, not {wrong!r:.80}")
     try:
-        array = np.array(listed, dtype=np.int32) if listed else np.empty(0, dtype=np.int32)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise errors.InvalidType(f"{name} must be integers of 32 bits: {error}") from None
-    if listed and any(type(value) is bool or isinstance(value, float) for value in listed):
-        raise errors.InvalidType(f"{name} must be integers")
-    return array
+        return np.array(listed, dtype=np.int32)
+    except OverflowError:
+        raise errors.InvalidParams(f"{name} must be integers of 32 bits, not {max(listed, key=abs)}") from None
 
 
 def _error(kind: str, message: str) -> PacelineError:

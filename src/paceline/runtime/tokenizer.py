@@ -14,8 +14,15 @@ import enum
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 
 _VOCAB_TYPES = ("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test")
 
@@ -56,24 +63,25 @@ class Tokenizer:
         parse_special: takes text like "<|im_end|>" for the control token of that name; leave it off for text that
         comes from outside, on for prompts made by a template.
 
-        Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (a text of
-        32 MiB, or a run of 8 Mi characters without a line break, on a machine with 16 GiB), `NotEnoughMemory` where
-        there is no room for it, `Unsupported` where the model has no vocabulary, and `InvalidParams` for a lone
-        surrogate. The GIL is released meanwhile.
+        Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (on a machine
+        with 16 GiB or more: a text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten
+        thousand blanks or digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece
+        vocabulary has to spell in bytes). Raises `NotEnoughMemory` where there is no room for it, `Unsupported` where
+        the vocabulary cannot encode, and `InvalidParams` for a lone surrogate. The GIL is released meanwhile.
         """
         validation.boolean("add_special", add_special)
         validation.boolean("parse_special", parse_special)
         result: list[int] = self._vocab.encode(validation.text("text", text).encode(), add_special, parse_special)
         return result
 
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+    def decode(self, ids: TokenIds, *, special: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, one per maximal invalid subpart.
 
         special: whether control and unknown tokens show their text.
         """
         return self.decode_bytes(ids, special=special).decode("utf-8", "replace")
 
-    def decode_bytes(self, ids: Sequence[int], *, special: bool = False) -> bytes:
+    def decode_bytes(self, ids: TokenIds, *, special: bool = False) -> bytes:
         """The bytes of token ids, joined; they may end in the middle of a character."""
         pieces = self.pieces(special)
         return b"".join([pieces[token] for token in validation.token_ids("ids", ids, self._n_vocab)])

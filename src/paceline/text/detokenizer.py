@@ -10,8 +10,8 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Decodes the bytes of one sequence, split anywhere.
 
-    Every piece is well-formed text, and all pieces joined are what `bytes.decode("utf-8", "replace")` makes of all bytes
-    joined: one U+FFFD for each maximal invalid subpart. At most three bytes are held back, the beginning of a character.
+    Every piece is well-formed text, and all pieces joined are what `bytes.decode("utf-8", "replace")` makes of all:
+    one U+FFFD for each maximal invalid subpart. At most three bytes are held back, the beginning of a character.
     """
 
     def __init__(self) -> None:

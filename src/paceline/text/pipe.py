@@ -22,8 +22,8 @@ class TextPiece:
 class TextPipe:
     """Turns the tokens of one sequence into text and ends it at a stop string.
 
-    `pieces`: the bytes of every token, by id (`Tokenizer.pieces`). All pieces joined, the last one from `finish`, hold the
-    ids and the text before the stop; without a stop, of the whole sequence.
+    `pieces`: the bytes of every token, by id (`Tokenizer.pieces`). What `push` and, in the end, `finish` answer joins
+    to the ids and the text before the stop; without a stop, of the whole sequence.
     """
 
     def __init__(self, pieces: Sequence[bytes], stops: Sequence[str] = ()) -> None:

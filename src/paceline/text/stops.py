@@ -1,12 +1,12 @@
 """Stop strings, found in the bytes of one sequence while its tokens arrive.
 
 Of all places where a stop string occurs in the bytes, the one that starts earliest counts; of stops that start there
-the shortest. That depends neither on the order of the list nor on where tokens begin and end. So a stop that is complete
-is not final while a longer one that began before it may still be completed.
+the shortest. That depends neither on the order of the list nor on where tokens begin and end. So a stop that is
+complete is not final while a longer one that began before it may still be completed.
 
-At any moment, let `cut` be where the first stop that is complete or might be begins, or else the end of the bytes. What
-was released is all bytes before `cut`, and all tokens that end before it. A token in which a stop begins thus belongs to
-the stop, while its bytes before the stop are text. A stop is UTF-8 and begins with a whole character, so `cut` never
+At any moment, let `cut` be where the first stop that is or might become complete begins, or else the end of the bytes.
+Released are all bytes before `cut`, and all tokens that end by it. A token in which a stop begins thus belongs to the
+stop, while its bytes before the stop are text. A stop is UTF-8 and begins with a whole character, so `cut` never
 divides one.
 """
 
@@ -45,8 +45,8 @@ class StopMatch:
 class StopFilter:
     """Passes the tokens of one sequence through and holds back what might be the beginning of a stop string.
 
-    `stops` are strings that are not empty; raises `InvalidType` or `InvalidParams` otherwise. Once `match` is set nothing
-    more may be pushed.
+    `stops` are strings that are not empty; raises `InvalidType` or `InvalidParams` otherwise. Once `match` is set
+    nothing more may be pushed.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -105,10 +105,10 @@ class StopFilter:
             begin = end
         return tuple(result)
 
-    def _scan(self, position: int, data: bytes) -> bool:
+    def _scan(self, begin: int, data: bytes) -> bool:
         """Feeds the automaton; answers whether a stop is found that no other can take the place of."""
         automaton = self._automaton
-        for position, byte in enumerate(data, position + 1):
+        for position, byte in enumerate(data, begin + 1):
             self._node = node = automaton.step(self._node, byte)
             length = automaton.stop_length[node]
             if length and (self._best is None or position - length < self._best[0]):

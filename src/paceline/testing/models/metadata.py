@@ -19,7 +19,18 @@ class Typed:
     of: str | None = None
 
 
-Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bytes] | Typed
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | Sequence[bool]
+    | Sequence[int]
+    | Sequence[float]
+    | Sequence[str]
+    | Sequence[bytes]
+    | Typed
+)
 Metadata = Mapping[str, Value]
 """Plain values become BOOL, UINT32, FLOAT32, STRING, and arrays of BOOL, INT32, FLOAT32, STRING."""
 

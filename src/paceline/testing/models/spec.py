@@ -82,10 +82,16 @@ def output(size: Sizes, *, gain: float = 3.0) -> Tensor:
     return matrix("output.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
 
 
-def attention(size: Sizes, block: str, *, head_size: int = 0, biases: bool = False, gain: float = 1.5) -> Iterator[Tensor]:
+def attention(
+    size: Sizes, block: str, *, head_size: int = 0, biases: bool = False, gain: float = 1.5
+) -> Iterator[Tensor]:
     """Query, key, value and output of one attention layer, strong enough that a text depends on all of its past."""
     head_size = head_size or size.head_size
-    widths = {"attn_q": size.n_head * head_size, "attn_k": size.n_head_kv * head_size, "attn_v": size.n_head_kv * head_size}
+    widths = {
+        "attn_q": size.n_head * head_size,
+        "attn_k": size.n_head_kv * head_size,
+        "attn_v": size.n_head_kv * head_size,
+    }
     for name, width in widths.items():
         yield matrix(f"{block}.{name}.weight", width, size.n_embd, gain=gain)
         if biases:

@@ -84,7 +84,9 @@ def _blocks(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[np.uint8
     """Random Q8_0 blocks made directly: half a billion values take seconds, quantising floats would take minutes."""
     *outer, inner = tensor.shape
     count = int(np.prod(outer)) * (inner // _BLOCK)
-    blocks = np.frombuffer(random.bytes(count * (_BLOCK + 2)), np.uint8).reshape(*outer, inner // _BLOCK, _BLOCK + 2).copy()
+    blocks = (
+        np.frombuffer(random.bytes(count * (_BLOCK + 2)), np.uint8).reshape(*outer, inner // _BLOCK, _BLOCK + 2).copy()
+    )
     scale = np.float16(tensor.spread / _BYTE_SPREAD)
     blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
     if tensor.quiet_rows:

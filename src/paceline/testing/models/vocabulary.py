@@ -68,7 +68,24 @@ def numbered(size: int = 300) -> Vocabulary:
 def word_pieces() -> Vocabulary:
     """WordPiece as BERT has it, lower case: letters, digits and punctuation at the start and inside of a word, some words."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    words = ("the", "a", "of", "and", "to", "in", "is", "was", "cat", "dog", "house", "river", "blue", "red", "small", "big")
+    words = (
+        "the",
+        "a",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "was",
+        "cat",
+        "dog",
+        "house",
+        "river",
+        "blue",
+        "red",
+        "small",
+        "big",
+    )
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     control = tuple(range(len(tokens)))
     tokens += ["▁" + text for text in (*letters, *"!\"#$%&'()*+,-./:;<=>?@", *words) if len(text) > 1 or text != "a"]
@@ -96,7 +113,10 @@ def copied(path: str | Path) -> Vocabulary:
     from paceline.runtime.gguf_file import read_gguf
 
     found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
-    metadata = tuple((key, Typed(value.value, value.type.name, value.item_type and value.item_type.name)) for key, value in found.items())
+    metadata = tuple(
+        (key, Typed(value.value, value.type.name, value.item_type and value.item_type.name))
+        for key, value in found.items()
+    )
     types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []
     control = tuple(token for token, kind in enumerate(types) if kind == _CONTROL)
     return Vocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)

@@ -40,7 +40,9 @@ def write_split_model(path: str | Path, spec: ModelSpec, *, parts: int = 3, seed
     count = len(list(spec.tensors()))
     per_part = math.ceil(count / parts)
     if parts < 2 or math.ceil(count / per_part) != parts:
-        raise ValueError(f"{count} tensors cannot be split evenly into {parts} parts of at least one: ask for 2 to {count // 2}")
+        raise ValueError(
+            f"{count} tensors cannot be split evenly into {parts} parts of at least one: ask for 2 to {count // 2}"
+        )
     return _write(Path(path), spec, seed, weights, metadata or {}, per_part)
 
 

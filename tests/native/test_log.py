@@ -1,0 +1,79 @@
+"""llama.cpp's log in Python's logging."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.native.conftest import TinyModels
+
+from paceline.errors import ModelLoadError
+from paceline.runtime import Context, Model
+
+pytestmark = pytest.mark.native
+
+
+def test_lines_arrive_at_their_levels(tiny_models: TinyModels, caplog: pytest.LogCaptureFixture) -> None:
+    """What llama.cpp tells of a load is debug output of the logger paceline.llama, a line a record."""
+    with caplog.at_level(logging.DEBUG, logger="paceline.llama"):
+        Model.load(tiny_models("llama")).close()
+    records = [record for record in caplog.records if record.name == "paceline.llama"]
+    assert len(records) > 10
+    assert any("general.architecture" in record.getMessage() for record in records if record.levelno == logging.DEBUG)
+    assert not any("\n" in record.getMessage() for record in records)
+
+
+def test_an_error_of_llama_cpp_is_in_the_exception_and_in_the_log(
+    tmp_path: Path, tiny_models: TinyModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason for a failed load is not lost."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_models("llama").read_bytes()[:-5000])
+    with pytest.raises(ModelLoadError, match="tensor"):
+        Model.load(broken)
+
+
+def test_a_failing_handler_does_not_fail_the_call(tiny_models: TinyModels) -> None:
+    """An exception in a log handler is Python's unraisable kind; the model loads."""
+    code = f"""
+import logging, sys
+from paceline.runtime import Model
+class Broken(logging.Handler):
+    def handle(self, record):
+        raise RuntimeError("handler")
+logging.getLogger("paceline.llama").addHandler(Broken())
+logging.getLogger("paceline.llama").setLevel(logging.DEBUG)
+seen = []
+sys.unraisablehook = lambda event: seen.append(event.exc_type)
+model = Model.load({str(tiny_models("llama"))!r})
+assert RuntimeError in seen
+print(model.n_layer)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_nothing_is_printed_by_itself(tiny_models: TinyModels) -> None:
+    """Without a handler neither stdout nor stderr see a line, not even warnings."""
+    code = f"""
+from paceline.runtime import Context, Model
+model = Model.load({str(tiny_models("llama"))!r})
+Context(model, n_ctx=4096).decode([1, 2])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_expected_failure_is_no_error_in_the_log(tiny_models: TinyModels, caplog: pytest.LogCaptureFixture) -> None:
+    """A full cache is the caller's to handle: it raises and logs nothing above debug."""
+    from paceline.errors import NoKvSlot
+
+    with Model.load(tiny_models("llama")) as model, Context(model, n_ctx=256, n_batch=256, n_seq_max=2) as context:
+        context.decode([1] * 256)
+        caplog.clear()
+        with pytest.raises(NoKvSlot):
+            context.decode([1], seq_ids=1)
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []

@@ -1,0 +1,353 @@
+"""`Context.step`: a pass and its draws in one call, with errors that are one row's alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native.aborting import aborting
+from tests.native.conftest import TinyModels
+
+from paceline.errors import Aborted, InvalidParams, InvalidType, PacelineError, SamplingError, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime import Context, MaskSlots, Model, Sampler, StepRow
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def model(tiny_models: TinyModels) -> Iterator[Model]:
+    with Model.load(tiny_models("llama")) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def context(model: Model) -> Iterator[Context]:
+    with Context(model, n_ctx=1024, n_batch=256, n_seq_max=8, n_outputs_max=64, n_threads=1) as made:
+        yield made
+
+
+def greedy(model: Model, **options: Any) -> Sampler:
+    return Sampler(SamplingParams(temperature=0, **options), model)
+
+
+def alone(model: Model, prompt: list[int], count: int, **options: Any) -> list[int]:
+    """What a sampler with these options generates when nobody else is there."""
+    with Context(model, n_ctx=512, n_threads=1) as context:
+        return list(context.generate(Sampler(SamplingParams(**options), model), prompt, count))
+
+
+def test_rows_of_a_batch_draw_what_they_draw_alone(model: Model, context: Context) -> None:
+    """Five sequences with samplers of their own, prefilled and decoded together, equal each by itself."""
+    prompts = [[1 + i, 2, 3 * i + 4] + [7] * i for i in range(5)]
+    options = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed, "top_k": 20} for seed in range(4))]
+    samplers = [Sampler(SamplingParams(**each), model) for each in options]  # type: ignore[arg-type]
+    for sampler, prompt in zip(samplers, prompts, strict=True):
+        sampler.accept_prompt(prompt)
+    rows = [StepRow(seq_id=i, position=0, token_ids=prompts[i], samplers=(samplers[i],)) for i in range(5)]
+    generated: list[list[int]] = [[] for _ in prompts]
+    for _ in range(12):
+        result = context.step(rows)
+        for i, row in enumerate(result.rows):
+            generated[i] += row.draws[0].token_ids
+        rows = [
+            StepRow(
+                seq_id=i, position=row.position + len(row.token_ids), token_ids=generated[i][-1:], samplers=row.samplers
+            )
+            for i, row in enumerate(rows)
+        ]
+    assert generated == [alone(model, prompts[i], 12, **options[i]) for i in range(5)]  # type: ignore[arg-type]
+
+
+def test_a_row_without_samplers_only_fills_memory(model: Model, context: Context) -> None:
+    """Prefill beside decode: no logits are asked for, the sequence has moved on."""
+    result = context.step(
+        [
+            StepRow(seq_id=0, position=0, token_ids=[1, 2, 3]),
+            StepRow(seq_id=1, position=0, token_ids=[1, 2], samplers=(greedy(model),)),
+        ]
+    )
+    assert result.rows[0].draws == ()
+    assert len(result.rows[1].draws[0].token_ids) == 1
+    assert context.positions(0) == (0, 2)
+
+
+def test_a_sampler_has_accepted_what_it_drew(model: Model, context: Context) -> None:
+    """Exactly once: the number of generated tokens is that of the draws."""
+    sampler = greedy(model)
+    context.step([StepRow(seq_id=0, position=0, token_ids=[1, 2], samplers=(sampler,))])
+    assert sampler.num_generated == 1
+
+
+def test_several_samplers_share_one_row_of_logits(model: Model, context: Context) -> None:
+    """N answers to one prompt: each draws by its own seed and choice, as it would alone."""
+    params = SamplingParams(temperature=1.5, top_k=0, top_p=1, min_p=0, seed=5)
+    samplers = tuple(Sampler(params, model, choice=choice) for choice in range(6))
+    draws = context.step([StepRow(seq_id=0, position=0, token_ids=[1, 2, 3], samplers=samplers)]).rows[0].draws
+    context.decode([1, 2, 3], seq_ids=1)
+    logits = context.logits(2)
+    assert [draw.token_ids[0] for draw in draws] == [Sampler(params, model, choice=c).sample(logits) for c in range(6)]
+    assert len({draw.token_ids for draw in draws}) > 1
+
+
+def test_right_drafts_are_kept_and_one_more_is_drawn(model: Model, context: Context) -> None:
+    """Guesses that are all right give a burst of all of them and the next token."""
+    expected = alone(model, [1, 2, 3], 6, temperature=0)
+    sampler = greedy(model)
+    row = StepRow(seq_id=0, position=0, token_ids=[1, 2, 3, *expected[:4]], num_drafts=4, samplers=(sampler,))
+    assert context.step([row]).rows[0].draws[0].token_ids == tuple(expected[:5])
+    assert context.positions(0) == (0, 6)
+    assert sampler.num_generated == 5
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_wrong_drafts_are_taken_out_of_memory(model: Model, context: Context, num_right: int) -> None:
+    """Memory ends after the last right guess, and the sequence goes on as if there had been no drafts."""
+    expected = alone(model, [1, 2, 3], 8, temperature=0)
+    drafts = expected[:num_right] + [(expected[num_right] + 1) % 250] + [9, 9]
+    sampler = greedy(model)
+    row = StepRow(seq_id=0, position=0, token_ids=[1, 2, 3, *drafts], num_drafts=len(drafts), samplers=(sampler,))
+    drawn = list(context.step([row]).rows[0].draws[0].token_ids)
+    assert drawn == expected[: num_right + 1]
+    assert context.positions(0) == (0, 2 + num_right)
+    while len(drawn) < 8:
+        row = StepRow(seq_id=0, position=2 + len(drawn), token_ids=drawn[-1:], samplers=(sampler,))
+        drawn += context.step([row]).rows[0].draws[0].token_ids
+    assert drawn == expected
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+def test_drafts_need_a_memory_that_can_be_cut(tiny_models: TinyModels, kind: str) -> None:
+    """Recurrent state refuses drafts and goes on without."""
+    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_threads=1) as context:
+        row = StepRow(seq_id=0, position=0, token_ids=[1, 2], num_drafts=1, samplers=(greedy(model),))
+        with pytest.raises(Unsupported, match="drafts"):
+            context.step([row])
+        context.step([replace(row, num_drafts=0)])
+
+
+# ---- log-probabilities
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def test_logprobs_are_those_of_the_models_distribution(model: Model, context: Context) -> None:
+    """Own and k most likely, per row as asked, before temperature and truncation."""
+    params = SamplingParams(temperature=0.3, top_k=2, seed=1)
+    rows = [
+        StepRow(seq_id=0, position=0, token_ids=[1, 2, 3], samplers=(Sampler(params, model),), num_logprobs=4),
+        StepRow(seq_id=1, position=0, token_ids=[1, 2, 3], samplers=(Sampler(params, model),), num_logprobs=0),
+        StepRow(seq_id=2, position=0, token_ids=[1, 2, 3], samplers=(Sampler(params, model),)),
+    ]
+    result = context.step(rows)
+    context.decode([1, 2, 3], seq_ids=3)
+    expected = log_softmax(context.logits(2))
+    token = result.rows[0].draws[0].token_ids[0]
+    logprobs = result.rows[0].draws[0].logprobs
+    assert logprobs is not None
+    assert logprobs.own[0] == pytest.approx(expected[token], abs=1e-3)
+    assert logprobs.ids[0].tolist() == np.argsort(-expected, kind="stable")[:4].tolist()
+    assert np.allclose(logprobs.values[0], np.sort(expected)[::-1][:4], atol=1e-3)
+    only_own = result.rows[1].draws[0].logprobs
+    assert only_own is not None
+    assert only_own.ids.shape == (1, 0)
+    assert only_own.own[0] == pytest.approx(logprobs.own[0], abs=1e-3)
+    assert result.rows[2].draws[0].logprobs is None
+
+
+def test_prompt_tokens_are_scored_against_their_successors(model: Model, context: Context) -> None:
+    """Scores over two chunks equal those from the logits of every position."""
+    prompt = [5, 6, 7, 8, 9, 10]
+    context.decode(prompt, seq_ids=7, wants_logits="all")
+    expected = [float(log_softmax(context.logits(i))[prompt[i + 1]]) for i in range(5)]
+    first = context.step(
+        [StepRow(seq_id=0, position=0, token_ids=prompt[:4], targets=prompt[1:5], num_logprobs=2)]
+    ).rows[0]
+    row = StepRow(seq_id=0, position=4, token_ids=prompt[4:], targets=prompt[5:], samplers=(greedy(model),))
+    second = context.step([row]).rows[0]
+    assert first.scored is not None
+    assert second.scored is not None
+    assert np.allclose([*first.scored.own, *second.scored.own], expected, atol=1e-3)
+    assert first.scored.ids.shape == (4, 2)
+    assert second.draws[0].token_ids
+
+
+# ---- masks
+
+
+def mask_of(model: Model, allowed: list[int]) -> np.ndarray:
+    words = np.zeros((model.n_vocab + 31) // 32, dtype=np.uint32)
+    for token in allowed:
+        words[token // 32] |= np.uint32(1 << (token % 32))
+    return words
+
+
+def test_a_mask_filled_during_the_pass_is_obeyed(model: Model, context: Context) -> None:
+    """The step waits for its slot, which another thread fills later, and draws only what it allows."""
+    masks = MaskSlots(2, model.n_vocab)
+    masks.clear(1)
+
+    def fill() -> None:
+        masks.words(1)[:] = mask_of(model, [77])
+        masks.ready(1)
+
+    thread = threading.Timer(0.05, fill)
+    thread.start()
+    rows = [
+        StepRow(seq_id=0, position=0, token_ids=[1], samplers=(greedy(model),)),
+        StepRow(seq_id=1, position=0, token_ids=[1], samplers=(greedy(model),), mask_slots=(1,)),
+    ]
+    result = context.step(rows, masks=masks)
+    thread.join()
+    assert result.rows[1].draws[0].token_ids == (77,)
+    assert result.rows[0].draws[0].error is None
+
+
+def test_each_draft_position_has_its_mask(model: Model, context: Context) -> None:
+    """A draft that its mask forbids is not drawn, whatever the model would have liked."""
+    expected = alone(model, [1, 2, 3], 3, temperature=0)
+    masks = MaskSlots(3, model.n_vocab)
+    for slot, allowed in enumerate([[expected[0]], [200], [1]]):
+        masks.words(slot)[:] = mask_of(model, allowed)
+        masks.ready(slot)
+    row = StepRow(
+        seq_id=0,
+        position=0,
+        token_ids=[1, 2, 3, *expected[:2]],
+        num_drafts=2,
+        samplers=(greedy(model),),
+        mask_slots=(0, 1, 2),
+    )
+    assert context.step([row], masks=masks).rows[0].draws[0].token_ids == (expected[0], 200)
+    assert context.positions(0) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (lambda masks: masks.ready(0), "allowed|possible|mask"),
+        (lambda masks: masks.fail(0, "the schema is broken"), "the schema is broken"),
+        (lambda masks: masks.clear(0), "was not filled within 50 ms"),
+    ],
+    ids=["nothing allowed", "failed", "never filled"],
+)
+def test_a_row_that_cannot_draw_fails_alone(
+    model: Model, context: Context, prepare: Callable[[MaskSlots], None], words: str
+) -> None:
+    """Its neighbour draws; its own sampler has not moved and can draw in the next step."""
+    masks = MaskSlots(1, model.n_vocab)
+    prepare(masks)
+    broken, fine = greedy(model), greedy(model)
+    rows = [
+        StepRow(seq_id=0, position=0, token_ids=[1, 2], samplers=(broken,), mask_slots=(0,)),
+        StepRow(seq_id=1, position=0, token_ids=[1, 2], samplers=(fine,)),
+    ]
+    result = context.step(rows, masks=masks, mask_timeout_s=0.05)
+    error = result.rows[0].draws[0].error
+    assert isinstance(error, SamplingError)
+    assert any(word in str(error) for word in words.split("|"))
+    assert result.rows[0].draws[0].token_ids == ()
+    assert broken.num_generated == 0
+    assert len(result.rows[1].draws[0].token_ids) == 1
+    again = context.step([StepRow(seq_id=0, position=2, token_ids=[3], samplers=(broken,))])
+    assert again.rows[0].draws[0].error is None
+
+
+# ---- guards
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"token_ids": []}, InvalidParams, "num_tokens must be at least 1"),
+        ({"token_ids": [10**6]}, InvalidParams, "token_ids"),
+        ({"token_ids": [-1]}, InvalidParams, "token_ids"),
+        ({"token_ids": [2**40]}, InvalidParams, "token_ids"),
+        ({"token_ids": [1.5]}, InvalidType, "token_ids"),
+        ({"token_ids": [True]}, InvalidType, "token_ids"),
+        ({"token_ids": ["1"]}, InvalidType, "token_ids"),
+        ({"seq_id": 8}, InvalidParams, "n_seq_max"),
+        ({"seq_id": -1}, InvalidParams, "seq_ids"),
+        ({"position": 5}, InvalidParams, "positions"),
+        ({"num_drafts": 1}, InvalidParams, "num_drafts"),
+        ({"num_drafts": -1}, InvalidParams, "num_drafts"),
+        ({"targets": [1, 2]}, InvalidParams, "num_scored"),
+        ({"targets": [10**6]}, InvalidParams, "targets"),
+        ({"num_logprobs": -2}, InvalidParams, "num_logprobs"),
+        ({"num_logprobs": 10**6}, InvalidParams, "num_logprobs"),
+        ({"mask_slots": (0,)}, InvalidParams, "mask_slots"),
+        ({"mask_slots": (0, 0)}, InvalidParams, "mask_slots"),
+    ],
+    ids=str,
+)
+def test_a_bad_row_is_refused_before_anything_moves(
+    model: Model, context: Context, change: dict[str, Any], error: type[PacelineError], words: str
+) -> None:
+    """The other row's sequence and both samplers are where they were, and the step works once the row is mended."""
+    first, second = greedy(model), greedy(model)
+    good = StepRow(seq_id=0, position=0, token_ids=[1, 2], samplers=(first,))
+    row = StepRow(seq_id=1, position=0, token_ids=[1], samplers=(second,))
+    with pytest.raises(error, match=words):
+        context.step([good, replace(row, **change)])
+    assert (context.positions(0), context.positions(1)) == (None, None)
+    assert (first.num_generated, second.num_generated) == (0, 0)
+    assert all(one.draws[0].token_ids for one in context.step([good, row]).rows)
+
+
+def test_one_sequence_has_one_row_and_one_sampler_one_place(model: Model, context: Context) -> None:
+    """Two rows of a sequence, or a sampler given twice, are refused; so is an empty step."""
+    sampler = greedy(model)
+    row = StepRow(seq_id=0, position=0, token_ids=[1], samplers=(sampler,))
+    with pytest.raises(InvalidParams, match="more than one row"):
+        context.step([row, replace(row, samplers=())])
+    with pytest.raises(InvalidParams, match="stands twice"):
+        context.step([row, replace(row, seq_id=1)])
+    with pytest.raises(InvalidParams, match="1 to 256 tokens"):
+        context.step([])
+    context.step([row])
+
+
+def test_a_sampler_of_another_vocabulary_is_refused(context: Context, vocabulary: Model) -> None:
+    """Sizes of both vocabularies are in the error."""
+    with Sampler(SamplingParams(temperature=0), vocabulary) as other, pytest.raises(InvalidParams, match="32000"):
+        context.step([StepRow(seq_id=0, position=0, token_ids=[1], samplers=(other,))])
+
+
+def test_an_aborted_step_moves_no_sampler(model: Model) -> None:
+    """The draws of a step that was aborted did not happen; the same step again gives the undisturbed result."""
+    ids = np.random.default_rng(0).integers(0, 250, 1000).astype(np.int32)
+    with Context(model, n_ctx=1024, n_batch=1024, n_ubatch=32, n_threads=1) as context:
+        expected = (
+            context.step([StepRow(seq_id=0, position=0, token_ids=ids, samplers=(greedy(model),))]).rows[0].draws[0]
+        )
+        context.clear()
+        sampler = greedy(model)
+        row = StepRow(seq_id=0, position=0, token_ids=ids, samplers=(sampler,))
+        with aborting(context), pytest.raises(Aborted):
+            context.step([row])
+        assert sampler.num_generated == 0
+        assert context.step([row]).rows[0].draws[0].token_ids == expected.token_ids
+
+
+def test_many_rows_of_a_large_vocabulary_draw_in_parallel_the_same(tiny_models: TinyModels) -> None:
+    """Above the threshold for worker threads the draws equal those of one row a step."""
+    from paceline.testing.models import LlamaSpec, numbered
+
+    with Model.load(tiny_models(LlamaSpec(vocabulary=numbered(60000), n_embd=32, n_head=2, n_head_kv=1))) as model:
+        params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(12)]
+        with Context(model, n_ctx=512, n_seq_max=12, n_outputs_max=12, n_threads=2) as context:
+            rows = [
+                StepRow(seq_id=i, position=0, token_ids=[i + 1], samplers=(Sampler(params[i], model),))
+                for i in range(12)
+            ]
+            together = [row.draws[0].token_ids for row in context.step(rows).rows]
+            context.clear()
+            single = [replace(rows[i], samplers=(Sampler(params[i], model),)) for i in range(12)]
+            assert together == [context.step([row]).rows[0].draws[0].token_ids for row in single]

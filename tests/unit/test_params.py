@@ -1,0 +1,197 @@
+"""SamplingParams: defaults, what is refused and how, copies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidParams, InvalidType
+from paceline.params import DEFAULT_SAMPLERS, FIELDS, SAMPLERS, SamplingParams
+
+NUMBERS = [
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "repeat_penalty",
+    "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base",
+]  # fmt: skip
+INTEGERS = ["top_k", "mirostat", "penalty_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_tokens", "n"]
+OPTIONAL_INTEGERS = ["max_tokens", "logprobs", "prompt_logprobs", "seed"]
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    """Without arguments the values are llama.cpp's and the documented ones."""
+    params = SamplingParams()
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (256, 0.8, 40, 0.95, 0.05)
+    assert (params.typical_p, params.top_n_sigma, params.xtc_probability, params.mirostat) == (1.0, -1.0, 0.0, 0)
+    assert (params.repeat_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
+    assert (params.penalty_last_n, params.seed, params.stop, params.stop_token_ids) == (64, None, (), ())
+    assert (params.ignore_eos, params.min_tokens, params.logprobs, params.n, params.echo) == (False, 0, None, 1, False)
+    assert params.samplers == DEFAULT_SAMPLERS
+    assert DEFAULT_SAMPLERS == (
+        "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+    )  # fmt: skip
+
+
+def test_params_are_frozen_equal_and_hashable() -> None:
+    """Params are values: they cannot change, and equal ones are interchangeable, also after pickling."""
+    params = SamplingParams(stop=["a"], logit_bias={5: 1}, samplers=["top_k"], allowed_token_ids=[1])  # type: ignore[arg-type]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 3  # type: ignore[misc]
+    same = SamplingParams(stop=("a",), logit_bias=((5, 1.0),), samplers=("top_k",), allowed_token_ids=(1,))
+    assert params == same
+    assert hash(params) == hash(same)
+    assert pickle.loads(pickle.dumps(params)) == params
+
+
+@pytest.mark.parametrize("call", [SamplingParams, SamplingParams().replace])
+def test_an_unknown_option_is_a_type_error_with_the_nearest(call: Any) -> None:
+    """A misspelt option is answered with the one that was meant."""
+    with pytest.raises(TypeError, match="unknown option 'temprature'; did you mean 'temperature'"):
+        call(temprature=1)
+
+
+def test_replace_checks_like_the_constructor() -> None:
+    """A copy with changes has the other values, and wrong changes are refused."""
+    params = SamplingParams(seed=1, stop="x")
+    assert params.replace(top_k=7) == SamplingParams(seed=1, stop="x", top_k=7)
+    with pytest.raises(InvalidParams, match="top_k must be an integer"):
+        params.replace(top_k=-2)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -1e30])
+def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    """NaN, infinities and absurd sizes raise InvalidParams and name the field and the value."""
+    with pytest.raises(InvalidParams, match=f"{name} must be a finite number.*not"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", NUMBERS + INTEGERS)
+@pytest.mark.parametrize("value", [True, "1", None, [1], b"1", 1j])
+def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
+    """Bools, strings and None are no numbers: InvalidType, which is a TypeError."""
+    with pytest.raises(InvalidType, match=f"{name} must be") as caught:
+        SamplingParams(**{name: value})
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("name", INTEGERS + OPTIONAL_INTEGERS)
+@pytest.mark.parametrize("value", [-2, 2**64, -(2**70)])
+def test_integers_out_of_range_are_refused_by_name(name: str, value: int) -> None:
+    """Integers beyond their range raise InvalidParams."""
+    with pytest.raises(InvalidParams, match=f"{name} must be an integer"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", OPTIONAL_INTEGERS)
+def test_optional_integers_may_be_none_but_not_true(name: str) -> None:
+    """None means without; a bool is refused."""
+    assert getattr(SamplingParams(**{name: None}), name) is None
+    with pytest.raises(InvalidType, match=name):
+        SamplingParams(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be a finite number >= 0"),
+        ({"top_p": 1.01}, "top_p must be a finite number >= 0 and <= 1"),
+        ({"repeat_penalty": 0}, "repeat_penalty must be"),
+        ({"adaptive_decay": 1.0}, "adaptive_decay must be"),
+        ({"mirostat": 3}, "mirostat must be"),
+        ({"n": 0}, "n must be"),
+        ({"max_tokens": -1}, "max_tokens must be an integer.*or None"),
+        ({"min_tokens": 300}, "min_tokens must not exceed max_tokens"),
+        ({"logprobs": 1001}, "logprobs must be"),
+        ({"logprobs_mode": "after"}, "logprobs_mode must be one of"),
+        ({"samplers": ("topk",)}, r"samplers\[0\] must be one of.*did you mean 'top_k'"),
+        ({"samplers": ("top_k", "top_k")}, "samplers names 'top_k' twice"),
+        ({"samplers": ("infill",)}, "'infill' needs 'top_k' before it"),
+        ({"samplers": ("top_k", "infill"), "top_k": 0}, "'infill' needs 'top_k' before it"),
+        ({"samplers": ("top_k", "infill"), "top_k": 1001}, "'infill' needs 'top_k' before it"),
+        ({"samplers": ("infill", "top_k")}, "'infill' needs 'top_k' before it"),
+        ({"stop": ("",)}, r"stop\[0\] must have 1 to"),
+        ({"stop": "x" * 5000}, r"stop\[0\] must have 1 to"),
+        ({"stop": ("x",) * 257}, "stop must have at most 256 texts"),
+        ({"stop": ("\ud800",)}, r"stop\[0\] has a lone surrogate"),
+        ({"bad_words": ("",)}, r"bad_words\[0\]"),
+        ({"bad_words": ("x" * 257,)}, r"bad_words\[0\]"),
+        ({"dry_sequence_breakers": ("x" * 41,)}, r"dry_sequence_breakers\[0\]"),
+        ({"stop_token_ids": (-1,)}, r"stop_token_ids\[0\]"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids must name at least one"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: the token id must be"),
+        ({"logit_bias": {1: math.nan}}, r"logit_bias\[1\] must be a finite number"),
+        ({"grammar": "x", "regex": "y"}, "grammar and regex exclude each other"),
+        ({"json_schema": True, "choice": ("a",)}, "json_schema and choice exclude each other"),
+        ({"choice": ()}, "choice must have at least one"),
+        ({"json_schema": "{"}, "json_schema is no JSON"),
+        ({"json_schema": {"a": math.nan}}, "json_schema is no JSON"),
+        ({"json_schema": {"a": object()}}, "json_schema is no JSON"),
+        ({"json_schema": "[" * 200 + "]" * 200}, "nested 100 deep"),
+        ({"json_schema": "[" * 100_000 + "]" * 100_000}, "json_schema"),
+        ({"json_schema": {"enum": ["x" * 300_000]}}, "262144 characters"),
+        ({"grammar_lazy": True}, "grammar_lazy needs a grammar"),
+        ({"grammar": "x", "grammar_lazy": True}, "grammar_lazy needs a grammar and grammar_triggers"),
+        ({"grammar": "x", "grammar_triggers": ("a",)}, "without grammar_lazy=True"),
+        ({"grammar_triggers": (-1,)}, r"grammar_triggers\[0\]"),
+    ],
+)  # fmt: skip
+def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[str, Any], message: str) -> None:
+    """Each impossible value or combination raises InvalidParams and says what is wrong."""
+    with pytest.raises(InvalidParams, match=message):
+        SamplingParams(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", 5), ("stop", {"a": 1}), ("stop", (5,)), ("stop", b"x"), ("stop", None),
+        ("stop_token_ids", "12"), ("stop_token_ids", (1.0,)), ("stop_token_ids", (True,)), ("stop_token_ids", None),
+        ("logit_bias", [1, 2]), ("logit_bias", {"1": 1.0}), ("logit_bias", {1: "x"}), ("logit_bias", {True: 1.0}),
+        ("logit_bias", None), ("samplers", "top_k"), ("samplers", (1,)), ("grammar", 5), ("grammar", b"root"),
+        ("regex", 5), ("choice", "yes"), ("choice", (1,)), ("json_schema", 5), ("json_schema", [1]),
+        ("allowed_token_ids", 5), ("bad_words", "x"), ("ignore_eos", 1), ("ignore_eos", None), ("echo", "yes"),
+        ("grammar_root", None), ("grammar_triggers", "x"), ("grammar_triggers", (1.5,)), ("seed", 1.0), ("seed", "1"),
+        ("logprobs_mode", 1), ("grammar_lazy", 0),
+    ],
+)  # fmt: skip
+def test_wrong_types_are_refused_by_name(name: str, value: Any) -> None:
+    """A value of the wrong type raises InvalidType and names its field."""
+    with pytest.raises(InvalidType, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("seed", -1, None), ("seed", 0, 0), ("seed", 2**64 - 1, 2**64 - 1), ("top_k", -1, -1), ("top_k", 0, 0),
+        ("penalty_last_n", -1, -1), ("max_tokens", 0, 0), ("temperature", 0, 0.0), ("stop", "x", ("x",)),
+        ("stop", ["x", "y"], ("x", "y")), ("logit_bias", {7: 1, 3: -2.5}, ((3, -2.5), (7, 1.0))), ("logit_bias", {}, ()),
+        ("json_schema", {"type": "null"}, '{"type": "null"}'), ("json_schema", '{"type":"null"}', '{"type": "null"}'),
+        ("samplers", [], ()), ("samplers", list(SAMPLERS[::-1][1:]), SAMPLERS[::-1][1:]), ("min_tokens", 256, 256),
+        ("allowed_token_ids", [1, 2], (1, 2)), ("temperature", 1e6, 1e6),
+    ],
+)  # fmt: skip
+def test_values_at_the_edges_are_kept(name: str, value: Any, kept: Any) -> None:
+    """What is allowed is kept as it is, in immutable form; -1 as a seed means none."""
+    params = SamplingParams(**{name: value})
+    assert getattr(params, name) == kept
+    assert type(getattr(params, name)) is type(kept)
+    assert params.replace() == params
+
+
+def test_numpy_scalars_become_python_numbers() -> None:
+    """Numbers of NumPy are numbers, and are stored as Python's."""
+    import numpy as np
+
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
+    assert (type(params.temperature), type(params.top_k)) == (float, int)
+
+
+def test_every_field_is_documented() -> None:
+    """The docstring names every field."""
+    assert SamplingParams.__doc__ is not None
+    assert [name for name in FIELDS if name not in SamplingParams.__doc__] == []

@@ -1,0 +1,31 @@
+"""What the package exports, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import paceline
+
+
+def test_every_export_exists_and_the_list_is_sorted() -> None:
+    """__all__ is complete, in order, and each name can be had."""
+    assert paceline.__all__ == sorted(paceline.__all__)
+    for name in paceline.__all__:
+        assert getattr(paceline, name) is not None
+    assert set(paceline.__all__) <= set(dir(paceline))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match="Modle"):
+        _ = paceline.Modle
+
+
+def test_importing_loads_neither_the_core_nor_numpy() -> None:
+    """`import paceline` is light: nothing compiled, no arrays, no terminal library."""
+    code = "import sys, paceline; print([m for m in ('paceline._native', 'numpy', 'typer', 'rich', 'gguf') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
