@@ -280,10 +280,11 @@ void temperature(Candidates & list, float temperature, float range, float expone
         list.keep_first(1);
         return;
     }
-    // Relative to the highest, so that no temperature, however small, makes an infinity of it.
+    // A tiny temperature could make infinities of all: then the distances to the highest count, which is 0 in the end.
     const double highest = list.max_logit();
+    const double shift   = std::abs(highest / value) > FLT_MAX ? highest : 0;
     for (llama_token_data & item : list.items) {
-        item.logit = static_cast<float>((item.logit - highest) / value);
+        item.logit = static_cast<float>((item.logit - shift) / value);
     }
     list.drop_impossible();
 }

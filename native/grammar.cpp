@@ -101,8 +101,9 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
     if (!sampler_) {
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");
     }
-    names_tokens_ = facts.names_tokens;
-    vocab_        = vocab;
+    model_         = model;
+    prefix_closed_ = facts.prefix_closed;
+    names_tokens_  = facts.names_tokens;
     if (options.lazy) {
         waiting_.emplace();
         waiting_->triggers = options.trigger_tokens;
@@ -111,25 +112,22 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
             waiting_->anchored |= pattern.find('^') == 0;
         }
     }
-    // A lazy grammar that still waits allows everything, which every byte's token says as well.
-    if (facts.prefix_closed) {
-        first_bytes_ = FirstBytes::of(model);
-    }
 }
 
 Grammar Grammar::clone() const {
     Grammar copy;
     copy.sampler_.reset(llama_sampler_clone(sampler_.get()));
-    copy.first_bytes_  = first_bytes_;
-    copy.names_tokens_ = names_tokens_;
-    copy.vocab_        = vocab_;
-    copy.waiting_      = waiting_;
+    copy.first_bytes_   = first_bytes_;
+    copy.model_         = model_;
+    copy.prefix_closed_ = prefix_closed_;
+    copy.names_tokens_  = names_tokens_;
+    copy.waiting_       = waiting_;
     return copy;
 }
 
 void Grammar::filter(Candidates & list) const {
     constexpr size_t worth_it = 1024;
-    if (first_bytes_ && list.size() > worth_it) {
+    if (prefix_closed_ && !waiting_ && list.size() > worth_it) {
         drop_by_first_byte(list);
     }
     llama_token_data_array array = {list.items.data(), list.size(), -1, false};
@@ -139,6 +137,9 @@ void Grammar::filter(Candidates & list) const {
 
 // Asks about 256 tokens of one byte, and with most grammars is rid of most others.
 void Grammar::drop_by_first_byte(Candidates & list) const {
+    if (!first_bytes_) {
+        first_bytes_ = FirstBytes::of(model_);
+    }
     std::array<bool, 257> possible;
     possible[FirstBytes::none] = true;
     for (size_t byte = 0; byte < 256; ++byte) {
@@ -182,7 +183,7 @@ bool Grammar::accept(int32_t token) {
     } catch (const std::exception &) { // a trigger whose text the grammar does not go on with
         return false;
     }
-    if (waiting_ && waiting_->ends_with(vocab_, token)) {
+    if (waiting_ && waiting_->ends_with(model_->vocab(), token)) {
         waiting_.reset();
     } else if (waiting_ && waiting_->text.size() > Waiting::max_bytes) {
         forget_old_text();
@@ -209,14 +210,14 @@ void Grammar::forget_old_text() {
     Waiting & w    = *waiting_;
     size_t    kept = 0, first = w.tokens.size();
     while (first > 0 && kept < Waiting::max_bytes / 2) {
-        kept += token_piece(vocab_, w.tokens[--first]).size();
+        kept += token_piece(model_->vocab(), w.tokens[--first]).size();
     }
     w.tokens.erase(w.tokens.begin(), w.tokens.begin() + static_cast<ptrdiff_t>(first));
     w.text.clear();
     llama_sampler_reset(sampler_.get());
     for (const int32_t token : w.tokens) {
         llama_sampler_accept(sampler_.get(), token);
-        w.text += token_piece(vocab_, token);
+        w.text += token_piece(model_->vocab(), token);
     }
 }
 

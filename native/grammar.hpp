@@ -32,12 +32,13 @@ struct FirstBytes {
     static constexpr uint16_t none = 256; // a token without text, or one that ends the text
 
     explicit FirstBytes(const llama_vocab * vocab);
-    static std::shared_ptr<const FirstBytes> of(const std::shared_ptr<Model> & model); // made once a model
+    static std::shared_ptr<const FirstBytes> of(const std::shared_ptr<Model> & model); // shared between grammars
 
     std::vector<uint16_t>    of_token;
     std::array<int32_t, 256> token; // -1: there is none
 };
 
+// Not safe to call from several threads at once, not even what is const.
 class Grammar {
 public:
     // GrammarError where the text is no grammar, or not one that llama.cpp can run.
@@ -77,10 +78,12 @@ private:
     void forget_old_text();
 
     std::unique_ptr<llama_sampler, Free> sampler_;
-    std::shared_ptr<const FirstBytes>    first_bytes_; // null: of no help with this grammar
-    bool                                 names_tokens_ = false;
-    const llama_vocab *                  vocab_        = nullptr;
+    std::shared_ptr<Model>               model_;
+    bool                                 prefix_closed_ = false; // GrammarFacts
+    bool                                 names_tokens_  = false;
     std::optional<Waiting>               waiting_;
+
+    mutable std::shared_ptr<const FirstBytes> first_bytes_; // made when first needed
 };
 
 // The grammar of the texts that are JSON by a JSON schema, itself given as JSON; llama.cpp's translation. GrammarError

@@ -161,17 +161,15 @@ void Sampler::build_chain() {
 
 void Sampler::build_bans() {
     const llama_vocab * vocab = model_->vocab();
-    std::vector<int32_t> ends;
-    for (int32_t token = 0; token < n_vocab_; ++token) {
-        if (llama_vocab_is_eog(vocab, token)) {
-            ends.push_back(token);
+    if (options_.ignore_eos || options_.min_tokens > 0) {
+        for (int32_t token = 0; token < n_vocab_; ++token) {
+            if (llama_vocab_is_eog(vocab, token)) {
+                (options_.ignore_eos ? banned_ : ends_).push_back(token);
+            }
         }
     }
-    (options_.ignore_eos ? banned_ : ends_) = ends;
     if (options_.min_tokens > 0) {
         ends_.insert(ends_.end(), options_.stop_token_ids.begin(), options_.stop_token_ids.end());
-    } else {
-        ends_.clear();
     }
     int32_t             num_suppressed = 0;
     const llama_token * suppressed     = llama_vocab_get_suppress_tokens(vocab, &num_suppressed);

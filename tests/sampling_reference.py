@@ -6,6 +6,7 @@ way, so that a test can leave out cases that rounding decides.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ class Reference:
 
     def penalties(self, logits: Logits) -> Logits:
         p = self.params
-        window = self.history if p.penalty_last_n < 0 else self.history[len(self.history) - p.penalty_last_n :]
+        window = self.history if p.penalty_last_n < 0 else self.history[max(0, len(self.history) - p.penalty_last_n) :]
         counts = Counter(window if p.penalty_last_n else [])
         result = dict(logits)
         for token in counts.keys() & logits.keys():
@@ -82,7 +83,7 @@ class Reference:
         return result
 
     def dry(self, logits: Logits) -> Logits:
-        """Without sequence breakers: the longest earlier match of the end of the history, for each token that followed."""
+        """Without breakers: the longest earlier match of the end of the history, for each token that followed."""
         p = self.params
         last_n = p.dry_penalty_last_n
         seen = self.history[-last_n:] if last_n > 0 else self.history
@@ -115,7 +116,7 @@ class Reference:
         k = self.params.top_k
         order = ranked(logits)
         if 0 < k < len(order):
-            self._close(logits[order[k - 1]] - logits[order[k]])
+            self._cut(order, k, logits)
             order = order[:k]
         return {token: logits[token] for token in order}
 
@@ -126,7 +127,7 @@ class Reference:
         entropy = -math.fsum(value * math.log(value) for value in p.values() if value > 0)
         distance = {token: abs(-math.log(value) - entropy) for token, value in p.items() if value > 0}
         order = sorted(distance, key=lambda token: (distance[token], token))
-        for a, b in zip(order, order[1:], strict=False):
+        for a, b in itertools.pairwise(order):
             self._close(distance[b] - distance[a])
         return self._until(order, p, self.params.typical_p, logits)
 
@@ -143,7 +144,13 @@ class Reference:
             self._close(total - limit)
             if total >= limit:
                 break
+        self._cut(order, len(kept), logits)
         return kept
+
+    def _cut(self, order: list[int], count: int, logits: Logits) -> None:
+        """Notes how close the last that is kept is to the first that is not; equal ones are told apart by id."""
+        if count < len(order) and logits[order[count - 1]] != logits[order[count]]:
+            self._close(logits[order[count - 1]] - logits[order[count]])
 
     def min_p(self, logits: Logits) -> Logits:
         if self.params.min_p <= 0:

@@ -1,7 +1,7 @@
 """What one request asks of generation: how tokens are chosen, when it ends, what is told about it.
 
-The spelling and meaning of a sampler's options are llama.cpp's. Standard library only; nothing here knows a model: token
-ids are checked against the vocabulary when a `Sampler` is built.
+The spelling and meaning of a sampler's options are llama.cpp's. Standard library only; nothing here knows a model:
+token ids are checked against the vocabulary when a `Sampler` is built.
 """
 
 from __future__ import annotations

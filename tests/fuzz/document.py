@@ -1,7 +1,8 @@
-"""A GGUF file taken apart into values that a mutation can change, and put together again, however wrong it has become."""
+"""A GGUF file taken apart into values that a mutation can change, and put together again however wrong it is."""
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,11 +69,17 @@ class Document:
         header += b"".join(_value(value) for value in self.values)
         offset = 0
         for tensor in self.tensors:
-            header += _string(tensor.name) + _pack("I", len(tensor.shape)) + b"".join(_pack("Q", n) for n in tensor.shape)
+            header += (
+                _string(tensor.name) + _pack("I", len(tensor.shape)) + b"".join(_pack("Q", n) for n in tensor.shape)
+            )
             header += _pack("I", tensor.type) + _pack("Q", offset if tensor.offset is None else tensor.offset)
             offset = _padded(offset + len(tensor.data))
         header += bytes(_padded(len(header)) - len(header))
-        return header + b"".join(tensor.data.ljust(_padded(len(tensor.data)), b"\0") for tensor in self.tensors) + self.trailing
+        return (
+            header
+            + b"".join(tensor.data.ljust(_padded(len(tensor.data)), b"\0") for tensor in self.tensors)
+            + self.trailing
+        )
 
     def find(self, key: bytes) -> Value | None:
         return next((value for value in self.values if value.key == key), None)
@@ -100,8 +107,9 @@ def _item(kind: int, item: Any) -> bytes:
 def _pack(code: str, number: float) -> bytes:
     """An integer as its low bytes, whatever its size."""
     size = struct.calcsize("<" + code)
-    whole = int(number) if number == number and abs(number) != float("inf") else 0
-    return (whole & (2 ** (8 * size) - 1)).to_bytes(size, "little")
+    whole = int(number) if math.isfinite(number) else 0
+    mask: int = (1 << 8 * size) - 1
+    return (whole & mask).to_bytes(size, "little")
 
 
 def _string(text: bytes) -> bytes:

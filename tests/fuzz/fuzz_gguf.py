@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
-from paceline.runtime import Context, Embedder, MemoryClass, Model
-from paceline.runtime.gguf_check import check_gguf
-from paceline.testing.models import KINDS, write_model
 from tests.fuzz.document import Document
 from tests.fuzz.mutations import damage, sweep
 from tests.fuzz.outcomes import Outcome, report, run_forked
+
+from paceline.runtime import Context, Embedder, MemoryClass, Model
+from paceline.runtime.gguf_check import check_gguf
+from paceline.testing.models import KINDS, write_model
 
 
 def use(path: Path, *, checked: bool) -> None:
@@ -63,7 +64,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for the files of faults")
-    parser.add_argument("--sweep", action="store_true", help="instead: every single change in turn, a few thousand files")
+    parser.add_argument(
+        "--sweep", action="store_true", help="instead: every single change in turn, a few thousand files"
+    )
     parser.add_argument("--unchecked", action="store_true", help="without paceline's own check in front")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

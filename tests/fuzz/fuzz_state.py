@@ -7,20 +7,22 @@ Afterwards the sequence must be usable: continued where it was restored, emptied
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
+from tests.fuzz.mutations import NUMBERS
+from tests.fuzz.outcomes import Outcome, report, run_forked
 
 from paceline.errors import StateError
 from paceline.runtime import Context, Model
 from paceline.runtime.sequence_state import SequenceState
 from paceline.testing.models import KINDS, write_model
-from tests.fuzz.mutations import NUMBERS
-from tests.fuzz.outcomes import Outcome, report, run_forked
 
 STATEFUL = ("llama", "gemma3", "mamba", "falcon-h1", "lfm2")
 PROMPT = [10, 20, 30, 40, 50, 60, 70]
@@ -63,10 +65,8 @@ def use(model: Model, seed: str, unified: bool, partial: bool) -> None:
         payload, _ = damage(random, state.payload)
         frame = SequenceState(context.fingerprint, (), random.random() < 0.5 if partial else False, payload).to_bytes()
         target = random.choice((0, 1))
-        try:
+        with suppress(StateError):
             context.load_sequence(target, frame)
-        except StateError:
-            pass
         positions = context.positions(target)
         if positions is not None and positions.last < 200:
             context.decode([1, 2, 3], seq_ids=target)
@@ -84,7 +84,7 @@ def fuzz(seed: int, count: int, folder: Path) -> Iterator[tuple[int, str, Outcom
         random = Random(name + "/kind")
         kind, unified, partial = random.choice(STATEFUL), random.random() < 0.7, random.random() < 0.2
         words = f"{kind}{'' if unified else ', not unified'}{', partial' if partial else ''}"
-        outcome = run_forked(lambda: use(models[kind], name, unified, partial))  # noqa: B023: it runs at once
+        outcome = run_forked(functools.partial(use, models[kind], name, unified, partial))
         yield number, words, outcome
 
 

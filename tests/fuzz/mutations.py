@@ -4,14 +4,53 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from random import Random
 
-from paceline.runtime.gguf_file import ValueType
 from tests.fuzz.document import Document, Tensor, Value
 
-NUMBERS = (0, 1, 2, 3, 5, 7, 31, 33, 255, 256, 257, 511, 513, 1024, 1025, 65536, 10**9, 2**31 - 1, 2**31, 2**32 - 1, 2**63, -1, -2)
+from paceline.runtime.gguf_file import ValueType
+
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    31,
+    33,
+    255,
+    256,
+    257,
+    511,
+    513,
+    1024,
+    1025,
+    65536,
+    10**9,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63,
+    -1,
+    -2,
+)
 FLOATS = (0.0, -0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), -float("inf"))
-STRINGS = (b"", b"\0", b"x", b"llama", b"bert", b"none", b"gpt2", b"linear", b"yarn", b"\xff\xfe\x80", b"a" * 70000, b"default")
+STRINGS = (
+    b"",
+    b"\0",
+    b"x",
+    b"llama",
+    b"bert",
+    b"none",
+    b"gpt2",
+    b"linear",
+    b"yarn",
+    b"\xff\xfe\x80",
+    b"a" * 70000,
+    b"default",
+)
 
 
 def sweep(base: Document) -> Iterator[tuple[bytes, str]]:
@@ -51,36 +90,50 @@ def damage(random: Random, bases: Sequence[Document]) -> tuple[bytes, str]:
 
 def _meaning(random: Random, base: Document) -> tuple[bytes, str]:
     document = copy.deepcopy(base)
-    words = [random.choices(_CHANGES, _WEIGHTS)[0](random, document) for _ in range(random.choice((1, 1, 1, 2)))]
+    words = []
+    for change in random.choices(list(_CHANGES), list(_CHANGES.values()), k=random.choice((1, 1, 1, 2))):
+        with suppress(IndexError):  # nothing of its kind is there
+            words.append(change(random, document))
     return document.to_bytes(), "; ".join(words)
 
 
 def _bytes(random: Random, base: Document) -> tuple[bytes, str]:
     data = bytearray(base.to_bytes())
-    size = len(data) - sum(len(tensor.data) for tensor in base.tensors)  # about the header
-    choice = random.randrange(7)
-    at = random.randrange(size)
-    if choice == 0:
-        return bytes(data[: random.randrange(len(data))]), "cut off"
-    if choice == 1:
-        return bytes(data[:at]), f"cut off in the header at {at}"
-    if choice == 2:
-        return random.randbytes(random.choice((0, 1, 4, 24, 100, 4096))), "random bytes"
-    if choice == 3:
-        return b"GGUF" + (3).to_bytes(4, "little") + random.randbytes(random.randrange(4096)), "random bytes after the magic"
-    if choice == 4:
-        count = random.randrange(1, 200)
-        del data[at : at + count]
-        return bytes(data), f"{count} bytes missing at {at}"
-    if choice == 5:
-        width = random.choice((4, 8))
-        number = random.choice(NUMBERS) & (2 ** (8 * width) - 1)
-        data[at : at + width] = number.to_bytes(width, "little")
-        return bytes(data), f"{number} over {width} bytes at {at}"
+    header = len(data) - sum(len(tensor.data) for tensor in base.tensors)  # about
+    words = random.choice((_cut, _noise, _missing, _overwrite, _flip))(random, data, header)
+    return bytes(data), words
+
+
+def _cut(random: Random, data: bytearray, header: int) -> str:
+    at = random.randrange(random.choice((header, len(data))))
+    del data[at:]
+    return f"cut off at {at}"
+
+
+def _noise(random: Random, data: bytearray, _header: int) -> str:
+    start = random.choice((b"", b"GGUF", b"GGUF" + (3).to_bytes(4, "little")))
+    data[:] = start + random.randbytes(random.choice((0, 1, 4, 24, 100, 4096)))
+    return f"random bytes after {start!r}"
+
+
+def _missing(random: Random, data: bytearray, header: int) -> str:
+    at, count = random.randrange(header), random.randrange(1, 200)
+    del data[at : at + count]
+    return f"{count} bytes missing at {at}"
+
+
+def _overwrite(random: Random, data: bytearray, header: int) -> str:
+    at, width = random.randrange(header), random.choice((4, 8))
+    number = random.choice(NUMBERS) & (2 ** (8 * width) - 1)
+    data[at : at + width] = number.to_bytes(width, "little")
+    return f"{number} over {width} bytes at {at}"
+
+
+def _flip(random: Random, data: bytearray, header: int) -> str:
     count = random.choice((1, 1, 4, 32))
     for _ in range(count):
-        data[random.randrange(size)] ^= 1 << random.randrange(8)
-    return bytes(data), f"{count} bits of the header flipped"
+        data[random.randrange(header)] ^= 1 << random.randrange(8)
+    return f"{count} bits of the header flipped"
 
 
 def _value(random: Random, document: Document) -> Value:
@@ -91,7 +144,9 @@ def _value(random: Random, document: Document) -> Value:
 def _change_number(random: Random, document: Document) -> str:
     numbers = [value for value in document.values if value.type not in (ValueType.STRING, ValueType.ARRAY)]
     value = random.choice(numbers)
-    value.value = random.choice(FLOATS) if value.type in (ValueType.FLOAT32, ValueType.FLOAT64) else random.choice(NUMBERS)
+    value.value = (
+        random.choice(FLOATS) if value.type in (ValueType.FLOAT32, ValueType.FLOAT64) else random.choice(NUMBERS)
+    )
     return f"{value.key.decode()} = {value.value}"
 
 
@@ -150,7 +205,9 @@ def _add_value(random: Random, document: Document) -> str:
     architecture = found.value if found else b"llama"
     key, kind = random.choice(_OPTIONAL)
     number = random.choice(FLOATS) if kind is ValueType.FLOAT32 else random.choice(NUMBERS)
-    value = Value(key.replace(b"%s", architecture), kind, random.choice(STRINGS) if kind is ValueType.STRING else number)
+    value = Value(
+        key.replace(b"%s", architecture), kind, random.choice(STRINGS) if kind is ValueType.STRING else number
+    )
     document.values = [old for old in document.values if old.key != value.key] + [value]
     return f"{value.key.decode()} = {str(value.value)[:20]}"
 
@@ -208,7 +265,9 @@ def _move_tensor(random: Random, document: Document) -> str:
 
 
 def _add_tensor(random: Random, document: Document) -> str:
-    tensor = Tensor(random.choice(_OPTIONAL_TENSORS), random.choice(([64], [64, 64], [1], [300, 2])), 0, random.randbytes(256))
+    tensor = Tensor(
+        random.choice(_OPTIONAL_TENSORS), random.choice(([64], [64, 64], [1], [300, 2])), 0, random.randbytes(256)
+    )
     tensor.data = bytes(4 * _product(tensor.shape))
     document.tensors.append(tensor)
     return f"with {tensor.name.decode()} {tensor.shape}"
@@ -235,26 +294,50 @@ def _product(shape: Sequence[int]) -> int:
     return total
 
 
-_OPTIONAL_TENSORS = (b"blk.0.attn_qkv.weight", b"output.bias", b"rope_freqs.weight", b"blk.0.attn_q.bias", b"cls.weight",
-                     b"blk.99.attn_norm.weight", b"junk", b"blk.0.attn_output.bias", b"token_types.weight")  # fmt: skip
-
-_U, _F, _S = ValueType.UINT32, ValueType.FLOAT32, ValueType.STRING
+_OPTIONAL_TENSORS = tuple(
+    b"blk.0.attn_qkv.weight output.bias rope_freqs.weight blk.0.attn_q.bias cls.weight blk.99.attn_norm.weight junk"
+    b" blk.0.attn_output.bias token_types.weight".split()
+)
+_COUNTS = (
+    b"expert_count expert_used_count expert_group_count expert_group_used_count nextn_predict_layers pooling_type"
+    b" attention.key_length attention.value_length rope.dimension_count attention.sliding_window decoder_block_count"
+    b" attention.sliding_window_pattern embedding_length_out attention.head_count_kv".split()
+)
+_REALS = (
+    b"rope.scaling.factor rope.freq_base attention.max_alibi_bias attention.clamp_kqv final_logit_softcapping".split()
+)
+_TEXTS = b"ggml.model ggml.pre ggml.scores chat_template".split()
+_TOKENS = b"bos_token_id eos_token_id unknown_token_id token_type_count".split()
 _OPTIONAL: tuple[tuple[bytes, ValueType], ...] = (
-    (b"%s.expert_count", _U), (b"%s.expert_used_count", _U), (b"%s.expert_group_count", _U), (b"%s.nextn_predict_layers", _U),
-    (b"%s.expert_group_used_count", _U), (b"%s.attention.key_length", _U), (b"%s.attention.value_length", _U),
-    (b"%s.rope.dimension_count", _U), (b"%s.rope.scaling.type", _S), (b"%s.rope.scaling.factor", _F), (b"%s.pooling_type", _U),
-    (b"%s.rope.freq_base", _F), (b"%s.attention.sliding_window", _U), (b"%s.attention.sliding_window_pattern", _U),
-    (b"%s.attention.max_alibi_bias", _F), (b"%s.attention.clamp_kqv", _F), (b"%s.embedding_length_out", _U),
-    (b"%s.attention.head_count_kv", _U), (b"%s.classifier.output_labels", _S), (b"%s.decoder_block_count", _U),
-    (b"general.alignment", _U), (b"general.file_type", _U), (b"tokenizer.ggml.bos_token_id", _U), (b"tokenizer.ggml.pre", _S),
-    (b"tokenizer.ggml.eos_token_id", _U), (b"tokenizer.ggml.unknown_token_id", _U), (b"tokenizer.ggml.model", _S),
-    (b"tokenizer.ggml.token_type_count", _U), (b"split.count", ValueType.UINT16), (b"split.no", ValueType.UINT16),
-    (b"tokenizer.ggml.scores", _S), (b"tokenizer.chat_template", _S), (b"%s.final_logit_softcapping", _F),
-)  # fmt: skip
+    *((b"%s." + name, ValueType.UINT32) for name in _COUNTS),
+    *((b"%s." + name, ValueType.FLOAT32) for name in _REALS),
+    *((b"%s." + name, ValueType.STRING) for name in (b"rope.scaling.type", b"classifier.output_labels")),
+    *((b"tokenizer.ggml." + name, ValueType.UINT32) for name in _TOKENS),
+    *(
+        (b"tokenizer." + name, ValueType.STRING)
+        for name in (b"ggml.model", b"ggml.pre", b"ggml.scores", b"chat_template")
+    ),
+    *((b"general." + name, ValueType.UINT32) for name in (b"alignment", b"file_type")),
+    *((b"split." + name, ValueType.UINT16) for name in (b"count", b"no")),
+)
 
 Change = Callable[[Random, Document], str]
-_CHANGES: tuple[Change, ...] = (
-    _change_number, _change_array, _change_string, _number_to_array, _retype, _drop_value, _add_value, _repeat_value,
-    _drop_tensor, _rename_tensor, _reshape, _retype_tensor, _refit_type, _move_tensor, _add_tensor, _bad_weights, _bad_counts,
-)  # fmt: skip
-_WEIGHTS = (10, 5, 2, 3, 2, 2, 8, 1, 2, 2, 3, 2, 3, 1, 2, 2, 1)
+_CHANGES: dict[Change, int] = {  # with how often each of them is made
+    _change_number: 10,
+    _change_array: 5,
+    _change_string: 2,
+    _number_to_array: 3,
+    _retype: 2,
+    _drop_value: 2,
+    _add_value: 8,
+    _repeat_value: 1,
+    _drop_tensor: 2,
+    _rename_tensor: 2,
+    _reshape: 3,
+    _retype_tensor: 2,
+    _refit_type: 3,
+    _move_tensor: 1,
+    _add_tensor: 2,
+    _bad_weights: 2,
+    _bad_counts: 1,
+}

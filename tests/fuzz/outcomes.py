@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -61,10 +62,10 @@ def report(seed: int, cases: Iterable[tuple[int, str, Outcome]]) -> int:
         endings[outcome.ending.value] += 1
         if outcome.is_fault:
             faults[f"{outcome.ending.value}: {outcome.words[:160]}"] += 1
-            print(f"{seed}/{number} {words}\n    {outcome.ending.value}: {outcome.words}", flush=True)
-    print(dict(endings))
-    for fault, times in faults.most_common():
-        print(f"{times:5d}  {fault}")
+            sys.stdout.write(f"{seed}/{number} {words}\n    {outcome.ending.value}: {outcome.words}\n")
+            sys.stdout.flush()
+    sys.stdout.writelines(f"{times:5d}  {fault}\n" for fault, times in faults.most_common())
+    sys.stdout.write(f"{dict(endings)}\n")
     return 1 if faults else 0
 
 
@@ -82,7 +83,7 @@ def _be_the_child(work: Callable[[], object], said: int) -> None:
     except PacelineError as error:
         os.write(said, f"{type(error).__name__}: {error}".encode())
         code = _TYPED
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (the child must report it, whatever it is)
         os.write(said, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(code)
@@ -92,7 +93,9 @@ def _outcome(status: int, words: str) -> Outcome:
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) == signal.SIGALRM:
             return Outcome(Ending.TIMEOUT, words.strip()[-300:])
-        lines = [line for line in words.splitlines() if "GGML_ASSERT" in line or "what()" in line or "abort" in line.lower()]
+        lines = [
+            line for line in words.splitlines() if "GGML_ASSERT" in line or "what()" in line or "abort" in line.lower()
+        ]
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome(Ending.KILLED, f"{name}: {lines[0].strip() if lines else words.strip()[-200:]}")
     endings = {_FINE: Ending.FINE, _TYPED: Ending.TYPED_ERROR}

@@ -54,8 +54,11 @@ def test_greedy_output_equals_that_of_llama_cpp(tiny_models: TinyModels, referen
     spec, weights = KINDS[kind]
     path = tiny_models(spec, weights=weights)
     expected = reference.generate(path, PROMPT, COUNT)
-    with Model.load(path) as model, Context(model, n_ctx=512, n_threads=1) as context:
-        with Sampler(SamplingParams(temperature=0), model) as sampler:
-            ours = list(context.generate(sampler, PROMPT, max_tokens=len(expected)))
+    with (
+        Model.load(path) as model,
+        Context(model, n_ctx=512, n_threads=1) as context,
+        Sampler(SamplingParams(temperature=0), model) as sampler,
+    ):
+        ours = list(context.generate(sampler, PROMPT, max_tokens=len(expected)))
     assert len(expected) >= COUNT
     assert ours == expected

@@ -191,9 +191,17 @@ def test_logit_bias_moves_a_token(vocabulary: Model) -> None:
 def test_extreme_numbers_do_no_harm(vocabulary: Model) -> None:
     """The largest and smallest logits and temperatures there are give a token and no NaN."""
     extreme = {1: 3.4e38, 2: -3.4e38, 3: 3.4e38, 4: 0.0, 5: 1e-38}
-    for options in ({"temperature": 1e-30}, {"temperature": 1e6}, {"typical_p": 0.5}, {"top_n_sigma": 1.0},
-                    {"mirostat": 1}, {"mirostat": 2}, {"repeat_penalty": 1e-6}, {"repeat_penalty": 1e6},
-                    {"frequency_penalty": -1e6}, {"dynatemp_range": 1e6}, {"dry_multiplier": 1e6, "dry_base": 1e6}):  # fmt: skip
+    every: list[dict[str, Any]] = [
+        *({"temperature": value} for value in (1e-45, 1e-30, 1e6)),
+        *({"repeat_penalty": value} for value in (1e-6, 1e6)),
+        *({"mirostat": version} for version in (1, 2)),
+        {"typical_p": 0.5},
+        {"top_n_sigma": 1.0},
+        {"frequency_penalty": -1e6},
+        {"dynatemp_range": 1e6},
+        {"dry_multiplier": 1e6, "dry_base": 1e6},
+    ]
+    for options in every:
         sampler = Sampler(params(**options), vocabulary)
         sampler.accept_prompt((4, 5, 4, 5, 4, 5, 4))
         assert sampler.sample(row(extreme)) in extreme
@@ -232,7 +240,7 @@ def test_infill_ends_where_no_token_is_likely(vocabulary: Model) -> None:
 
 
 def test_infill_gets_nothing_past_a_mask(vocabulary: Model) -> None:
-    """Infill answers with the end of the text by itself, which a mask can forbid: then nothing is left, and it says so."""
+    """Infill puts in the end of the text by itself; where that is forbidden nothing is left, and it says so."""
     options = params(samplers=("top_k", "infill"), top_k=40, ignore_eos=True)
     sampler = Sampler(options, vocabulary)
     flat = dict.fromkeys(range(300, 340), 0.0)

@@ -84,7 +84,7 @@ def test_a_sampler_rebuilt_from_its_tokens_goes_on_as_the_first(vocabulary: Mode
 
 @named(REBUILDABLE + STATEFUL)
 def test_a_restored_sampler_goes_on_as_the_saved_one(vocabulary: Model, options: dict[str, Any]) -> None:
-    """State in bytes carries everything over, the seed of an unseeded one and a drawn token not yet accepted included."""
+    """State in bytes carries everything over, also a seed made up and a token drawn and not yet accepted."""
     params = SamplingParams(**options)
     first = Sampler(params, vocabulary, choice=1)
     first.accept_prompt(PROMPT)
@@ -215,7 +215,9 @@ def test_a_forged_state_does_no_harm(vocabulary: Model) -> None:
     for _ in range(500):
         body = bytearray(state[:-8])
         at = rng.randrange(16, len(body) - 4)
-        body[at : at + 4] = rng.choice([rng.randbytes(4), b"\xff" * 4, b"\0" * 4, struct.pack("<i", N), struct.pack("<f", np.nan)])
+        body[at : at + 4] = rng.choice(
+            [rng.randbytes(4), b"\xff" * 4, b"\0" * 4, struct.pack("<i", N), struct.pack("<f", np.nan)]
+        )
         try:
             sampler.restore(bytes(body) + struct.pack("<Q", fnv(bytes(body))))
             go_on(sampler, rows(1))

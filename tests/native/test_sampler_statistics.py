@@ -1,4 +1,4 @@
-"""Draws by the thousand against the distributions they should have. Seeds are fixed, so nothing here is left to chance."""
+"""Draws by the thousand against the distributions they should have. Seeds are fixed: nothing is left to chance."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_a_grammar_does_not_bend_the_distribution(vocabulary: Model) -> None:
     letters = {letter: vocabulary.tokenizer.token_id(letter) for letter in "abcdefgh"}
     logits = {token: 0.4 * i for i, token in enumerate(letters.values()) if token is not None}
     sampler = Sampler(SamplingParams(seed=6, grammar="root ::= [aceg]*", **OPEN), vocabulary)
-    wanted = softmax({token: logits[token] for letter, token in letters.items() if token is not None and letter in "aceg"})
+    wanted = softmax(
+        {token: logits[token] for letter, token in letters.items() if token is not None and letter in "aceg"}
+    )
     counts: dict[int, int] = {}
     for _ in range(DRAWS):
         token = sampler.sample(row(logits))

@@ -23,7 +23,11 @@ logits_of_some = st.dictionaries(
     st.integers(0, N - 1), st.floats(-20, 20, width=32), min_size=1, max_size=40
 )  # others are -inf
 options_of_any_kind = st.fixed_dictionaries(
-    {"samplers": st.permutations(DEFAULT_SAMPLERS).flatmap(lambda order: st.integers(0, 9).map(lambda n: tuple(order[:n])))},
+    {
+        "samplers": st.permutations(DEFAULT_SAMPLERS).flatmap(
+            lambda order: st.integers(0, 9).map(lambda n: tuple(order[:n]))
+        )
+    },
     optional={
         "top_k": st.integers(-1, 50),
         "top_p": unit,
@@ -96,9 +100,12 @@ def test_any_row_gives_a_token_or_a_typed_error(
 
 
 parts = st.sampled_from(
-    ['"a"', '"bc"', "[a-z]", '[^"]', "[^é]", "[]", "(", ")", "|", "*", "+", "?", "{2}", "{0,3}", "{1,}", "{0}", "root", "x",
-     "y", " ", "\n", " ::= ", '""', "<[5]>", "!<[7]>", ".", "#c\n", "\\", '"', "\nx ::= ", "\ny ::= ", "é", "\0", "{", "}"]
-)  # fmt: skip
+    [
+        *('"a"', '"bc"', "[a-z]", '[^"]', "[^é]", "[]", '""', "<[5]>", "!<[7]>", ".", "root", "x", "y", "é"),
+        *("(", ")", "|", "*", "+", "?", "{2}", "{0,3}", "{1,}", "{0}", "{", "}", "\\", '"', "\0"),
+        *(" ", "\n", " ::= ", "\nx ::= ", "\ny ::= ", "#c\n"),
+    ]
+)
 
 
 @QUIET

@@ -13,10 +13,10 @@ from paceline.errors import InvalidParams, InvalidType
 from paceline.params import DEFAULT_SAMPLERS, FIELDS, SAMPLERS, SamplingParams
 
 NUMBERS = [
-    "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "repeat_penalty",
-    "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base",
-]  # fmt: skip
+    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "typical_p", "top_n_sigma"),
+    *("xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
+    *("repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base"),
+]
 INTEGERS = ["top_k", "mirostat", "penalty_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_tokens", "n"]
 OPTIONAL_INTEGERS = ["max_tokens", "logprobs", "prompt_logprobs", "seed"]
 
@@ -24,7 +24,13 @@ OPTIONAL_INTEGERS = ["max_tokens", "logprobs", "prompt_logprobs", "seed"]
 def test_the_defaults_are_those_of_the_design() -> None:
     """Without arguments the values are llama.cpp's and the documented ones."""
     params = SamplingParams()
-    assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (256, 0.8, 40, 0.95, 0.05)
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (
+        256,
+        0.8,
+        40,
+        0.95,
+        0.05,
+    )
     assert (params.typical_p, params.top_n_sigma, params.xtc_probability, params.mirostat) == (1.0, -1.0, 0.0, 0)
     assert (params.repeat_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
     assert (params.penalty_last_n, params.seed, params.stop, params.stop_token_ids) == (64, None, (), ())
@@ -169,7 +175,8 @@ def test_wrong_types_are_refused_by_name(name: str, value: Any) -> None:
     [
         ("seed", -1, None), ("seed", 0, 0), ("seed", 2**64 - 1, 2**64 - 1), ("top_k", -1, -1), ("top_k", 0, 0),
         ("penalty_last_n", -1, -1), ("max_tokens", 0, 0), ("temperature", 0, 0.0), ("stop", "x", ("x",)),
-        ("stop", ["x", "y"], ("x", "y")), ("logit_bias", {7: 1, 3: -2.5}, ((3, -2.5), (7, 1.0))), ("logit_bias", {}, ()),
+        ("stop", ["x", "y"], ("x", "y")), ("logit_bias", {}, ()),
+        ("logit_bias", {7: 1, 3: -2.5}, ((3, -2.5), (7, 1.0))),
         ("json_schema", {"type": "null"}, '{"type": "null"}'), ("json_schema", '{"type":"null"}', '{"type": "null"}'),
         ("samplers", [], ()), ("samplers", list(SAMPLERS[::-1][1:]), SAMPLERS[::-1][1:]), ("min_tokens", 256, 256),
         ("allowed_token_ids", [1, 2], (1, 2)), ("temperature", 1e6, 1e6),

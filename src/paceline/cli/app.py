@@ -27,8 +27,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs one command."""
         try:
-            result = super().invoke(ctx)
-            terminal.flush()
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except PacelineError as error:
@@ -41,7 +40,6 @@ class Commands(TyperGroup):
             terminal.abandon_output()
             terminal.report(f"cannot write {error.filename or 'to stdout'}: {error.strerror or error}")
             raise typer.Exit(FAILED) from None
-        return result
 
 
 def build_app(*, rich_help: bool = False) -> typer.Typer:

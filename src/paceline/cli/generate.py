@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repeat_penalty=repeat_penalty,
-        seed=seed,
+        seed=secrets.randbits(32) if seed == -1 else seed,  # short enough to be typed again
         grammar=None if grammar_file is None else reading.text_file("--grammar-file", grammar_file),
         max_tokens=None if max_tokens == -1 else max_tokens,
         stop=tuple(reading.argument("--stop", one) for one in stop or ()),

@@ -146,7 +146,7 @@ def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
     yield "heads", _said(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
     yield "experts", _said(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
     yield "memory", model.memory_class.replace("_", " ") + (f" of {model.n_swa} tokens" if model.n_swa else "")
-    yield "can", " and ".join(_named(encode=model.has_encoder, generate=model.has_decoder))
+    yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
 
 
 def _vocabulary_rows(vocabulary: VocabularyFacts) -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def _named(**holds: bool) -> list[str]:
 
 
 def _said(value: int | None, more: str | int | None = "") -> str:
-    return "" if value is None else f"{value}{more or ''}"
+    return f"{value}{more or ''}" if value else ""
 
 
 def _cut(value: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli import terminal
+from paceline.cli import reading, terminal
 from paceline.cli.interrupt import Stop
 
 if TYPE_CHECKING:
@@ -39,13 +39,17 @@ class LoadedModel:
 
 
 def load(choice: ModelChoice, stop: Stop) -> LoadedModel:
-    """Loads the model, with a progress bar where stderr is a terminal. Raises as `Model.load`."""
+    """Loads the model, with a progress bar where stderr is a terminal.
+
+    Raises as `Model.load`, and `InvalidParams` for a path that is no text.
+    """
     from paceline.demo import demo_model_path
     from paceline.runtime import Model
 
     if choice.verbose:
         _show_log()
     path = demo_model_path() if choice.path is None else choice.path
+    reading.argument("the model's path", str(path))
     start = time.perf_counter()
     with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
         model = Model.load(

@@ -47,7 +47,7 @@ class ModelFacts:
     n_swa: int
     memory_class: str
     has_encoder: bool
-    has_decoder: bool
+    can_generate: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def model_facts(model: Model) -> ModelFacts:
         n_swa=n_swa,
         memory_class="sliding_window" if n_swa and memory == "attention" else memory,
         has_encoder=model.has_encoder,
-        has_decoder=model.has_decoder,
+        can_generate=model.has_decoder and memory != "none",
     )
 
 

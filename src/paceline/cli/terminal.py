@@ -66,11 +66,6 @@ def write_section(title: str, rows: Rows) -> None:
         write(f"{value}\n")
 
 
-def flush() -> None:
-    """Makes a reader that is gone show itself now and not when the interpreter ends."""
-    sys.stdout.flush()
-
-
 def abandon_output() -> None:
     """Sends what may still be in the buffer of stdout to nowhere: it cannot be written."""
     try:

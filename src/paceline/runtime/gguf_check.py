@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import ModelLoadError
+from paceline.errors import AdapterError, ModelLoadError
 from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
 
 Override = bool | int | float | str
@@ -29,6 +30,12 @@ _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
 _PLAIN: Final = re.compile(
     rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
 )
+_ADAPTER_TYPES: Final = {
+    "general.type": ValueType.STRING,
+    "general.architecture": ValueType.STRING,
+    "adapter.type": ValueType.STRING,
+    "adapter.lora.alpha": ValueType.FLOAT32,
+}
 # What llama.cpp takes as optional and then uses without looking whether it is there.
 _NEEDED: Final = {
     "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
@@ -60,6 +67,19 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
     for path, file in zip(paths, files, strict=True):
         _check_tensors(str(path), file.tensors)
+
+
+def check_adapter(path: str | Path) -> None:
+    """Look at the header of a LoRA adapter's file. Raises `AdapterError`."""
+    try:
+        file = read_gguf(path)
+        _check_tensors(str(path), file.tensors)
+    except ModelLoadError as error:
+        raise AdapterError(str(error)) from None
+    for key, kind in _ADAPTER_TYPES.items():
+        found = file.metadata.get(key.encode())
+        if found is not None and found.type is not kind:
+            raise AdapterError(f"{path}: {key} has the type {found.type.name}, but it must have {kind.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +252,7 @@ def _check_needed(facts: _Facts, present: set[bytes]) -> None:
 
 
 def _first_twice(tokens: Iterable[bytes]) -> bytes:
-    seen: set[bytes] = set()
-    return next(token for token in tokens if token in seen or seen.add(token))
+    return next(token for token, count in Counter(tokens).items() if count > 1)
 
 
 def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:

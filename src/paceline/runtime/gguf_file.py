@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file: metadata and what it says about its tensors. Standard library only.
 
-llama.cpp reads the same header, but ends the process over some of the values it finds; this reader is for looking first.
+llama.cpp reads the same header, but ends the process over some of the values it finds; this reader looks first.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian; versions 2 and 3).
 """
 
@@ -77,7 +77,7 @@ class GgufFile:
 def read_gguf(path: str | Path) -> GgufFile:
     """Read the header of the file at `path`; ModelLoadError says what is wrong where it is no GGUF file."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, str(path)).read()
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error

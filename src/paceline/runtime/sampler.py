@@ -82,12 +82,12 @@ class Logprobs:
 class Sampler:
     """Draws the tokens of one answer.
 
-    What it draws for the k-th generated token depends on the logits, the params, (seed, choice, k) and the tokens before
-    alone, so a sampler that is built again, told the prompt (`accept_prompt`) and every generated token (`accept`), goes
-    on as the first would have. Mirostat and adaptive-p know more than that: their `state` carries it over.
+    What it draws for the k-th generated token depends on the logits, the params, (seed, choice, k) and the tokens
+    before alone, so a sampler that is built again, told the prompt (`accept_prompt`) and every generated token
+    (`accept`), goes on as the first would have. Mirostat and adaptive-p know more: their `state` carries it over.
 
-    `sample` only decides; each generated token is then accepted exactly once. A call that raises leaves the sampler as it
-    was. Holds the model's vocabulary alive. Safe to call from several threads; they wait for each other.
+    `sample` only decides; each generated token is then accepted exactly once. A call that raises leaves the sampler
+    as it was. Holds the model's vocabulary alive. Safe to call from several threads; they wait for each other.
 
     choice: which of the `n` answers of a request this is; each draws for itself.
     Raises `InvalidParams` for a token id that the model has not, `GrammarError` for a grammar that does not compile,

@@ -1,12 +1,12 @@
-"""Tiny random models of many architectures as GGUF files, for tests: written in milliseconds, the same bytes every time.
+"""Tiny random models of many architectures as GGUF files, for tests: written in milliseconds, always the same bytes.
 
     from paceline.testing.models import LlamaSpec, write_model
     path = write_model(tmp_path / "llama.gguf", LlamaSpec(n_layer=3), seed=7)
 
-A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. What such a
-model writes is nonsense, but it depends on everything it has read, it does not repeat one token for ever, and it hardly
-ever ends by itself (the control tokens have next to no weight; to see an end, declare a token that it does write the
-end: `metadata={"tokenizer.ggml.eos_token_id": ...}`). Needs the package `gguf`.
+A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. What
+such a model writes is nonsense, but it depends on everything it has read, it does not repeat one token for ever, and it
+hardly ever ends by itself: the control tokens have next to no weight. To see an end, declare a token that it does write
+the end: `metadata={"tokenizer.ggml.eos_token_id": ...}`. Needs the package `gguf`.
 """
 
 from paceline.testing.models.adapter import write_lora

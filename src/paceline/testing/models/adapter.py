@@ -10,10 +10,19 @@ from paceline.testing.models.spec import ModelSpec
 from paceline.testing.models.tensor import Tensor, fill
 
 
-def write_lora(path: str | Path, spec: ModelSpec, *, rank: int = 4, alpha: float = 8.0, seed: int = 1,
-               targets: tuple[str, ...] = ("attn_q", "attn_v", "ffn_down"),
-               metadata: Mapping[str, Value | None] | None = None) -> Path:  # fmt: skip
-    """Write an adapter that changes the matrices named in `targets` of every layer enough to change what is generated."""
+def write_lora(
+    path: str | Path,
+    spec: ModelSpec,
+    *,
+    rank: int = 4,
+    seed: int = 1,
+    targets: tuple[str, ...] = ("attn_q", "attn_v", "ffn_down"),
+    metadata: Mapping[str, Value | None] | None = None,
+) -> Path:
+    """Write an adapter that changes the matrices `targets` of every layer, enough to change what is generated.
+
+    Its alpha is twice its rank; `metadata` adds keys, replaces them or leaves them out (None).
+    """
     from gguf import GGUFWriter
 
     path = Path(path)
@@ -24,7 +33,7 @@ def write_lora(path: str | Path, spec: ModelSpec, *, rank: int = 4, alpha: float
     facts: dict[str, Value | None] = {
         "general.type": "adapter",
         "adapter.type": "lora",
-        "adapter.lora.alpha": float(alpha),
+        "adapter.lora.alpha": 2.0 * rank,
     }
     add_metadata(writer, facts | dict(metadata or {}))
     for tensor in changed:

@@ -23,9 +23,11 @@ class BertSpec(Sizes):
     vocabulary: Vocabulary = field(default_factory=word_pieces)
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False})
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         yield embedding(self)
         yield Tensor("token_types.weight", (2, self.n_embd), 0.5)
         yield Tensor("position_embd.weight", (self.n_ctx_train, self.n_embd), 0.5)
@@ -58,6 +60,7 @@ class T5Spec(Sizes):
     n_bucket: int = 32
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         values: dict[str, Value] = {
             "attention.relative_buckets_count": self.n_bucket,
             "attention.key_length": self.head_size,
@@ -67,6 +70,7 @@ class T5Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         yield embedding(self)
         yield norm("enc.output_norm.weight", self.n_embd)
         yield norm("dec.output_norm.weight", self.n_embd)

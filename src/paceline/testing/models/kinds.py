@@ -26,4 +26,4 @@ KINDS: Mapping[str, ModelSpec] = MappingProxyType(
         "t5": T5Spec(),
     }
 )
-"""gemma3 has sliding windows, mamba is recurrent, falcon-h1 and lfm2 are hybrids; bert to reranker and t5 have an encoder."""
+"""gemma3 has sliding windows, mamba is recurrent, falcon-h1 and lfm2 are hybrids; bert and t5 have encoders."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value with its GGUF type by name (`"INT64"`, `"FLOAT64"`, ..., `"ARRAY"`); `of` is the type of an array's items."""
+    """A value with its GGUF type by name (`"INT64"`, `"FLOAT64"`, `"ARRAY"`); `of` is the type of an array's items."""
 
     value: Any
     type: str

@@ -78,7 +78,7 @@ def embedding(size: Sizes, *, gain: float = 1.0) -> Tensor:
 
 
 def output(size: Sizes, *, gain: float = 3.0) -> Tensor:
-    """The output layer: logits of spread `gain`, near zero for control tokens, so that a random text seldom ends itself."""
+    """The output layer: logits of spread `gain`, but near zero for control tokens: a random text seldom ends itself."""
     return matrix("output.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
 
 

@@ -1,6 +1,6 @@
 """What a random tensor looks like: a name, a shape, and the normal distribution its values come from.
 
-Shapes are NumPy's, outermost first: a matrix of a linear layer is (out, in). GGUF itself lists them the other way round.
+Shapes are NumPy's, outermost first: a matrix of a linear layer is (out, in). GGUF lists them the other way round.
 """
 
 from __future__ import annotations

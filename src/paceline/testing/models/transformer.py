@@ -31,12 +31,14 @@ class LlamaSpec(Sizes):
     n_expert_used: int = 2
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         values: dict[str, Value] = {"rope.dimension_count": self.head_size, "rope.freq_base": 10000.0}
         if self.n_expert:
             values |= {"expert_count": self.n_expert, "expert_used_count": self.n_expert_used}
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -58,9 +60,11 @@ class Qwen2Spec(Sizes):
     tied: bool = False
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         return self.common_metadata() | self.prefixed({"rope.freq_base": 1000000.0})
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
         yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
         yield norm("output_norm.weight", self.n_embd)
@@ -83,6 +87,7 @@ class Qwen2MoeSpec(Sizes):
     n_ff_expert: int = 64
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         values: dict[str, Value] = {
             "rope.freq_base": 1000000.0,
             "expert_count": self.n_expert,
@@ -93,6 +98,7 @@ class Qwen2MoeSpec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -116,6 +122,7 @@ class Gemma3Spec(Sizes):
     n_swa: int = 32
 
     def metadata(self) -> dict[str, Value]:
+        """The keys of this architecture."""
         values: dict[str, Value] = {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
@@ -126,6 +133,7 @@ class Gemma3Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
+        """The tensors of this architecture."""
         yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)

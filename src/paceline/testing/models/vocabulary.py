@@ -52,7 +52,7 @@ def byte_level() -> Vocabulary:
 def numbered(size: int = 300) -> Vocabulary:
     """Tokens whose text is their id: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
 
-    The last token is the end of a sequence. Nothing is added in front of a prompt, and `"<7><12>"` is a prompt of two tokens.
+    The last token ends a sequence. Nothing is added in front of a prompt, and `"<7><12>"` is a prompt of two tokens.
     """
     tokens = [f"<{token}>" for token in range(size)]
     types = [_USER_DEFINED] * (size - 1) + [_CONTROL]
@@ -66,7 +66,7 @@ def numbered(size: int = 300) -> Vocabulary:
 
 @lru_cache
 def word_pieces() -> Vocabulary:
-    """WordPiece as BERT has it, lower case: letters, digits and punctuation at the start and inside of a word, some words."""
+    """WordPiece as BERT has it, lower case: letters, digits and punctuation, and some words."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     words = (
         "the",
@@ -114,7 +114,7 @@ def copied(path: str | Path) -> Vocabulary:
 
     found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
     metadata = tuple(
-        (key, Typed(value.value, value.type.name, value.item_type and value.item_type.name))
+        (key, Typed(value.value, value.type.name, None if value.item_type is None else value.item_type.name))
         for key, value in found.items()
     )
     types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []

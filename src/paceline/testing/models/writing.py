@@ -36,7 +36,7 @@ def write_model(path: str | Path, spec: ModelSpec, *, seed: int = 0, weights: We
 
 def write_split_model(path: str | Path, spec: ModelSpec, *, parts: int = 3, seed: int = 0, weights: WeightType = "F32",
                       metadata: Mapping[str, Value | None] | None = None) -> list[Path]:  # fmt: skip
-    """Write the same model as `parts` files: `tiny.gguf` becomes `tiny-00001-of-00003.gguf` and so on, answered in order."""
+    """Write the same model as `parts` files, answered in order: `tiny.gguf` as `tiny-00001-of-00003.gguf` and so on."""
     count = len(list(spec.tensors()))
     per_part = math.ceil(count / parts)
     if parts < 2 or math.ceil(count / per_part) != parts:

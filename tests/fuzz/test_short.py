@@ -1,0 +1,28 @@
+"""The fuzzers in a short form; by hand they run for as long as one likes (`python -m tests.fuzz.fuzz_gguf --help`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="every case is run in a forked process"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("fuzzer", "count"), [("fuzz_gguf", 150), ("fuzz_adapter", 60), ("fuzz_state", 60)])
+def test_damaged_files_end_in_typed_errors(fuzzer: str, count: int) -> None:
+    """Damaged models, adapters and states are loaded or refused with an error of ours; no process dies or hangs."""
+    command = [sys.executable, "-m", f"tests.fuzz.{fuzzer}", "--count", str(count), "--seed", "2026"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    counts = run.stdout.splitlines()[-1]
+    assert "'fine'" in counts, counts  # else nothing would have been tried
+    assert "error" in counts or fuzzer == "fuzz_state", counts
