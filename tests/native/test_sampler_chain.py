@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling_reference import Logits, Reference, philox, softmax
+from tests.sampling_reference import Logits, Reference, philox, softmax
 
 from paceline import _native
 from paceline.params import DEFAULT_SAMPLERS, SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling_reference import Logits, Reference, softmax
+from tests.sampling_reference import Logits, Reference, softmax
 
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from sampling_reference import Logits, Reference, softmax
+from tests.sampling_reference import Logits, Reference, softmax
 
 from paceline.errors import GrammarError, InvalidParams, SamplingError
 from paceline.params import DEFAULT_SAMPLERS, SamplingParams
