@@ -34,6 +34,11 @@ def text_of(sampler: Sampler, model: Model, num_tokens: int = 60) -> str:
     return model.tokenizer.decode(ids) + "..."
 
 
+def accept_all(sampler: Sampler, token_ids: list[int]) -> None:
+    for token in token_ids:
+        sampler.accept(token)
+
+
 def bits(mask: np.ndarray, n: int) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:n]).tolist())
 
@@ -182,10 +187,7 @@ def test_a_lazy_grammar_waits_through_a_long_text(vocabulary: Model) -> None:
     )
     sampler = Sampler(options, vocabulary)
     hello, less, one = (vocabulary.tokenizer.encode(text, add_special=False)[-1] for text in ("hello", "<", "1"))
-    for _ in range(4000):
-        sampler.accept(hello)
-    sampler.accept(less)
-    sampler.accept(one)
+    accept_all(sampler, [*[hello] * 4000, less, one])
     assert 0 < len(bits(sampler.allowed_mask(), sampler.n_vocab)) < 1000
 
 
@@ -195,8 +197,7 @@ def test_an_anchored_trigger_is_given_up_after_a_while(vocabulary: Model) -> Non
     sampler = Sampler(options, vocabulary)
     hello = vocabulary.tokenizer.encode("hello", add_special=False)[-1]
     with pytest.raises(SamplingError, match=r"begins with \^"):
-        for _ in range(4000):
-            sampler.accept(hello)
+        accept_all(sampler, [hello] * 4000)
     accepted = sampler.num_generated
     with pytest.raises(SamplingError, match=r"begins with \^"):
         sampler.accept(hello)

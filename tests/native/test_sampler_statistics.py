@@ -156,3 +156,17 @@ def test_adaptive_p_brings_probabilities_near_its_target(vocabulary: Model) -> N
         drawn[target] = np.mean(probabilities[50:])
     assert drawn[0.2] == pytest.approx(0.2, abs=0.12)
     assert drawn[0.6] > drawn[0.2] + 0.1
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])
+def test_the_shortcut_of_the_draw_loses_no_winner(vocabulary: Model, spread: float) -> None:
+    """Of many candidates the one with the highest sum of logit and noise wins, however far down its logit was."""
+    params = SamplingParams(seed=12, **OPEN)
+    rng = np.random.default_rng(2)
+    sampler = Sampler(params, vocabulary)
+    for k in range(25):
+        values = (rng.normal(size=1000) * spread).astype(np.float32)
+        logits = {int(token): float(x) for token, x in zip(rng.choice(N, 1000, replace=False), values, strict=True)}
+        token = sampler.sample(row(logits))
+        assert token == Reference(params, k=k).token(logits)
+        sampler.accept(token)

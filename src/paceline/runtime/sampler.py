@@ -5,6 +5,7 @@ The native sampler does the work (native/sampler.hpp); here its options are fill
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ class HasNative(Protocol):
     """A `Model`, or whatever else holds the native one."""
 
     @property
-    def native(self) -> _native.Model: ...
+    def native(self) -> _native.Model:
+        """The native model."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,6 @@ class Sampler:
         validation.integer("choice", choice, 0, 2**32 - 1)
         self._params = params
         self._native: _native.Sampler | None = _native.Sampler(_native_model(model), _options(params, choice))
-
-    @classmethod
-    def _wrap(cls, native: _native.Sampler, params: SamplingParams) -> Self:
-        sampler = cls.__new__(cls)
-        sampler._params, sampler._native = params, native
-        return sampler
 
     @property
     def native(self) -> _native.Sampler:
@@ -191,7 +188,9 @@ class Sampler:
         """A copy that goes on from here on its own; with another `choice` it draws other tokens from here on."""
         if choice is not None:
             validation.integer("choice", choice, 0, 2**32 - 1)
-        return self._wrap(self.native.clone(choice), self._params)
+        native, copied = self.native.clone(choice), copy.copy(self)
+        copied._native = native  # noqa: SLF001 - a copy of our own
+        return copied
 
     def state(self) -> bytes:
         """All that it has become, seed included, as bytes for `restore` of a sampler with the same params."""
@@ -268,7 +267,7 @@ def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
     text = params.grammar
     if params.choice is not None:
         text = "root ::= " + " | ".join(map(_literal, params.choice))
-    elif params.json_schema is not None:
+    elif isinstance(params.json_schema, str):  # as which it is kept
         text = _native.grammar_of_json_schema(params.json_schema)
     if text is None:
         return None
