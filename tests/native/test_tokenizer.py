@@ -30,7 +30,7 @@ Load = Callable[[str], Tokenizer]
 
 @cache
 def _load(path: Path) -> Tokenizer:
-    return Tokenizer(_native.Model.load(str(path), vocab_only=True))
+    return Tokenizer(_native.Model.load([str(path)], vocab_only=True))
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_threads_share_one_tokenizer(load: Load) -> None:
 
 def test_a_tokenizer_keeps_its_model_alive(llama_cpp_source: Path) -> None:
     """The tokenizer works after the last other reference to its model is gone."""
-    model = _native.Model.load(str(llama_cpp_source / "models" / "ggml-vocab-gpt-2.gguf"), vocab_only=True)
+    model = _native.Model.load([str(llama_cpp_source / "models" / "ggml-vocab-gpt-2.gguf")], vocab_only=True)
     tokenizer = Tokenizer(model)
     del model
     gc.collect()

@@ -21,7 +21,7 @@ import sys, threading
 from paceline import _native
 from paceline.errors import NotEnoughMemory
 from paceline.runtime.tokenizer import Tokenizer
-tokenizer = Tokenizer(_native.Model.load(sys.argv[1], vocab_only=True))
+tokenizer = Tokenizer(_native.Model.load([sys.argv[1]], vocab_only=True))
 """
 
 
@@ -114,7 +114,7 @@ def _write(path: Path, model: str, tokens: list[str], types: list[int], **more: 
 
 
 def _load(path: Path) -> Tokenizer:
-    return Tokenizer(_native.Model.load(str(path), vocab_only=True))
+    return Tokenizer(_native.Model.load([str(path)], vocab_only=True))
 
 
 def test_a_model_without_vocabulary_says_so(tmp_path: Path) -> None:
