@@ -31,7 +31,7 @@ def integer(name: str, value: object, low: int | None = None, high: int | None =
     return result
 
 
-def number(
+def number(  # noqa: PLR0913 - two kinds of bounds on each side
     name: str,
     value: object,
     low: float | None = None,
@@ -149,6 +149,6 @@ def _did_you_mean(word: str, options: Collection[str]) -> str | None:
 def _shown(value: object) -> str:
     try:
         shown = repr(value)
-    except Exception:  # an int of 5,000 digits, or an object whose repr fails
+    except Exception:  # noqa: BLE001 - an int of 5,000 digits, or an object whose repr fails
         return f"a {type(value).__name__}"
     return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 3] + "..."

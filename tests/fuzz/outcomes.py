@@ -83,7 +83,7 @@ def _be_the_child(work: Callable[[], object], said: int) -> None:
     except PacelineError as error:
         os.write(said, f"{type(error).__name__}: {error}".encode())
         code = _TYPED
-    except BaseException as error:  # noqa: BLE001 (the child must report it, whatever it is)
+    except BaseException as error:
         os.write(said, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(code)

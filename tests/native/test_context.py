@@ -173,7 +173,7 @@ def test_chunks_give_what_one_piece_gives(tiny_models: TinyModels, kind: str) ->
 
 
 def test_logits_are_there_for_what_was_asked(context: Context) -> None:
-    """ "last" means the last token of each sequence, "all" all, bools exactly those."""
+    """The word last means the last token of each sequence, all means all, bools mean exactly those."""
     context.decode([1, 2, 3, 4], seq_ids=[0, 1, 0, 1])
     for index, there in enumerate([False, False, True, True]):
         if there:
@@ -335,7 +335,7 @@ def test_calls_from_two_threads_take_turns(llama: Model) -> None:
                 for _ in range(20):
                     context.decode([1, 2, 3], seq_ids=seq_id)
                     context.remove(seq_id)
-            except BaseException as error:  # noqa: BLE001 - handed to the test
+            except BaseException as error:
                 errors.append(error)
 
         threads = [threading.Thread(target=work, args=(seq_id,)) for seq_id in range(2)]
@@ -369,7 +369,7 @@ def test_a_closed_context_says_so(llama: Model) -> None:
         lambda: context.decode([1]),
         lambda: context.n_ctx,
         lambda: context.positions(0),
-        lambda: context.abort(),
+        context.abort,
     ):
         with pytest.raises(Closed):
             use()

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline.runtime import Context, Model
-from tests.native.conftest import TinyModels
 
 pytestmark = pytest.mark.native
 

@@ -108,7 +108,7 @@ def test_right_drafts_are_kept_and_one_more_is_drawn(model: Model, context: Cont
 def test_wrong_drafts_are_taken_out_of_memory(model: Model, context: Context, num_right: int) -> None:
     """Memory ends after the last right guess, and the sequence goes on as if there had been no drafts."""
     expected = alone(model, [1, 2, 3], 8, temperature=0)
-    drafts = expected[:num_right] + [(expected[num_right] + 1) % 250] + [9, 9]
+    drafts = [*expected[:num_right], (expected[num_right] + 1) % 250, 9, 9]
     sampler = greedy(model)
     row = StepRow(seq_id=0, position=0, token_ids=[1, 2, 3, *drafts], num_drafts=len(drafts), samplers=(sampler,))
     drawn = list(context.step([row]).rows[0].draws[0].token_ids)

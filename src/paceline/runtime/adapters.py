@@ -10,6 +10,7 @@ from typing import Self
 
 from paceline import _native
 from paceline.errors import AdapterError, Closed
+from paceline.runtime.gguf_check import check_adapter
 
 
 class Adapter:
@@ -27,6 +28,7 @@ class Adapter:
         """Loads an adapter file for a model. Raises `AdapterError` where it is none or does not fit."""
         if not path.is_file():
             raise AdapterError(f"there is no adapter file {path}")
+        check_adapter(path)
         return cls(_native.Adapter.load(model, str(path)), path)
 
     @property

@@ -175,8 +175,8 @@ class Context:
         """
         prompt = _int_array("token_ids", token_ids)
         limit = None if max_tokens is None else validation.integer("max_tokens", max_tokens, 0)
-        start = self.positions(seq_id)
-        start = 0 if start is None else start.last + 1
+        held = self.positions(seq_id)
+        start = 0 if held is None else held.last + 1
         if len(prompt) == 0:
             raise InvalidParams("token_ids is empty; a prompt needs at least one token, such as the BOS token")
         if start + len(prompt) > self.max_positions:

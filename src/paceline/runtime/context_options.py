@@ -165,8 +165,9 @@ def _memory_limit(sizes: dict[str, int], model: Model) -> int | None:
     if free is None:
         return None
     if sizes["n_ctx"] * _CELL_BYTES > free:
+        least = sizes["n_ctx"] * _CELL_BYTES
         raise NotEnoughMemory(
-            f"n_ctx {sizes['n_ctx']} needs at least {sizes['n_ctx'] * _CELL_BYTES >> 20} MiB, and {free >> 20} MiB are free; lower n_ctx"
+            f"n_ctx {sizes['n_ctx']} needs at least {least >> 20} MiB, and {free >> 20} MiB are free; lower n_ctx"
         )
     return None if _most_bytes(sizes, model) < _SMALL_SHARE * free else free
 

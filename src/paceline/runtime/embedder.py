@@ -143,10 +143,10 @@ def _normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> n
     validation.choice("normalize", normalize, ("l2", "max_abs", "none"))
     if normalize == "none":
         return vectors
-    size = (
-        np.linalg.norm(vectors, axis=1, keepdims=True)
-        if normalize == "l2"
-        else np.abs(vectors).max(axis=1, keepdims=True, initial=0)
-    )
-    # A vector of zeros stays one.
-    return np.divide(vectors, size, out=np.zeros_like(vectors), where=size > 0)
+    if normalize == "l2":
+        size = np.linalg.norm(vectors, axis=1, keepdims=True)
+    else:
+        size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
+    result = np.zeros_like(vectors)  # a vector of zeros stays one
+    np.divide(vectors, size, out=result, where=size > 0)
+    return result

@@ -16,6 +16,7 @@ from typing import Literal, Self
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidType, ModelLoadError
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.gguf_check import Override, check_gguf
 from paceline.runtime.tokenizer import Tokenizer
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -51,7 +52,7 @@ class Model:
         self._fingerprint = _fingerprint(self.metadata, paths)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - the options of llama.cpp, all by keyword
         cls,
         path: PathLike | Sequence[PathLike],
         *,
@@ -83,7 +84,8 @@ class Model:
         Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and whatever
         `progress` raised.
         """
-        paths = _checked_paths(path)
+        overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
+        paths = _checked_paths(path, dict(overrides))
         native = _native.Model.load(
             [str(one) for one in paths],
             None if devices is None else [validation.text("devices", name) for name in devices],
@@ -92,7 +94,7 @@ class Model:
             _LOAD_MODES[validation.choice("load_mode", load_mode, _LOAD_MODES)],
             validation.integer("main_gpu", main_gpu, 0, 2**31 - 1),
             [validation.number(f"tensor_split[{i}]", share, 0) for i, share in enumerate(tensor_split)],
-            [_checked_override(key, value) for key, value in (kv_overrides or {}).items()],
+            overrides,
             validation.boolean("vocab_only", vocab_only),
             validation.boolean("check_tensors", check_tensors),
             validation.boolean("use_extra_bufts", use_extra_bufts),
@@ -246,11 +248,10 @@ class Model:
         return f"Model({self.paths[0].name!r}{', closed' if self._native is None else ', ' + self.desc})"
 
 
-def _checked_paths(path: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
+def _checked_paths(path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override]) -> tuple[Path, ...]:
     if isinstance(path, (str, os.PathLike)):
-        first = Path(path)
-        paths = (first,)
-        needed = _shards_beside(first)
+        paths: tuple[Path, ...] = (Path(path),)
+        needed = _shards_beside(paths[0])
     else:
         paths = tuple(Path(one) for one in path)
         needed = paths
@@ -258,6 +259,7 @@ def _checked_paths(path: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
     for one in needed:
         _check_file(one)
+    check_gguf(needed, overrides)
     return paths
 
 
@@ -286,7 +288,7 @@ def _check_file(path: Path) -> None:
         raise ModelLoadError(f"{path} is no GGUF model: it {kind}")
 
 
-def _checked_override(key: str, value: bool | float | str) -> tuple[str, bool | int | float | str]:
+def _checked_override(key: str, value: Override) -> tuple[str, Override]:
     name = f"kv_overrides[{validation.text('kv_overrides key', key)!r}]"
     if isinstance(value, bool):
         return key, value

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -101,9 +100,9 @@ def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
         "num_samplers": _ints("samplers", (len(row.samplers) for row in rows)),
         "num_scored": _ints("targets", (len(row.targets) for row in rows)),
         "num_logprobs": _ints("num_logprobs", (-1 if row.num_logprobs is None else row.num_logprobs for row in rows)),
-        "token_ids": _ints("token_ids", (token for row in rows for token in row.token_ids)),
-        "targets": _ints("targets", (token for row in rows for token in row.targets)),
-        "mask_slots": _ints("mask_slots", (slot for row in rows for slot in _slots(row, rows))),
+        "token_ids": _joined("token_ids", (row.token_ids for row in rows)),
+        "targets": _joined("targets", (row.targets for row in rows)),
+        "mask_slots": _ints("mask_slots", _mask_slots(rows)),
         "samplers": [sampler.native for row in rows for sampler in row.samplers],
     }
 
@@ -142,25 +141,38 @@ class _Cursor:
         return None if k is None else TopLogprobs(self._own[part], self._ids[part, :k], self._values[part, :k])
 
 
-def _slots(row: StepRow, rows: Sequence[StepRow]) -> Iterable[int]:
-    """A row's mask slots; where only other rows have some, this one's positions get none."""
-    if not any(one.mask_slots for one in rows):
-        return ()
+def _mask_slots(rows: Sequence[StepRow]) -> list[int]:
+    """All mask slots; where only some rows have any, the positions of the others get none."""
+    if not any(row.mask_slots for row in rows):
+        return []
+    return [slot for row in rows for slot in _slots_of(row)]
+
+
+def _slots_of(row: StepRow) -> tuple[int, ...]:
     wanted = max(len(row.samplers), row.num_drafts + 1) if row.samplers else 0
     if row.mask_slots and len(row.mask_slots) != wanted:
         raise errors.InvalidParams(f"mask_slots of sequence {row.seq_id} must be {wanted}, not {len(row.mask_slots)}")
     return row.mask_slots or (-1,) * wanted
 
 
-def _ints(name: str, values: Iterable[int]) -> IntArray:
-    listed = list(values)
-    if not all(isinstance(value, Integral) and not isinstance(value, bool) for value in listed):
-        wrong = next(value for value in listed if isinstance(value, bool) or not isinstance(value, Integral))
-        raise errors.InvalidType(f"{name} must be integers, not {wrong!r:.80}")
+def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
+    """The parts one after the other; arrays of the right kind as they are, since prompts are long."""
+    arrays = [_ints(name, part) for part in parts]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
+
+
+def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
+    if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
+        return values
+    listed: list[object] = list(values)
+    if not set(map(type, listed)) <= {int}:  # a bool is no int, and NumPy would round 1.5 and read "1"
+        wrong = [value for value in listed if isinstance(value, bool) or not isinstance(value, (int, np.integer))]
+        if wrong:
+            raise errors.InvalidType(f"{name} must be integers, not {wrong[0]!r:.80}")
     try:
         return np.array(listed, dtype=np.int32)
     except OverflowError:
-        raise errors.InvalidParams(f"{name} must be integers of 32 bits, not {max(listed, key=abs)}") from None
+        raise errors.InvalidParams(f"{name} must be integers of 32 bits, and one of them is not") from None
 
 
 def _error(kind: str, message: str) -> PacelineError:

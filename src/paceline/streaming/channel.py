@@ -65,9 +65,7 @@ class StreamChannel:
 
     # ---- the engine's side
 
-    def attach(
-        self, *, request_index: int = 0, interval: int = 1, on_cancel: Callable[[], None] | None = None
-    ) -> None:
+    def attach(self, *, request_index: int = 0, interval: int = 1, on_cancel: Callable[[], None] | None = None) -> None:
         """Begins to serve a request. `interval`: tokens that a chunk needs before the reader sees it, the last one aside.
 
         on_cancel is called once, on the thread that cancels, and must not block; at once if that has happened already.
@@ -76,7 +74,9 @@ class StreamChannel:
         validation.integer("interval", interval, 1)
         with self._changed:
             if self._state is not StreamState.NEW:
-                raise InvalidParams(f"this channel is {self._state.value}: it serves one request in its life, make a new one")
+                raise InvalidParams(
+                    f"this channel is {self._state.value}: it serves one request in its life, make a new one"
+                )
             self._state = StreamState.ATTACHED
             self._interval = interval
             self._request_index = request_index

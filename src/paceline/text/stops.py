@@ -118,7 +118,7 @@ class StopFilter:
         return False
 
     def _settle(self) -> Released:
-        assert self._best is not None
+        assert self._best is not None  # noqa: S101 - called where a best match is known
         begin, end = self._best
         stop = self._stops[bytes(self._data[begin - self._begin : end - self._begin])]
         released = self._release(begin)

@@ -247,7 +247,6 @@ def test_a_reader_in_another_thread_is_woken(channel: StreamChannel) -> None:
 
 def test_an_event_loop_reads_without_blocking(channel: StreamChannel) -> None:
     """Chunks pushed from a thread arrive in order while another task of the loop runs."""
-
     beating = threading.Event()
 
     async def main() -> tuple[list[int], int]:
@@ -378,7 +377,9 @@ def test_any_reader_gets_everything_once_and_in_order(
     for choice, tokens in pushed.items():
         mine = [chunk for chunk in seen if chunk.choice == choice]
         assert [token for chunk in mine for token in chunk.token_ids] == tokens
-        assert [chunk.index for chunk in mine] == [sum(len(one.token_ids) for one in mine[:i]) for i in range(len(mine))]
+        assert [chunk.index for chunk in mine] == [
+            sum(len(one.token_ids) for one in mine[:i]) for i in range(len(mine))
+        ]
         assert all(len(chunk.logprobs) == len(chunk.token_ids) for chunk in mine)
     assert [chunk.finish_reason for chunk in seen[:-1]] == [None] * (len(seen) - 1)
     assert seen[-1].finish_reason is FinishReason.END
