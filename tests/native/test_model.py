@@ -149,6 +149,17 @@ def test_a_truncated_model_is_refused(tmp_path: Path, tiny_models: TinyModels) -
         works(model)
 
 
+def test_values_that_would_end_the_process_are_refused(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """A model without layers, in its file or by an override, is a ModelLoadError that names the key."""
+    path = write_model(tmp_path / "m.gguf", LlamaSpec(), metadata={"llama.block_count": 0})
+    with pytest.raises(ModelLoadError, match="block_count"):
+        Model.load(path)
+    with pytest.raises(ModelLoadError, match="block_count"):
+        Model.load(tiny_models("llama"), kv_overrides={"llama.block_count": 0})
+    with Model.load(tiny_models("llama")) as model:
+        works(model)
+
+
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     """A directory instead of a file raises ModelLoadError."""
     with pytest.raises(ModelLoadError, match="directory"):

@@ -123,8 +123,13 @@ class Context:
         positions = np.empty_like(seq_ids)
         for seq_id in np.unique(seq_ids).tolist():
             here = seq_ids == seq_id
-            start = self.native.positions(seq_id)[1] + 1
-            positions[here] = np.arange(start, start + int(here.sum()), dtype=np.int32)
+            start, count = self.native.positions(seq_id)[1] + 1, int(here.sum())
+            if start + count > self.max_positions:
+                raise PromptTooLong(
+                    f"token_ids: {count} tokens do not fit behind position {start} of sequence {seq_id}; "
+                    f"positions must be below {self.max_positions}, the size of the context"
+                )
+            positions[here] = np.arange(start, start + count, dtype=np.int32)
         return positions
 
     def step(
