@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import demo_model
-import pytest
+import jinja2
 from demo_model import chat_data, corpus, fmt, tools_data, world
 from demo_model.fmt import Call, Chat, Message
 
@@ -54,9 +54,7 @@ def test_tool_calls_use_an_offered_tool_and_its_parameters() -> None:
     rng = random.Random(2)
     for _ in range(300):
         chat, use = tools_data.tool_chat(rng)
-        function: dict[str, Any] = next(
-            t["function"] for t in chat.tools if t["function"]["name"] == use.call.name
-        )
+        function: dict[str, Any] = next(t["function"] for t in chat.tools if t["function"]["name"] == use.call.name)
         assert list(use.call.arguments) == list(function["parameters"]["properties"]) or sorted(
             use.call.arguments
         ) == list(function["parameters"]["properties"])
@@ -84,13 +82,13 @@ def _as_openai(message: Message) -> dict[str, Any]:
     if message.think:
         out["reasoning_content"] = message.think
     if message.calls:
-        out["tool_calls"] = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-                             for c in message.calls]
+        out["tool_calls"] = [
+            {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in message.calls
+        ]
     return out
 
 
 def _render(chat: Chat, **options: Any) -> str:
-    jinja2 = pytest.importorskip("jinja2")
     environment = jinja2.Environment()
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     text: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
@@ -119,8 +117,15 @@ def test_the_template_opens_the_answer() -> None:
 
 def test_two_results_share_one_turn() -> None:
     call = Call("f", {"x": 1})
-    chat = Chat([Message("user", "U"), Message("assistant", calls=(call, call)),
-                 Message("tool", "1"), Message("tool", "2"), Message("assistant", "A")])
+    chat = Chat(
+        [
+            Message("user", "U"),
+            Message("assistant", calls=(call, call)),
+            Message("tool", "1"),
+            Message("tool", "2"),
+            Message("assistant", "A"),
+        ]
+    )
     text = "".join(s.text for s in fmt.segments(chat))
     assert text == _render(chat)
     assert "1\n</tool_response>\n<tool_response>\n2" in text

@@ -6,6 +6,8 @@ with the empty string.  One template is one sentence, so that the judge can spli
 
 from __future__ import annotations
 
+from demo_model import words
+
 Beat = list[str]
 
 OPEN_NAMED: Beat = [
@@ -76,7 +78,7 @@ WEATHER: Beat = [
 MEET: Beat = [
     "{sudden}, {he} saw {B} the {bkind}.",
     "There {he} met {an} {badj} {bkind} named {B}.",
-    "{later}, {an} {badj} {bkind} came along.",
+    "{later}, {an} {badj} {bkind} named {B} came along.",
     "{B} the {bkind} came [walking|running|hopping] down the path.",
     "On the way, {he} met {B}, {an} {badj} {bkind}.",
 ]
@@ -149,7 +151,7 @@ LOST: list[Beat] = [
     [
         "They looked [here and there|high and low|near {otherplace}|all the way to {otherplace}].",
         "First they looked near {otherplace}, but it was not there.",
-        "They searched for [a long time|an hour|the whole afternoon].",
+        "They searched for [a long time|two hours|the whole afternoon].",
     ],
     [
         "{later}, {B} found the {obj} {hide}.",
@@ -638,7 +640,7 @@ TREASURE: list[Beat] = [
     ],
     [
         "{B} was so {good} that {bhe} gave {A} {an} {col} {obj}.",
-        "\"You are honest, so take this {col} {obj},\" said {B}.",
+        "\"You are so kind, please take this {col} {obj},\" said {B}.",
         "As a thank you, {A} got {an} {col} {obj} and some {food}.",
     ],
     THANKS,
@@ -691,6 +693,16 @@ PLOTS: dict[str, list[Beat]] = {
     "lost": LOST, "hungry": HUNGRY, "stuck": STUCK, "build": BUILD, "storm": STORM,
     "seed": SEED, "dark": DARK, "birthday": BIRTHDAY, "friend": FRIEND, "sorry": SORRY,
     "sick": SICK, "treasure": TREASURE, "race": RACE,
+}
+
+# What can be learned from each plot (a subset of the lessons that the judge knows).
+PLOT_LESSONS: dict[str, list[str]] = {
+    plot: [words.LESSONS[i] for i in picks]
+    for plot, picks in {
+        "lost": (1, 8), "hungry": (0, 1), "stuck": (1, 3, 4), "build": (1, 8), "storm": (1, 9, 6),
+        "seed": (7,), "dark": (3,), "birthday": (1, 9), "friend": (6, 3), "sorry": (2, 5),
+        "sick": (6, 1), "treasure": (2, 0), "race": (1, 4),
+    }.items()
 }
 
 OPENINGS: list[Beat] = [OPEN_NAMED, OPEN_UNNAMED, NAMING, OPEN_DAY]

@@ -1,0 +1,194 @@
+"""Trains a demo model on the packed corpus, with Muon for the layers and AdamW for the rest.
+
+Two processes of one thread each share every step and add up their gradients: on a busy
+machine that is much faster than one process whose threads wait for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing
+from torch.nn import functional
+
+from demo_model.model import BIG, DRAFT, Llama
+
+SEED = 1
+
+
+class Data:
+    """The packed sequences, served in order; `at` selects the sequences of one step."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as arrays:
+            self.tokens = arrays["tokens"]
+            self.learned = arrays["learned"]
+
+    def at(self, part: int, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Token numbers and learned flags of one part, joined to sequences of `length`."""
+        index = [(part * rows + i) % len(self.tokens) for i in range(rows)]
+        tokens = torch.from_numpy(self.tokens[index].astype(np.int64)).view(-1, length)
+        return tokens, torch.from_numpy(self.learned[index]).view(-1, length)
+
+
+def loss_of(model: Llama, body: Callable[[Tensor], Tensor], tokens: Tensor, learned: Tensor) -> Tensor:
+    """Mean cross entropy of the learned tokens; the head runs only where it is needed."""
+    wanted = learned[:, 1:]
+    hidden = body(tokens[:, :-1])[wanted]
+    return functional.cross_entropy(model.logits(hidden).float(), tokens[:, 1:][wanted])
+
+
+def optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for embedding and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=rate * 0.25, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+@dataclass
+class Plan:
+    """How long and how fast to train."""
+
+    data: Path
+    out: Path
+    draft: bool
+    steps: int
+    rows: int
+    rate: float
+    workers: int
+    start: Path | None = None
+
+    def factor(self, step: int, warm: int = 40) -> float:
+        """Share of the full rate: warm up, stay, and fall over the last 40 %.
+
+        Before the fall the rate does not depend on the number of steps, so that number
+        can still be changed while the training runs.
+        """
+        fall = (self.steps - step) / (0.4 * self.steps)
+        return max(min(1.0, (step + 1) / warm, fall), 0.01)
+
+    def length(self, step: int) -> int:
+        """Sequences are twice as long in the last tenth."""
+        return 1024 if step >= self.steps * 0.9 else 512
+
+    def reread(self) -> None:
+        """Take a changed number of steps from a file next to the checkpoint."""
+        wish = self.out.with_suffix(".steps")
+        if wish.exists():
+            self.steps = int(wish.read_text())
+
+
+def save(model: Llama, path: Path, step: int) -> None:
+    """Write a checkpoint that export.py reads."""
+    temporary = path.with_suffix(".part")
+    torch.save({"config": asdict(model.config), "weights": model.state_dict(), "step": step}, temporary)
+    temporary.replace(path)
+
+
+def share_gradients(model: Llama, workers: int) -> None:
+    """Average the gradients of all workers."""
+    if workers == 1:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    flat /= workers
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+class Trainer:
+    """One worker's half of the training."""
+
+    def __init__(self, plan: Plan, worker: int) -> None:
+        self.plan, self.worker = plan, worker
+        self.model = Llama(DRAFT if plan.draft else BIG)
+        if plan.start:
+            self.model.load_state_dict(torch.load(plan.start, weights_only=True)["weights"])
+        # Compiled only for the short length; the few long steps are not worth a second wait.
+        self.compiled = torch.compile(self.model.hidden, dynamic=False)
+        self.data = Data(plan.data)
+        self.opts = optimizers(self.model, plan.rate)
+        self.base = [opt.param_groups[0]["lr"] for opt in self.opts]
+
+    def step(self, step: int) -> float:
+        """One step of all optimizers; returns the loss of this worker."""
+        plan = self.plan
+        for opt, lr in zip(self.opts, self.base, strict=True):
+            opt.param_groups[0]["lr"] = lr * plan.factor(step)
+        body = self.compiled if plan.length(step) == 512 else self.model.hidden
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            part = self.data.at(step * plan.workers + self.worker, plan.rows, plan.length(step))
+            loss = loss_of(self.model, body, *part)
+        loss.backward()  # type: ignore[no-untyped-call]
+        share_gradients(self.model, plan.workers)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for opt in self.opts:
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def run(self) -> None:
+        """All steps, with a line of news and a checkpoint now and then."""
+        start, average, step = time.monotonic(), 0.0, 0
+        while step < self.plan.steps:
+            loss = self.step(step)
+            average = loss if step == 0 else 0.98 * average + 0.02 * loss
+            step += 1
+            if step % 25 == 0:
+                self._news(step, average, time.monotonic() - start)
+        if self.worker == 0:
+            save(self.model, self.plan.out, step)
+
+    def _news(self, step: int, average: float, seconds: float) -> None:
+        if self.plan.workers > 1:
+            dist.barrier()
+        self.plan.reread()
+        if self.worker:
+            return
+        tokens = step * self.plan.rows * self.plan.workers * 512
+        print(f"step {step} loss {average:.4f} {tokens / seconds:.0f} tok/s {seconds:.0f} s", flush=True)
+        if step % 100 == 0:
+            save(self.model, self.plan.out, step)
+
+
+def work(worker: int, plan: Plan, meeting: str) -> None:
+    """Body of one process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    if plan.workers > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=worker, world_size=plan.workers)
+    Trainer(plan, worker).run()
+
+
+def main() -> None:
+    """Read the arguments and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--draft", action="store_true")
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--rows", type=int, default=6, help="sequences per worker and step")
+    parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--start", type=Path, help="begin with the weights of this checkpoint")
+    plan = Plan(**vars(parser.parse_args()))
+    meeting = str(plan.out.with_suffix(".meet").absolute())
+    if os.path.exists(meeting):
+        os.remove(meeting)
+    multiprocessing.spawn(work, args=(plan, meeting), nprocs=plan.workers)  # type: ignore[attr-defined, no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()
