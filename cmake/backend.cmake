@@ -82,6 +82,14 @@ function(paceline_find_nvcc result)
     set(${result} "${nvcc}" PARENT_SCOPE)
 endfunction()
 
+# CMake itself looks for nvcc in fewer places than we do.
+macro(paceline_pass_nvcc backend)
+    if("${backend}" STREQUAL "cuda" AND NOT CMAKE_CUDA_COMPILER AND "$ENV{CUDACXX}" STREQUAL "")
+        paceline_find_nvcc(paceline_nvcc)
+        set(CMAKE_CUDA_COMPILER "${paceline_nvcc}")
+    endif()
+endmacro()
+
 # Asks the driver by its tool, and where that is missing (small containers) by its library.
 function(paceline_find_nvidia_gpu result)
     set(${result} "" PARENT_SCOPE)

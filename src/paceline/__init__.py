@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.demo import demo_model_path
     from paceline.params import SamplingParams
     from paceline.runtime import Context, Embedder, Model, Sampler, Tokenizer
+    from paceline.text import TextPipe
 
 __version__ = _version("paceline")
 
@@ -24,6 +25,7 @@ _HOMES = {
     "Model": "paceline.runtime",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
+    "TextPipe": "paceline.text",
     "Tokenizer": "paceline.runtime",
     "demo_model_path": "paceline.demo",
 }
@@ -39,6 +41,7 @@ __all__ = [
     "RequestError",
     "Sampler",
     "SamplingParams",
+    "TextPipe",
     "Tokenizer",
     "__version__",
     "demo_model_path",

@@ -28,3 +28,10 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
         return written[key]
 
     return path_of
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the compiled core."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.native)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -55,6 +56,8 @@ def build_reference_tool(folder: Path) -> ReferenceTool:
         "llama.cpp's libraries are not on this machine": not (entry / "lib").is_dir(),
     }
     for reason, applies in reasons.items():
+        if applies and os.environ.get("CI") and facts["backend"] == "cpu" and not facts["sanitizers"]:
+            pytest.fail(f"{reason}, and where everything is checked it has to be")
         if applies:
             pytest.skip(reason)
     shim = folder / "one_thread.h"

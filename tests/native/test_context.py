@@ -432,8 +432,19 @@ def test_generate_checks_at_the_call(llama: Model, context: Context) -> None:
 def test_generate_ends_when_the_context_is_full(llama: Model) -> None:
     """Without a limit it goes on until no position is left: cells minus prompt, plus the token that needs none."""
     with Context(llama, n_ctx=256, n_batch=64, n_threads=1) as context:
-        sampler = Sampler(SamplingParams(temperature=0, ignore_eos=True), llama)
+        sampler = Sampler(SamplingParams(temperature=0, ignore_eos=True, max_tokens=None), llama)
         assert len(list(context.generate(sampler, [1] * 200))) == 57
+
+
+def test_generate_ends_by_what_its_params_say(llama: Model) -> None:
+    """Without a number of its own the params' max_tokens counts; a stop token ends it and is not yielded."""
+    with Context(llama, n_ctx=256, n_threads=1) as context:
+        tokens = list(context.generate(Sampler(SamplingParams(temperature=0, max_tokens=7), llama), [1, 2, 3]))
+        assert len(tokens) == 7
+        index = next(i for i, token in enumerate(tokens) if i > 0 and token not in tokens[:i])
+        context.clear()
+        stopping = Sampler(SamplingParams(temperature=0, stop_token_ids=[tokens[index]]), llama)
+        assert list(context.generate(stopping, [1, 2, 3], 7)) == tokens[:index]
 
 
 def test_generate_goes_on_from_what_the_sequence_holds(llama: Model) -> None:

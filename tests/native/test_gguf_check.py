@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelLoadError
+from paceline.runtime import Model
 from paceline.runtime.gguf_check import check_gguf
 from paceline.runtime.gguf_file import ValueType, read_gguf
 from paceline.testing.models import KINDS, LlamaSpec, Typed, every_value_type, write_model, write_split_model
@@ -50,7 +51,7 @@ def test_what_would_abort_is_refused(tmp_path: Path, kind: str, metadata: dict[s
     """The error names the file, the key, the value and what it may be."""
     path = write_model(tmp_path / "bad.gguf", GOOD[kind], metadata=metadata)  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=message) as error:
-        check_gguf([path])
+        Model.load(path)
     assert str(error.value).startswith(str(path))
 
 
@@ -89,8 +90,8 @@ def test_overrides_are_looked_at_in_place_of_the_files_values(tmp_path: Path) ->
     good = write_model(tmp_path / "good.gguf", LlamaSpec())
     bad = write_model(tmp_path / "bad.gguf", LlamaSpec(), metadata={"llama.block_count": 0})
     with pytest.raises(ModelLoadError, match="block_count is 0"):
-        check_gguf([good], {"llama.block_count": 0})
-    check_gguf([bad], {"llama.block_count": 2})
+        Model.load(good, kv_overrides={"llama.block_count": 0})
+    Model.load(bad, kv_overrides={"llama.block_count": 2}).close()
 
 
 def test_every_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_every_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
     at = data.index(name) + len(name) + 4 + 16
     parts[2].write_bytes(data[:at] + struct.pack("<I", 27) + data[at + 4 :])
     with pytest.raises(ModelLoadError, match="00003-of-00003.gguf: tensor blk.1.ffn_down.weight is stored as I64"):
-        check_gguf(parts)
+        Model.load(parts[0])
 
 
 @pytest.mark.parametrize(

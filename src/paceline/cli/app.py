@@ -38,7 +38,8 @@ class Commands(TyperGroup):
             raise typer.Exit(READER_GONE) from None
         except OSError as error:
             terminal.abandon_output()
-            terminal.report(f"cannot write {error.filename or 'to stdout'}: {error.strerror or error}")
+            place = f"{error.filename}" if error.filename else "cannot write to stdout"
+            terminal.report(f"{place}: {error.strerror or error}")
             raise typer.Exit(FAILED) from None
 
 

@@ -174,5 +174,5 @@ def usage(generated: Generated, *, prompt_tokens: int, load_s: float) -> dict[st
 
 
 def positions_needed(prompt: Sequence[int], max_tokens: int | None) -> int:
-    """Cells that the prompt and an answer of full length take; 0 where the answer may go on as long as it likes."""
-    return 0 if max_tokens is None else len(prompt) + max_tokens
+    """Cells that the prompt and an answer of full length take; of an answer without a limit, its first token's."""
+    return len(prompt) + (1 if max_tokens is None else max_tokens)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from paceline import _native
 from paceline.errors import AdapterError, Closed
+from paceline.runtime.closing import Closing
 from paceline.runtime.gguf_check import check_adapter
 
 
-class Adapter:
+class Adapter(Closing):
     """A LoRA adapter in memory, made by `Model.load_adapter`. Keeps its model alive; free it with `close()`.
 
     Closing one that a context applies takes effect when the context lets go of it.
@@ -46,14 +47,6 @@ class Adapter:
     def close(self) -> None:
         """Lets go of the memory; idempotent."""
         self._native = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Adapter({self.path.name!r}{', closed' if self._native is None else ''})"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
+from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.closing import Closing
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.masks import MaskSlots
 from paceline.runtime.model import MemoryClass, Model
@@ -31,7 +31,7 @@ class Positions(NamedTuple):
     last: int
 
 
-class Context:
+class Context(Closing):
     """KV memory for `n_seq_max` sequences of one model, and the passes that fill it.
 
     May be called from any thread, one call at a time: a second one waits. `abort()` may come at any time. Everything that
@@ -172,14 +172,15 @@ class Context:
     ) -> Iterator[int]:
         """Generates with no engine: computes the prompt, then yields one token at a time.
 
-        Ends after `max_tokens` (None: when the context is full), or before an end-of-generation token, which is not
-        yielded. The sequence goes on from what it holds; afterwards it holds the prompt and all yielded tokens but the last.
-        The sampler gets the prompt as history. Checks come at the call, not at the first `next`.
+        Ends after `max_tokens` (None: those of the sampler's params), when the context is full, or before an
+        end-of-generation token or one of the params' `stop_token_ids`, which is not yielded. Stop strings need text: see
+        `paceline.TextPipe`. The sequence goes on from what it holds; afterwards it holds the prompt and all yielded tokens
+        but the last. The sampler gets the prompt as history. Checks come at the call, not at the first `next`.
 
         Raises `PromptTooLong` where the prompt does not fit.
         """
         prompt = _int_array("token_ids", token_ids)
-        limit = None if max_tokens is None else validation.integer("max_tokens", max_tokens, 0)
+        limit = sampler.params.max_tokens if max_tokens is None else validation.integer("max_tokens", max_tokens, 0)
         held = self.positions(seq_id)
         start = 0 if held is None else held.last + 1
         if len(prompt) == 0:
@@ -211,7 +212,7 @@ class Context:
                 raise draws.error
             position += len(tokens)
             token = draws.token_ids[0]
-            if sampler.is_eog(token):
+            if sampler.is_eog(token) or token in sampler.params.stop_token_ids:
                 return
             yield token
             tokens = [token]
@@ -344,14 +345,6 @@ class Context:
         self._native = None
         self._adapters = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return "Context(closed)" if self._native is None else f"Context(n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max})"
 
@@ -384,6 +377,3 @@ def _wanted(wants: object, seq_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uin
     if array.dtype != np.bool_ or array.ndim != 1:
         raise InvalidType(f'wants_logits must be "last", "all", "none" or bools, not {wants!r:.80}')
     return array.astype(np.uint8)
-
-
-__all__ = ["Context", "Positions", "Unsupported"]

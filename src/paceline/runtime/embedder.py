@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
+from paceline.runtime.closing import Closing
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import Pooling
 from paceline.runtime.model import Model
@@ -21,7 +21,7 @@ Text = str | Sequence[int]
 _POOLING_NAMES: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
 
 
-class Embedder:
+class Embedder(Closing):
     """Embeds texts with an encoder (BERT and its kind) or a decoder, many texts to a batch.
 
     pooling: how the tokens' vectors become one: "mean", "cls" (the first token's), "last", or "rank" (the scores of a
@@ -122,14 +122,6 @@ class Embedder:
     def close(self) -> None:
         """Frees the memory; idempotent."""
         self._context.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _own_pooling(model: Model) -> Pooling:

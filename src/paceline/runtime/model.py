@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Literal, Self
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidType, ModelLoadError
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.closing import Closing
 from paceline.runtime.gguf_check import Override, check_gguf
 from paceline.runtime.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ class MemoryClass(Enum):
     NONE = "none"  # an encoder remembers nothing
 
 
-class Model:
+class Model(Closing):
     """A loaded model. Contexts, samplers, tokenizers and adapters made from it keep it alive.
 
     Constant once loaded and safe to use from any thread. `close()` (or the end of a `with` block, or the collector) gives
@@ -235,14 +236,6 @@ class Model:
         """Gives this object's share of the model back; idempotent. What was made from it goes on working."""
         self._native = None
         self.__dict__.pop("tokenizer", None)  # holds a share as well
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Model({self.paths[0].name!r}{', closed' if self._native is None else ', ' + self.desc})"

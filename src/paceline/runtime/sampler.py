@@ -9,7 +9,6 @@ import copy
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import SamplingParams
+from paceline.runtime.closing import Closing
 
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
@@ -82,7 +82,7 @@ class Logprobs:
     top: tuple[TokenLogprob, ...]
 
 
-class Sampler:
+class Sampler(Closing):
     """Draws the tokens of one answer.
 
     What it draws for the k-th generated token depends on the logits, the params, (seed, choice, k) and the tokens
@@ -208,14 +208,6 @@ class Sampler:
     def close(self) -> None:
         """Frees it; idempotent. Other calls raise `Closed` from then on."""
         self._native = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _row(self, logits: object) -> LogitRow:
         return _array("logits", logits, np.dtype(np.float32), self.n_vocab)

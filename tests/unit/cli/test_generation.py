@@ -138,7 +138,7 @@ def test_usage_has_counts_and_seconds() -> None:
     }  # fmt: skip
 
 
-def test_an_answer_without_limit_needs_no_cells_of_its_own() -> None:
-    """Only a limit says how large the context must be."""
+def test_an_answer_without_limit_needs_room_for_the_prompt_and_a_token() -> None:
+    """A limit says how large the context must be; without one the prompt does."""
     assert positions_needed([1, 2], 10) == 12
-    assert positions_needed([1, 2], None) == 0
+    assert positions_needed([1, 2], None) == 3
