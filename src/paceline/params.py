@@ -85,6 +85,10 @@ _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
 class SamplingParams:
     """How to generate. Immutable, comparable, hashable; wrong values raise `InvalidParams` and name the field.
 
+    A `Sampler` reads what decides the next token. `Context.generate` also reads max_tokens and stop_token_ids, the command
+    line stop; n, logprobs, prompt_logprobs and echo are for whoever puts answers together: with `Context.step` they are
+    the number of samplers of a row, its num_logprobs and its targets.
+
     Length and end
         max_tokens: at most so many; None: until the context is full.
         min_tokens: until so many are generated neither an end-of-generation token nor one of stop_token_ids can come.
@@ -105,7 +109,8 @@ class SamplingParams:
         logit_bias: token id to what is added to its logit; kept as pairs in order of the ids.
         seed: None or -1: a fresh one for every sampler. The same seed draws the same tokens, whatever else runs.
     What may come
-        grammar (GBNF), json_schema, regex or choice (one of the texts): at most one of the four.
+        grammar (GBNF), json_schema, regex or choice (one of the texts): at most one of the four. A Sampler cannot
+        follow a regex yet and raises `Unsupported`.
         grammar_root: the rule to begin with. grammar_lazy: free text until one of grammar_triggers (a regular
         expression as str, or a token id) has come.
         allowed_token_ids: None, or the only tokens that may come. bad_words: texts that may not, as the tokens that
