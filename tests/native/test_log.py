@@ -56,6 +56,57 @@ print(model.n_layer)
     assert done.stdout.strip() == "2", done.stderr
 
 
+@pytest.mark.parametrize(("signal", "outcome"), [("SIGINT", "KeyboardInterrupt()"), ("SIGTERM", "SystemExit(7)")])
+def test_a_signal_during_delivery_is_not_lost(tiny_models: TinyModels, signal: str, outcome: str) -> None:
+    """Ctrl-C, or an exit by a signal handler, while a log line is handled is raised once the call has returned."""
+    code = f"""
+import logging, signal, sys
+from paceline.runtime import Model
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+lines = []
+class Struck(logging.Handler):
+    def handle(self, record):
+        lines.append(record)
+        if len(lines) == 1:
+            signal.raise_signal(signal.{signal})
+logging.getLogger("paceline.llama").addHandler(Struck())
+logging.getLogger("paceline.llama").setLevel(logging.DEBUG)
+try:
+    model = Model.load({str(tiny_models("llama"))!r})
+    model.n_layer
+except BaseException as error:
+    print(repr(error))
+assert len(lines) > 10
+print(Model.load({str(tiny_models("llama"))!r}).n_layer)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == [outcome, "2"], done.stderr
+    assert done.stderr == ""
+
+
+def test_an_exit_in_a_thread_during_delivery_ends_that_thread(tiny_models: TinyModels) -> None:
+    """SystemExit of a handler is raised in the thread whose call it was, not in the main one."""
+    code = f"""
+import logging, sys, threading
+from paceline.runtime import Model
+class Leaving(logging.Handler):
+    def handle(self, record):
+        sys.exit()
+logging.getLogger("paceline.llama").addHandler(Leaving())
+logging.getLogger("paceline.llama").setLevel(logging.DEBUG)
+seen = []
+def work():
+    model = Model.load({str(tiny_models("llama"))!r})
+    seen.append(model.n_layer)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(seen)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
 def test_nothing_is_printed_by_itself(tiny_models: TinyModels) -> None:
     """Without a handler neither stdout nor stderr see a line, not even warnings."""
     code = f"""
