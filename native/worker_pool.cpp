@@ -1,10 +1,16 @@
 #include "worker_pool.hpp"
 
+#include <exception>
+
 namespace paceline {
 
 WorkerPool::WorkerPool(size_t num_workers) {
-    for (size_t i = 0; i < num_workers; ++i) {
-        threads_.emplace_back([this] { work(); });
+    threads_.reserve(num_workers);
+    try {
+        while (threads_.size() < num_workers) {
+            threads_.emplace_back([this] { work(); });
+        }
+    } catch (const std::exception &) { // a limit of the system on threads, or on memory for their stacks
     }
 }
 

@@ -13,10 +13,13 @@ namespace paceline {
 
 class WorkerPool {
 public:
-    explicit WorkerPool(size_t num_workers); // beside the caller
+    // Beside the caller; fewer where the system starts no more threads.
+    explicit WorkerPool(size_t num_workers);
     ~WorkerPool();
     WorkerPool(const WorkerPool &)             = delete;
     WorkerPool & operator=(const WorkerPool &) = delete;
+
+    size_t num_workers() const noexcept { return threads_.size(); }
 
     // Runs task(0) ... task(count - 1), each once, and returns when all have ended. The task must not throw.
     // One caller at a time.
