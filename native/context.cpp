@@ -88,6 +88,11 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     attach_threads(params.n_threads, params.n_threads_batch);
 }
 
+std::mutex & Context::mutex() const {
+    home_.check("the context");
+    return mutex_;
+}
+
 llama_memory_t Context::memory() const {
     llama_memory_t memory = llama_get_memory(get());
     if (!memory) {
@@ -154,7 +159,7 @@ void Context::check_batch(const Batch & batch) const {
 }
 
 void Context::decode(const Batch & batch) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_batch(batch);
     decode_locked(batch);
 }
@@ -241,7 +246,7 @@ void Context::decode_locked(const Batch & batch) {
 }
 
 void Context::encode(std::span<const int32_t> tokens) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     if (!llama_model_has_encoder(model_->get()) || !llama_model_has_decoder(model_->get())) {
         fail("Unsupported", "encode() is for encoder-decoder models: this one has no encoder beside its decoder");
     }
@@ -289,13 +294,13 @@ const float * Context::logits_row(int32_t index) const {
 }
 
 std::vector<float> Context::logits(int32_t index) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     const float *               row = logits_row(index);
     return {row, row + model_->n_vocab()};
 }
 
 std::vector<float> Context::embeddings(int32_t index) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     if (!embeddings_) {
         fail("Unsupported", "embeddings are computed only by a context made with embeddings=True");
     }
@@ -326,7 +331,7 @@ void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
         if (!pool) {
             fail("NotEnoughMemory", "cannot start " + str(count) + " threads");
         }
-        return std::shared_ptr<ggml_threadpool>(pool, ggml_threadpool_free);
+        return std::shared_ptr<ggml_threadpool>(pool, FreeAtHome{});
     };
     std::shared_ptr<ggml_threadpool> next       = start(n_threads);
     std::shared_ptr<ggml_threadpool> next_batch = n_threads_batch == n_threads ? next : start(n_threads_batch);
@@ -337,7 +342,7 @@ void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
 }
 
 void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     for (int32_t count : {n_threads, n_threads_batch}) {
         if (count < 1 || count > GGML_MAX_N_THREADS) {
             fail("InvalidParams", "n_threads and n_threads_batch must be in [1, " + str(GGML_MAX_N_THREADS) + "], not " + str(count));
@@ -349,7 +354,7 @@ void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {
 
 WorkerPool & Context::workers() {
     if (!workers_) {
-        workers_ = std::make_unique<WorkerPool>(static_cast<size_t>(llama_n_threads_batch(get())) - 1);
+        workers_.reset(new WorkerPool(static_cast<size_t>(llama_n_threads_batch(get())) - 1));
     }
     return *workers_;
 }
@@ -359,7 +364,7 @@ std::pair<int32_t, int32_t> Context::threads() const {
 }
 
 void Context::set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float>> adapters) {
-    std::lock_guard<std::mutex>           lock(mutex_);
+    std::lock_guard<std::mutex>           lock(mutex());
     std::vector<std::shared_ptr<Adapter>> kept;
     std::vector<llama_adapter_lora *>     raw;
     std::vector<float>                    scales;

@@ -17,6 +17,7 @@
 #include "batch.hpp"
 #include "ggml-cpu.h"
 #include "model.hpp"
+#include "process.hpp"
 #include "worker_pool.hpp"
 
 namespace paceline {
@@ -33,8 +34,12 @@ struct Positions {
     int32_t max = -1;
 };
 
-struct FreeContext {
-    void operator()(llama_context * context) const noexcept { llama_free(context); }
+// Frees what has threads, and leaves it alone in another process than the one that made it: there are none to join there.
+struct FreeAtHome {
+    Home home;
+    void operator()(llama_context * context) const noexcept { home.here() ? llama_free(context) : void(); }
+    void operator()(ggml_threadpool * pool) const noexcept { home.here() ? ggml_threadpool_free(pool) : void(); }
+    void operator()(WorkerPool * pool) const noexcept { home.here() ? delete pool : void(); }
 };
 
 class Context {
@@ -47,7 +52,7 @@ public:
     const std::shared_ptr<Model> & model() const noexcept { return model_; }
     MemoryClass                    memory_class() const noexcept { return memory_class_; }
     llama_context *                get() const noexcept { return context_.get(); }
-    std::mutex &                   mutex() const noexcept { return mutex_; }
+    std::mutex &                   mutex() const; // for all that computes or touches memory; Closed after a fork
     uint32_t                       n_ctx() const noexcept { return llama_n_ctx(get()); }
     uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
     int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
@@ -114,6 +119,7 @@ private:
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
     void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);
 
+    Home                                  home_;
     std::shared_ptr<Model>                model_;
     MemoryClass                           memory_class_;
     uint32_t                              n_seq_max_;
@@ -125,10 +131,10 @@ private:
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them
     std::shared_ptr<ggml_threadpool>      threads_;
     std::shared_ptr<ggml_threadpool>      threads_batch_; // the same pool where the counts are the same
-    std::unique_ptr<llama_context, FreeContext> context_;
+    std::unique_ptr<llama_context, FreeAtHome> context_;
     OwnedBatch                            batch_; // reused by every decode
     std::vector<bool>                     has_output_;
-    std::unique_ptr<WorkerPool>           workers_;
+    std::unique_ptr<WorkerPool, FreeAtHome> workers_;
     std::atomic<bool>                     running_{false};
     std::atomic<bool>                     aborted_{false};
     mutable std::mutex                    mutex_;

@@ -20,7 +20,7 @@ size_t Context::embedding_dimension() const noexcept {
 }
 
 std::vector<float> Context::embed(std::span<const int32_t> tokens, std::span<const int32_t> lengths) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_texts(tokens, lengths);
     const bool         per_token = pooling_type() == LLAMA_POOLING_TYPE_NONE;
     std::vector<float> vectors((per_token ? tokens.size() : lengths.size()) * embedding_dimension());

@@ -18,7 +18,7 @@ Positions Context::positions_locked(int32_t seq_id) const {
 }
 
 Positions Context::positions(int32_t seq_id) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     return positions_locked(seq_id);
 }
@@ -32,7 +32,7 @@ bool Context::covers(const Positions & held, int32_t next) const {
 }
 
 void Context::remove(int32_t seq_id, int32_t first) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     const Positions held = positions_locked(seq_id);
     if (first > held.max) {
@@ -56,7 +56,7 @@ void Context::remove(int32_t seq_id, int32_t first) {
 }
 
 void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("from_seq_id", from);
     check_seq("to_seq_id", to);
     if (from == to) {
@@ -88,20 +88,20 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
 }
 
 void Context::keep(int32_t seq_id) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     llama_memory_seq_keep(memory(), seq_id);
 }
 
 void Context::clear(bool data) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     llama_memory_clear(memory(), data);
 }
 
 // ---- state
 
 std::vector<uint8_t> Context::save(int32_t seq_id, bool partial) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     memory();
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
@@ -116,7 +116,7 @@ std::vector<uint8_t> Context::save(int32_t seq_id, bool partial) const {
 }
 
 void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     memory();
     LogCapture                  log;

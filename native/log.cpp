@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include <pthread.h>
+
 #include "llama.h"
 
 namespace paceline {
@@ -52,7 +54,11 @@ void on_log(ggml_log_level level, const char * text, void *) {
 
 } // namespace
 
-void install_log() { llama_log_set(on_log, nullptr); }
+void install_log() {
+    // A fork must not catch another thread in the middle of the queue.
+    pthread_atfork([] { queue_mutex.lock(); }, [] { queue_mutex.unlock(); }, [] { queue_mutex.unlock(); });
+    llama_log_set(on_log, nullptr);
+}
 
 std::vector<LogLine> take_log() {
     std::vector<LogLine>        taken;

@@ -57,6 +57,109 @@ def run(code: str, path: Path, *, before: str = "") -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
 
 
+# ---- fork
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "context.decode([1, 2])",
+        "context.step([StepRow(seq_id=0, position=3, token_ids=[1])])",
+        "context.logits(2)",
+        "context.positions(0)",
+        "context.remove(0)",
+        "context.copy(0, 1)",
+        "context.keep(0)",
+        "context.clear()",
+        "context.save_sequence(0)",
+        "context.load_sequence(0, saved)",
+        "context.set_threads(1)",
+        "context.set_adapters({})",
+        "embedder.embed([[1, 2]])",
+    ],
+)
+def test_a_context_of_before_a_fork_says_so_in_the_child(tiny_models: TinyModels, call: str) -> None:
+    """Its threads are not in the child: every call raises Closed and names the way out; the parent's goes on."""
+    code = f"""
+model = Model.load(path)
+context = Context(model, n_ctx=256, n_seq_max=2, n_threads=2)
+embedder = Embedder(model, pooling="mean", n_threads=2)
+context.decode([1, 2, 3])
+saved = context.save_sequence(0)
+assert in_child(lambda: closed(lambda: {call})) == 0
+context.decode([4])
+print(context.positions(0).last)
+"""
+    done = run(code, tiny_models("llama"))
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
+
+
+def test_a_child_can_close_the_contexts_it_inherits(tiny_models: TinyModels) -> None:
+    """close() in the child waits for no thread, neither llama.cpp's nor those that draw."""
+    code = """
+model = Model.load(path)
+context = Context(model, n_ctx=512, n_seq_max=12, n_outputs_max=12, n_threads=2)
+context.step(wide_rows(model))
+def work():
+    context.close()
+    model.close()
+print(in_child(work))
+context.close()
+"""
+    done = run(code, tiny_models(WIDE))
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+def test_a_fork_while_another_thread_computes_leaves_a_child_that_can_close_and_exit(tiny_models: TinyModels) -> None:
+    """The other thread holds the context's mutex and counts as a call; in the child neither keeps anybody."""
+    code = """
+model = Model.load(path)
+context = Context(model, n_ctx=1024, n_batch=1024, n_threads=2)
+context.decode([1] * 1000)  # a fork while a thread imports something would stop the child in Python
+over, running = threading.Event(), threading.Event()
+def work():
+    while not over.is_set():
+        context.clear()
+        running.set()
+        context.decode([1] * 1000)
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(5):
+    running.wait()
+    running.clear()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(8)  # less than the longest wait for calls at the end of a process
+        closed(lambda: context.decode([1]))
+        context.close()
+        over.set()
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+over.set()
+thread.join()
+"""
+    done = run(code, tiny_models("llama"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_child_makes_a_context_of_its_own_from_an_inherited_model(tiny_models: TinyModels) -> None:
+    """Models, tokenizers and samplers have no threads: they work after a fork, and a new context computes the same."""
+    code = """
+model = Model.load(path)
+context = Context(model, n_ctx=256, n_threads=2)
+context.decode([1, 2, 3])
+expected = context.logits(2)
+def work():
+    with Context(model, n_ctx=256, n_threads=2) as own:
+        own.decode([1, 2, 3])
+        assert (own.logits(2) == expected).all()
+        assert len(list(own.generate(Sampler(SamplingParams(temperature=0), model), [4], 3))) <= 3
+print(in_child(work))
+"""
+    done = run(code, tiny_models("llama"))
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
 # ---- threads that cannot be started
 
 

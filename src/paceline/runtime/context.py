@@ -38,6 +38,8 @@ class Context(Closing):
     computes releases the GIL. After an error every sequence is where it was before the call. The options are those of
     `ContextOptions`; unknown ones raise `TypeError`.
 
+    After a fork it raises `Closed` in the child, which has none of its threads: make the context there, or use "spawn".
+
     A context keeps its model alive. `close()`, the end of a `with` block or the collector frees its memory.
     """
 
