@@ -19,7 +19,9 @@ bool has_position_table(const Model & model) {
     return llama_model_rope_type(model.get()) == LLAMA_ROPE_TYPE_NONE && !is_recurrent;
 }
 
-bool on_abort(void * flag) { return static_cast<std::atomic<bool> *>(flag)->load(std::memory_order_relaxed); }
+bool on_abort(void * flag) {
+    return static_cast<std::atomic<bool> *>(flag)->load(std::memory_order_relaxed) || process_is_ending();
+}
 
 } // namespace
 

@@ -8,6 +8,7 @@
 #include "llama-ext.h"
 #include "log.hpp"
 #include "meta_text.hpp"
+#include "process.hpp"
 
 namespace paceline {
 namespace {
@@ -116,14 +117,12 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options) {
         const ModelOptions & options;
         bool                 stopped = false;
     } progress{options};
-    if (options.progress) {
-        load.params.progress_callback_user_data = &progress;
-        load.params.progress_callback           = [](float share, void * data) {
-            auto & self  = *static_cast<Progress *>(data);
-            self.stopped = !self.options.progress(share);
-            return !self.stopped;
-        };
-    }
+    load.params.progress_callback_user_data = &progress;
+    load.params.progress_callback           = [](float share, void * data) {
+        auto & self  = *static_cast<Progress *>(data);
+        self.stopped = process_is_ending() || (self.options.progress && !self.options.progress(share));
+        return !self.stopped;
+    };
     LogCapture    log;
     llama_model * model = load_files(options.paths, load.params);
     if (progress.stopped) {

@@ -1,6 +1,10 @@
-// Forks of this process.
+// Forks of this process, and its end.
 #pragma once
 
+#include <chrono>
+#include <vector>
+
+#include <pthread.h>
 #include <unistd.h>
 
 namespace paceline {
@@ -15,5 +19,27 @@ public:
 private:
     pid_t pid_ = getpid();
 };
+
+// A call of Python's into the core. The end of the process waits for those that run.
+class NativeCall {
+public:
+    NativeCall(); // raises Closed once the process is ending
+    ~NativeCall();
+    NativeCall(const NativeCall &)             = delete;
+    NativeCall & operator=(const NativeCall &) = delete;
+
+    // Before the interpreter's lock is taken back. Where the interpreter is gone for this thread, Python would end it
+    // there, through frames of C++ that cannot be unwound: then this does not return.
+    void come_back() noexcept;
+
+private:
+    bool coming_back_ = false;
+};
+
+bool process_is_ending() noexcept;
+
+// For the thread that ends the process, without the interpreter's lock: no new calls, running passes end with Aborted,
+// and calls have this long to come back. Those that do not never will. Answers the threads whose calls came back.
+std::vector<pthread_t> end_calls(std::chrono::milliseconds patience);
 
 } // namespace paceline

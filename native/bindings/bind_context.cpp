@@ -69,7 +69,7 @@ nb::object embed(Context & context, const Ints & tokens, const Ints & lengths) {
 template <std::vector<float> (Context::*read)(int32_t) const> nb::object read_row(const Context & context, int32_t index) {
     std::vector<float> row;
     {
-        nb::gil_scoped_release released;
+        Unlocked unlocked;
         row = (context.*read)(index);
     }
     return to_numpy(std::move(row));
@@ -90,8 +90,8 @@ void restore(Context & context, int32_t seq_id, const Bytes & state, bool partia
 }
 
 std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
-    nb::gil_scoped_release released;
-    const Positions        held = context.positions(seq_id);
+    Unlocked        unlocked;
+    const Positions held = context.positions(seq_id);
     return {held.min, held.max};
 }
 

@@ -17,7 +17,7 @@ nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, b
     const std::string        copy(text.c_str(), text.size());
     std::vector<llama_token> tokens;
     {
-        nb::gil_scoped_release released;
+        Unlocked unlocked;
         tokens = vocab.encode(copy, add_special, parse_special);
     }
     nb::list list;
@@ -30,7 +30,7 @@ nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, b
 nb::tuple pieces(const Vocab & vocab, bool special) {
     PieceTable table;
     {
-        nb::gil_scoped_release released;
+        Unlocked unlocked;
         table = vocab.pieces(special);
     }
     nb::list    list;

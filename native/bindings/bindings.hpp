@@ -9,6 +9,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include "process.hpp"
+
 namespace nb = nanobind;
 
 namespace paceline {
@@ -29,19 +31,23 @@ inline nb::list as_texts(const std::vector<std::pair<std::string, std::string>> 
     return list;
 }
 
-// Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back.
+// Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back. Everything that gives the
+// GIL away does it with this: see NativeCall. Raises Closed once the process is ending.
 class Unlocked {
 public:
     Unlocked() : released_(std::in_place) {}
     ~Unlocked() {
+        call_.come_back();
         released_.reset();
         flush_log();
     }
 
 private:
+    NativeCall                            call_;
     std::optional<nb::gil_scoped_release> released_;
 };
 
+void bind_process(nb::module_ & m);
 void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
 void bind_device(nb::module_ & m);

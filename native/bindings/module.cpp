@@ -25,6 +25,7 @@ void translate(const std::exception_ptr & pointer, void *) {
 NB_MODULE(_native, m) {
     nb::register_exception_translator(translate);
     llama_backend_init();
+    paceline::bind_process(m);
     paceline::bind_build_info(m);
     paceline::bind_log(m);
     paceline::bind_device(m);

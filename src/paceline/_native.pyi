@@ -6,6 +6,8 @@ import numpy
 from numpy.typing import NDArray
 
 
+def end_calls(patience_s: float) -> set[int]: ...
+
 def build_info() -> dict[str, Any]:
     """What this module was built from and how, fixed when it was compiled."""
 

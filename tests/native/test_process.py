@@ -160,6 +160,88 @@ print(in_child(work))
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
+# ---- the end of the process
+
+
+DEEP = LlamaSpec(n_layer=6, n_embd=256, n_head=4, n_head_kv=2, n_ff=1024)
+
+COMPUTING = """
+context = Context(Model.load(path), n_ctx=1024, n_batch=1024, n_threads=1)
+running = threading.Event()
+def work():
+    try:
+        while True:
+            context.clear()
+            running.set()
+            context.decode([1] * 1000)
+    except PacelineError as error:
+        os.write(1, type(error).__name__.encode())
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+running.wait()
+"""
+
+
+def test_a_process_ends_well_while_a_daemon_thread_computes(tiny_models: TinyModels) -> None:
+    """Python does not take the thread down in the middle of C++."""
+    for _ in range(3):
+        done = run(COMPUTING, tiny_models(DEEP))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout in ("Aborted", "Closed", "")  # nothing where it was taken down between two calls
+
+
+def test_the_end_of_calls_ends_a_pass_and_refuses_the_next(tiny_models: TinyModels) -> None:
+    """Whichever the thread is in, it comes back with an error, and no call is left when the end has waited for it."""
+    code = """
+from paceline.runtime.ending import end_calls
+end_calls(60)
+thread.join()
+"""
+    done = run(COMPUTING + code, tiny_models(DEEP))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("Aborted", "Closed")
+
+
+def test_calls_after_the_end_began_are_refused(tiny_models: TinyModels) -> None:
+    """What runs at exit later than paceline's own end gets Closed and can still close its objects."""
+    before = """
+def late():
+    try:
+        context.decode([1])
+    except Closed as error:
+        print(error)
+    context.close()
+atexit.register(late)
+"""
+    code = """
+model = Model.load(path)
+context = Context(model, n_ctx=256, n_threads=1)
+"""
+    done = run(code, tiny_models("llama"), before=before)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "process is ending" in done.stdout
+
+
+def test_a_call_that_outlives_the_wait_does_not_end_the_process_badly(tiny_models: TinyModels) -> None:
+    """It comes back to an interpreter that is being taken down, and stays where it is."""
+    code = """
+from paceline.runtime.ending import end_calls
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.5)  # the call below comes back meanwhile
+sys.modules["slow"] = Slow()  # goes when Python takes its modules down
+model = Model.load(path)
+context = Context(model, n_ctx=256, n_threads=1)
+row = StepRow(seq_id=0, position=0, token_ids=[1], samplers=(Sampler(SamplingParams(), model),), mask_slots=(0,))
+masks = MaskSlots(1, model.n_vocab)
+threading.Thread(target=lambda: context.step([row], masks=masks, mask_timeout_s=0.8), daemon=True).start()
+time.sleep(0.2)
+atexit.register(end_calls, 0.0)  # runs first and waits for nothing
+"""
+    done = run(code, tiny_models("llama"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- threads that cannot be started
 
 

@@ -4,6 +4,7 @@ Nothing here schedules; one context, one call at a time. Every object frees its 
 manager, or when collected, in any order: what is needed by others lives as long as they do.
 """
 
+from paceline.runtime import ending as _ending
 from paceline.runtime import log as _log
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.build import BuildInfo, build_info
@@ -17,6 +18,7 @@ from paceline.runtime.step import SamplerDraws, StepResult, StepRow, StepRowResu
 from paceline.runtime.tokenizer import Tokenizer
 
 _log.install()
+_ending.install()
 
 __all__ = [
     "Adapter",
