@@ -205,6 +205,8 @@ def test_overrides_replace_metadata(tiny_models: TinyModels) -> None:
         tiny_models("llama"), kv_overrides={"llama.context_length": 96, "tokenizer.ggml.add_bos_token": True}
     ) as model:
         assert model.n_ctx_train == 96
+        assert model.metadata["llama.context_length"] == "96"
+        assert model.metadata["tokenizer.ggml.add_bos_token"] == "true"
         assert model.tokenizer.add_bos
 
 
