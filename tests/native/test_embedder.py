@@ -86,6 +86,12 @@ def test_a_model_without_a_head_has_no_scores(llama: Model) -> None:
         Embedder(llama, pooling="rank")
 
 
+def test_encoder_decoder_models_embed_nothing(tiny_models: TinyModels) -> None:
+    """They are refused by what they are."""
+    with Model.load(tiny_models("t5")) as model, pytest.raises(Unsupported, match="encoder-decoder"):
+        Embedder(model)
+
+
 def test_normalisations_have_their_norm(bert: Model) -> None:
     """l2 makes length 1, max_abs a greatest component of 1, and both keep the direction."""
     with Embedder(bert, n_threads=1) as embedder:

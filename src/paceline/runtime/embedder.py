@@ -47,6 +47,8 @@ class Embedder(Closing):
         taken = sorted(reserved & options.keys())
         if taken:
             raise InvalidParams(f"{taken[0]} follows from max_tokens and max_texts in an Embedder; set those")
+        if model.has_encoder and model.has_decoder:
+            raise Unsupported("an encoder-decoder model gives no embeddings of texts; use an encoder or a decoder")
         trained = model.n_ctx_train if model.n_ctx_train > 0 else 512
         self.max_tokens = (
             min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)

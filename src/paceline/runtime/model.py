@@ -207,8 +207,8 @@ class Model(Closing):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model can generate at all."""
-        return self.native.has_decoder
+        """Whether the model can generate at all: encoders such as BERT and diffusion models cannot."""
+        return self.native.has_decoder and self.memory_class is not MemoryClass.NONE
 
     @property
     def memory_class(self) -> MemoryClass:
