@@ -50,6 +50,10 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1) {
         fail("Unsupported", "an encoder-decoder model works on one sequence at a time: n_seq_max must be 1, not " + str(n_seq_max_));
     }
+    if (memory_class_ == MemoryClass::hybrid && !kv_unified_) {
+        // Copies between its separate buffers happen at the next pass only, too late for a snapshot of this one.
+        fail("Unsupported", "a hybrid model needs kv_unified=True");
+    }
     if (needs_shadows()) {
         params.n_seq_max *= 2;
         if (params.n_seq_max > llama_max_parallel_sequences()) {
@@ -152,11 +156,12 @@ void Context::check_batch(const Batch & batch) const {
                                       (max_positions_ < n_ctx_seq() ? " that the model was trained with" : "") + ", not " + str(position));
         }
         ++expected;
-        num_outputs += batch.wants_output[i] != 0;
+        num_outputs += batch.wants_output[i] != 0 || embeddings_; // with embeddings every token is an output
     }
     if (num_outputs > n_outputs_max_) {
-        fail("InvalidParams", "wants_output asks for " + str(static_cast<int64_t>(num_outputs)) +
-                                  " rows of logits, and n_outputs_max is " + str(n_outputs_max_));
+        fail("InvalidParams", std::string(embeddings_ ? "with embeddings every token is an output, and there are "
+                                                      : "wants_output asks for rows of logits: ") +
+                                  str(static_cast<int64_t>(num_outputs)) + ", and n_outputs_max is " + str(n_outputs_max_));
     }
 }
 
@@ -177,11 +182,15 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) cons
         if (position > 0 && needs_shadows()) {
             llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), -1, -1);
             snapshot.shadowed = true;
-        } else if (position > 0 && memory_class_ == MemoryClass::sliding_window && batch.size() > n_ubatch()) {
+        } else if (position > 0 && memory_class_ == MemoryClass::sliding_window &&
+                   (batch.size() > n_ubatch() || !kv_unified_)) {
             // A later ubatch may reuse the cells that the window of `position` still needs.
             snapshot.window.resize(llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
-            llama_state_seq_get_data_ext(get(), snapshot.window.data(), snapshot.window.size(), seq_id,
-                                         LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+            snapshot.window.resize(llama_state_seq_get_data_ext(get(), snapshot.window.data(), snapshot.window.size(), seq_id,
+                                                                LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+            if (snapshot.window.empty()) {
+                fail("StateError", "the sliding window of sequence " + str(seq_id) + " cannot be saved before a pass");
+            }
         }
         snapshots.push_back(std::move(snapshot));
     }
@@ -196,7 +205,8 @@ void Context::drop_snapshots(const std::vector<Snapshot> & snapshots) {
     }
 }
 
-void Context::roll_back(const std::vector<Snapshot> & snapshots) {
+std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
+    std::string lost;
     for (const Snapshot & snapshot : snapshots) {
         if (snapshot.shadowed) {
             llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
@@ -208,7 +218,13 @@ void Context::roll_back(const std::vector<Snapshot> & snapshots) {
             llama_state_seq_set_data_ext(get(), snapshot.window.data(), snapshot.window.size(), snapshot.seq_id,
                                          LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         }
+        const Positions held = positions_locked(snapshot.seq_id);
+        if (held.max != snapshot.next - 1 || !covers(held, snapshot.next)) {
+            llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
+            lost += (lost.empty() ? "; could not be brought back and is now empty: sequence " : ", ") + str(snapshot.seq_id);
+        }
     }
+    return lost;
 }
 
 void Context::decode_locked(const Batch & batch) {
@@ -219,16 +235,12 @@ void Context::decode_locked(const Batch & batch) {
     has_output_.assign(batch.size(), false);
     const std::vector<Snapshot> snapshots = take_snapshots(batch);
     LogCapture                  log;
-    aborted_ = false;
-    running_ = true;
-    const int32_t status = llama_decode(get(), batch_.get());
+    const Call                  call(*this);
+    const int32_t               status = llama_decode(get(), batch_.get());
     if (status == 0) {
         llama_synchronize(get());
     }
-    running_ = false;
-    if (status != 0) {
-        roll_back(snapshots);
-    }
+    const std::string lost = status == 0 ? "" : roll_back(snapshots);
     drop_snapshots(snapshots);
     if (status == 1 || status == 2) {
         log.play_down();
@@ -237,10 +249,10 @@ void Context::decode_locked(const Batch & batch) {
         case 0: break;
         case 1:
             fail("NoKvSlot", "no free cells in the KV cache for " + str(static_cast<int64_t>(batch.size())) +
-                                 " tokens (n_ctx " + str(n_ctx()) + "); remove sequences, or use a smaller batch");
-        case 2: fail("Aborted", "the forward pass was aborted");
+                                 " tokens (n_ctx " + str(n_ctx()) + "); remove sequences, or use a smaller batch" + lost);
+        case 2: fail("Aborted", "the forward pass was aborted" + lost);
         default: fail("DecodeError", "llama.cpp failed on a batch of " + str(static_cast<int64_t>(batch.size())) + " tokens (status " +
-                                         str(status) + "): " + log.words("it gave no reason"));
+                                         str(status) + "): " + log.words("it gave no reason") + lost);
     }
     for (size_t i = 0; i < batch.size(); ++i) {
         has_output_[i] = batch.wants_output[i] != 0;
@@ -264,11 +276,9 @@ void Context::encode(std::span<const int32_t> tokens) {
     }
     has_output_.clear();
     encoded_ = false;
-    LogCapture log;
-    aborted_             = false;
-    running_             = true;
+    LogCapture    log;
+    const Call    call(*this);
     const int32_t status = llama_encode(get(), batch_.get());
-    running_             = false;
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "the encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
     }
@@ -278,6 +288,19 @@ void Context::encode(std::span<const int32_t> tokens) {
 void Context::abort() noexcept {
     if (running_) {
         aborted_ = true;
+    }
+}
+
+Context::Call::Call(Context & context) : context_(context), is_outer_(!context.running_) {
+    if (is_outer_) {
+        context.aborted_ = false;
+        context.running_ = true;
+    }
+}
+
+Context::Call::~Call() {
+    if (is_outer_) {
+        context_.running_ = false;
     }
 }
 

@@ -87,8 +87,10 @@ public:
     void      keep(int32_t seq_id);
     void      clear(bool data);
 
-    std::vector<uint8_t> save(int32_t seq_id, bool partial) const;
-    void                 restore(int32_t seq_id, std::span<const uint8_t> state, bool partial);
+    // The state, and the last position it holds. A partial one is restored onto a sequence that still holds that position
+    // and gives up what it has behind it.
+    std::pair<std::vector<uint8_t>, int32_t> save(int32_t seq_id, bool partial) const;
+    void restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last);
 
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
     std::pair<int32_t, int32_t> threads() const;
@@ -99,8 +101,22 @@ public:
     void check_batch(const Batch & batch) const;
     // Threads for work on rows after a pass, made when first asked for. Needs mutex() held.
     WorkerPool & workers();
-    // Takes positions first.. of a sequence away again; the caller knows that its memory can do so.
-    void truncate_locked(int32_t seq_id, int32_t first);
+    // Takes positions first.. of a sequence away again. Where it could then not go on, it is emptied and the answer false.
+    bool truncate_locked(int32_t seq_id, int32_t first);
+
+    // While one lives, abort() is heard; the inner one of two does nothing. Needs mutex() held.
+    class Call {
+    public:
+        explicit Call(Context & context);
+        ~Call();
+        Call(const Call &)             = delete;
+        Call & operator=(const Call &) = delete;
+
+    private:
+        Context & context_;
+        bool      is_outer_;
+    };
+    const std::atomic<bool> & aborted() const noexcept { return aborted_; }
 
 private:
     struct Snapshot;
@@ -114,7 +130,7 @@ private:
     bool                  needs_shadows() const noexcept;
     std::vector<Snapshot> take_snapshots(const Batch & batch) const;
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
-    void                  roll_back(const std::vector<Snapshot> & snapshots);
+    std::string           roll_back(const std::vector<Snapshot> & snapshots); // answers what could not be brought back
     void                  attach_threads(int32_t n_threads, int32_t n_threads_batch);
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
     void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);

@@ -76,12 +76,10 @@ void Context::embed_pack(std::span<const int32_t> tokens, std::span<const int32_
     if (of) {
         llama_memory_clear(of, false);
     }
-    LogCapture log;
-    aborted_             = false;
-    running_             = true;
+    LogCapture    log;
+    const Call    call(*this);
     const int32_t status = of ? llama_decode(get(), batch_.get()) : llama_encode(get(), batch_.get());
     llama_synchronize(get());
-    running_ = false;
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "embedding failed (status " + str(status) + "): " + log.words("llama.cpp gave no reason"));
     }

@@ -23,7 +23,13 @@ Positions Context::positions(int32_t seq_id) const {
     return positions_locked(seq_id);
 }
 
-void Context::truncate_locked(int32_t seq_id, int32_t first) { llama_memory_seq_rm(memory(), seq_id, first, -1); }
+bool Context::truncate_locked(int32_t seq_id, int32_t first) {
+    if (covers(positions_locked(seq_id), first) && llama_memory_seq_rm(memory(), seq_id, first, -1)) {
+        return true;
+    }
+    llama_memory_seq_rm(memory(), seq_id, -1, -1);
+    return false;
+}
 
 // Whether a sequence that holds `held` could go on at position `next`: windows must still cover what it looks back at.
 bool Context::covers(const Positions & held, int32_t next) const {
@@ -64,19 +70,26 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     }
     const Positions source = positions_locked(from);
     const Positions target = positions_locked(to);
+    const int32_t   size   = source.max + 1;
     first                  = std::max(first, 0);
-    end                    = end < 0 ? source.max + 1 : std::min(end, source.max + 1);
-    const bool        whole = first == 0 && end == source.max + 1;
+    end                    = end < 0 ? size : end;
+    if (first > size || end > size || end < first) {
+        fail("InvalidParams", "start and end must be in order and at most " + str(size) + ", what sequence " + str(from) +
+                                  " holds, not " + str(first) + " and " + str(end));
+    }
+    if (!kv_unified_ && memory_class_ != MemoryClass::recurrent) {
+        fail("Unsupported", "sequences have buffers of their own without kv_unified, and share nothing");
+    }
+    const bool        whole = first == 0 && end == size;
     const std::string part  = "positions " + str(first) + " to " + str(end);
-    if (target.max >= 0 && (first != target.max + 1 || needs_shadows() || !kv_unified_)) {
+    if (target.max >= 0 && (first != target.max + 1 || needs_shadows())) {
         fail("InvalidParams", "to_seq_id " + str(to) + " holds positions up to " + str(target.max) + ": remove it first");
     }
     if (target.max < 0 && first > 0) {
         fail("InvalidParams", "start must be 0 where to_seq_id " + str(to) + " is empty, not " + str(first));
     }
-    if (!whole && (needs_shadows() || !kv_unified_)) {
-        fail("Unsupported", std::string(needs_shadows() ? "a model with recurrent state" : "a context without kv_unified") +
-                                " can only copy a whole sequence, not " + part);
+    if (!whole && needs_shadows()) {
+        fail("Unsupported", "a model with recurrent state can only copy a whole sequence, not " + part);
     }
     if (!covers(source, end)) {
         fail("Unsupported", "the sliding window of sequence " + str(from) + " begins at position " + str(source.min) +
@@ -100,10 +113,10 @@ void Context::clear(bool data) {
 
 // ---- state
 
-std::vector<uint8_t> Context::save(int32_t seq_id, bool partial) const {
+std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool partial) const {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
-    memory();
+    const Positions             held  = positions_locked(seq_id);
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     std::vector<uint8_t>        state(llama_state_seq_get_size_ext(get(), seq_id, flags));
     LogCapture                  log;
@@ -112,19 +125,27 @@ std::vector<uint8_t> Context::save(int32_t seq_id, bool partial) const {
         fail("StateError", "the state of sequence " + str(seq_id) + " cannot be saved: " + log.words("llama.cpp gave no reason"));
     }
     state.resize(size);
-    return state;
+    return {std::move(state), held.max};
 }
 
-void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial) {
+void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
-    memory();
+    const Positions held = positions_locked(seq_id);
+    if (partial && held.max < last) {
+        fail("StateError", "a partial state that ends at position " + str(last) + " belongs onto a sequence that holds it, and " +
+                               str(seq_id) + " holds positions up to " + str(held.max));
+    }
     LogCapture                  log;
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     if (!partial) {
         llama_memory_seq_rm(memory(), seq_id, -1, -1); // the state of an empty sequence would leave it as it is
     }
-    if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), seq_id, flags) == 0) {
+    bool done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), seq_id, flags) != 0;
+    if (done && partial && last >= 0) {
+        done = llama_memory_seq_rm(memory(), seq_id, last + 1, -1); // the other part may have gone on meanwhile
+    }
+    if (!done || (partial && positions_locked(seq_id).max != last)) {
         llama_memory_seq_rm(memory(), seq_id, -1, -1);
         fail("StateError", "the state does not fit into sequence " + str(seq_id) + ", which is now empty: " +
                                log.words("llama.cpp gave no reason"));

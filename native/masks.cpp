@@ -1,5 +1,7 @@
 #include "masks.hpp"
 
+#include <algorithm>
+
 #include "error.hpp"
 
 namespace paceline {
@@ -33,12 +35,18 @@ void MaskSlots::fail(size_t slot, const std::string & reason) {
     changed_.notify_all();
 }
 
-const uint32_t * MaskSlots::wait(size_t slot, std::chrono::milliseconds timeout) {
+const uint32_t * MaskSlots::wait(size_t slot, std::chrono::steady_clock::time_point deadline, const std::atomic<bool> & aborted) {
+    constexpr auto               glance = std::chrono::milliseconds(5); // how late an abort may be heard
     std::unique_lock<std::mutex> lock(mutex_);
-    const bool done = changed_.wait_for(lock, timeout, [&] { return states_.at(slot) != State::empty; });
-    if (!done) {
-        paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " was not filled within " +
-                                            std::to_string(timeout.count()) + " ms");
+    while (states_.at(slot) == State::empty) {
+        const auto now = std::chrono::steady_clock::now();
+        if (aborted) {
+            paceline::fail("Aborted", "the step was aborted while it waited for mask slot " + std::to_string(slot));
+        }
+        if (now >= deadline) {
+            paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " was not filled in time");
+        }
+        changed_.wait_until(lock, std::min(deadline, now + glance));
     }
     if (states_[slot] == State::failed) {
         paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " failed: " + reasons_[slot]);

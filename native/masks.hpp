@@ -1,6 +1,7 @@
 // Bitmasks of allowed tokens, filled by other threads while a forward pass runs.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -27,8 +28,9 @@ public:
     void ready(size_t slot);
     void fail(size_t slot, const std::string & reason);
 
-    // Waits until the slot is filled. Raises SamplingError if it failed or was not filled in time.
-    const uint32_t * wait(size_t slot, std::chrono::milliseconds timeout);
+    // Waits until the slot is filled. Raises SamplingError if it failed or was not filled by the deadline, Aborted if the
+    // flag was set meanwhile.
+    const uint32_t * wait(size_t slot, std::chrono::steady_clock::time_point deadline, const std::atomic<bool> & aborted);
 
 private:
     enum class State { empty, filled, failed };

@@ -49,6 +49,8 @@ public:
 
     StepOutput run() {
         std::lock_guard<std::mutex> lock(context_.mutex());
+        const Context::Call         call(context_);
+        deadline_ = Clock::now() + input_.mask_timeout;
         const Batch                 batch{input_.token_ids, positions_, seq_ids_, wants_output_};
         context_.check_batch(batch);
         StepOutput output;
@@ -121,8 +123,9 @@ private:
         if (input_.num_scored[r] < 0 || input_.num_scored[r] > tokens - drafts) {
             fail("InvalidParams", at + "num_scored must be in [0, " + str(tokens - drafts) + "], not " + str(input_.num_scored[r]));
         }
-        if (input_.num_logprobs[r] < -1 || input_.num_logprobs[r] > context_.model()->n_vocab()) {
-            fail("InvalidParams", at + "num_logprobs must be in [-1, " + str(context_.model()->n_vocab()) + "], not " + str(input_.num_logprobs[r]));
+        const int32_t most = std::min(context_.model()->n_vocab(), max_logprobs);
+        if (input_.num_logprobs[r] < -1 || input_.num_logprobs[r] > most) {
+            fail("InvalidParams", at + "num_logprobs must be in [-1, " + str(most) + "], not " + str(input_.num_logprobs[r]));
         }
     }
 
@@ -224,7 +227,7 @@ private:
         try {
             job.logprobs = row_logprobs(rows_[static_cast<size_t>(job.output)], static_cast<size_t>(context_.model()->n_vocab()),
                                         job.target, job.k);
-        } catch (const Error &) {
+        } catch (const std::exception &) {
             job.logprobs.chosen = std::numeric_limits<float>::quiet_NaN(); // as broken as the logits were
         }
     }
@@ -234,7 +237,7 @@ private:
         try {
             for (size_t i = 0; i <= job.drafts.size(); ++i) {
                 const int32_t    slot = job.mask_slots.empty() ? -1 : job.mask_slots[i];
-                const uint32_t * mask = slot < 0 ? nullptr : input_.masks->wait(static_cast<size_t>(slot), input_.mask_timeout);
+                const uint32_t * mask = slot < 0 ? nullptr : input_.masks->wait(static_cast<size_t>(slot), deadline_, context_.aborted());
                 Draw drawn = sampler.sample(rows_[static_cast<size_t>(job.first_output) + i], mask, input_.num_logprobs[job.row]);
                 sampler.accept(drawn.token);
                 const int32_t token = drawn.token;
@@ -254,7 +257,7 @@ private:
 
     // Draft i stays in memory if the token drawn at its place was the draft itself.
     void cut_rejected_drafts() {
-        for (const DrawJob & job : draws_) {
+        for (DrawJob & job : draws_) {
             if (job.drafts.empty()) {
                 continue;
             }
@@ -264,7 +267,11 @@ private:
             }
             if (right < job.drafts.size()) {
                 const int32_t first = input_.positions[job.row] + input_.num_tokens[job.row] - input_.num_drafts[job.row];
-                context_.truncate_locked(input_.seq_ids[job.row], first + static_cast<int32_t>(right));
+                if (!context_.truncate_locked(input_.seq_ids[job.row], first + static_cast<int32_t>(right))) {
+                    job.error_kind = "DecodeError";
+                    job.error      = "the wrong drafts pushed sequence " + str(input_.seq_ids[job.row]) +
+                                "'s window on too far: it is now empty";
+                }
             }
         }
     }
@@ -300,7 +307,8 @@ private:
     }
 
     // Below this a thread costs more to wake than it saves.
-    static constexpr size_t min_parallel_logits = 400000;
+    static constexpr size_t  min_parallel_logits = 400000;
+    static constexpr int32_t max_logprobs        = 1000;
 
     Context &                  context_;
     const StepInput &          input_;
@@ -310,6 +318,7 @@ private:
     std::vector<DrawJob>       draws_;
     std::vector<ScoreJob>      scores_;
     std::vector<const float *> rows_;
+    Clock::time_point          deadline_;
 };
 
 } // namespace

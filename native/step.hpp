@@ -33,7 +33,7 @@ struct StepInput {
     std::span<const int32_t> mask_slots; // one per position drawn at: max(num_samplers, num_drafts + 1) a row; -1 none
     std::vector<Sampler *>   samplers;   // sum of num_samplers
     MaskSlots *              masks = nullptr;
-    std::chrono::milliseconds mask_timeout{10000};
+    std::chrono::milliseconds mask_timeout{10000}; // for all masks of the step together
 };
 
 struct StepError {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -18,6 +19,12 @@ using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, n
 
 template <typename Array> auto as_span(const Array & array) {
     return std::span(array.data(), array.size());
+}
+
+// A copy of the caller's array: who writes to it meanwhile changes nothing that was checked.
+template <typename Array> auto copied(const Array & array) {
+    using T = std::remove_cv_t<typename Array::Scalar>;
+    return std::vector<T>(array.data(), array.data() + array.size());
 }
 
 // An array that owns its memory.

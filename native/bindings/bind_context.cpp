@@ -51,15 +51,18 @@ std::shared_ptr<Context> make_context(std::shared_ptr<Model> model, uint32_t n_c
 }
 
 void decode(Context & context, const Ints & tokens, const Ints & positions, const Ints & seq_ids, const Bytes & wants_output) {
-    Unlocked unlocked;
-    context.decode({as_span(tokens), as_span(positions), as_span(seq_ids), as_span(wants_output)});
+    const auto owned_tokens = copied(tokens), owned_positions = copied(positions), owned_seq_ids = copied(seq_ids);
+    const auto owned_wants = copied(wants_output);
+    Unlocked   unlocked;
+    context.decode({owned_tokens, owned_positions, owned_seq_ids, owned_wants});
 }
 
 nb::object embed(Context & context, const Ints & tokens, const Ints & lengths) {
+    const auto         owned_tokens = copied(tokens), owned_lengths = copied(lengths);
     std::vector<float> vectors;
     {
         Unlocked unlocked;
-        vectors = context.embed(as_span(tokens), as_span(lengths));
+        vectors = context.embed(owned_tokens, owned_lengths);
     }
     const size_t dimension = context.embedding_dimension();
     const size_t rows      = dimension ? vectors.size() / dimension : 0;
@@ -75,18 +78,19 @@ template <std::vector<float> (Context::*read)(int32_t) const> nb::object read_ro
     return to_numpy(std::move(row));
 }
 
-nb::object save(const Context & context, int32_t seq_id, bool partial) {
-    std::vector<uint8_t> state;
+nb::tuple save(const Context & context, int32_t seq_id, bool partial) {
+    std::pair<std::vector<uint8_t>, int32_t> saved;
     {
         Unlocked unlocked;
-        state = context.save(seq_id, partial);
+        saved = context.save(seq_id, partial);
     }
-    return to_numpy(std::move(state));
+    return nb::make_tuple(to_numpy(std::move(saved.first)), saved.second);
 }
 
-void restore(Context & context, int32_t seq_id, const Bytes & state, bool partial) {
+// `state` must be an array over immutable bytes: it is too large to be copied again.
+void restore(Context & context, int32_t seq_id, const Bytes & state, bool partial, int32_t last) {
     Unlocked unlocked;
-    context.restore(seq_id, as_span(state), partial);
+    context.restore(seq_id, as_span(state), partial, last);
 }
 
 std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
@@ -103,7 +107,7 @@ void bind_memory(nb::class_<Context> & type) {
         .def("keep", &Context::keep, nb::arg("seq_id"), unlocked)
         .def("clear", &Context::clear, nb::arg("data"), unlocked)
         .def("save", &save, nb::arg("seq_id"), nb::arg("partial"))
-        .def("restore", &restore, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("partial"));
+        .def("restore", &restore, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("partial"), nb::arg("last"));
 }
 
 void bind_passes(nb::class_<Context> & type) {
@@ -112,8 +116,9 @@ void bind_passes(nb::class_<Context> & type) {
         .def(
             "encode",
             [](Context & context, const Ints & tokens) {
-                Unlocked unlocked;
-                context.encode(as_span(tokens));
+                const auto owned = copied(tokens);
+                Unlocked   unlocked;
+                context.encode(owned);
             },
             nb::arg("token_ids").noconvert())
         .def("embed", &embed, nb::arg("token_ids").noconvert(), nb::arg("lengths").noconvert())
@@ -133,7 +138,8 @@ void bind_context(nb::module_ & m) {
              nb::arg("yarn_beta_fast"), nb::arg("yarn_beta_slow"), nb::arg("yarn_orig_ctx"), nb::arg("type_k"),
              nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
              nb::arg("kv_unified"), nb::arg("max_host_bytes").none());
-    type.def_prop_ro("n_ctx", &Context::n_ctx)
+    type.def_prop_ro("model", &Context::model)
+        .def_prop_ro("n_ctx", &Context::n_ctx)
         .def_prop_ro("max_positions", &Context::max_positions)
         .def_prop_ro("n_batch", &Context::n_batch)
         .def_prop_ro("n_ubatch", &Context::n_ubatch)

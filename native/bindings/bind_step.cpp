@@ -45,16 +45,26 @@ StepArrays run_step(Context & context, const Ints & seq_ids, const Ints & positi
                     const Ints & token_ids, const Ints & targets, const Ints & mask_slots, const nb::list & samplers,
                     MaskSlots * masks, int64_t mask_timeout_ms) {
     StepInput input;
-    input.seq_ids      = as_span(seq_ids);
-    input.positions    = as_span(positions);
-    input.num_tokens   = as_span(num_tokens);
-    input.num_drafts   = as_span(num_drafts);
-    input.num_samplers = as_span(num_samplers);
-    input.num_scored   = as_span(num_scored);
-    input.num_logprobs = as_span(num_logprobs);
-    input.token_ids    = as_span(token_ids);
-    input.targets      = as_span(targets);
-    input.mask_slots   = as_span(mask_slots);
+    const auto owned_seq_ids = copied(seq_ids);
+    input.seq_ids = owned_seq_ids;
+    const auto owned_positions = copied(positions);
+    input.positions = owned_positions;
+    const auto owned_num_tokens = copied(num_tokens);
+    input.num_tokens = owned_num_tokens;
+    const auto owned_num_drafts = copied(num_drafts);
+    input.num_drafts = owned_num_drafts;
+    const auto owned_num_samplers = copied(num_samplers);
+    input.num_samplers = owned_num_samplers;
+    const auto owned_num_scored = copied(num_scored);
+    input.num_scored = owned_num_scored;
+    const auto owned_num_logprobs = copied(num_logprobs);
+    input.num_logprobs = owned_num_logprobs;
+    const auto owned_token_ids = copied(token_ids);
+    input.token_ids = owned_token_ids;
+    const auto owned_targets = copied(targets);
+    input.targets = owned_targets;
+    const auto owned_mask_slots = copied(mask_slots);
+    input.mask_slots = owned_mask_slots;
     input.masks        = masks;
     input.mask_timeout = std::chrono::milliseconds(mask_timeout_ms);
     for (nb::handle sampler : samplers) { // the list keeps them alive meanwhile

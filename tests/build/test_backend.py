@@ -23,7 +23,7 @@ function(paceline_find_nvcc result)
 endfunction()
 """
 NO_ANSWER = "exit 9"
-ONE_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'"
+ONE_GPU = "echo 'GPU 0: NVIDIA X1000 (UUID: GPU-1)'"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_auto_is_cuda_with_compiler_and_gpu(choose: Callable[..., str], program:
     """With nvcc and a driver that lists a GPU, auto is CUDA and says which GPU."""
     program("nvcc")
     program("nvidia-smi", ONE_GPU)
-    assert "chosen: cuda because nvcc found, and the driver answers with NVIDIA H200" in choose("auto")
+    assert "chosen: cuda because nvcc found, and the driver answers with NVIDIA X1000" in choose("auto")
 
 
 def test_auto_is_the_cpu_with_a_gpu_but_no_compiler(choose: Callable[..., str], program: Program) -> None:

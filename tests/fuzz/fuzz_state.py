@@ -63,7 +63,10 @@ def use(model: Model, seed: str, unified: bool, partial: bool) -> None:
         context.decode(PROMPT)
         state = SequenceState.from_bytes(context.save_sequence(0, partial=partial), context.fingerprint)
         payload, _ = damage(random, state.payload)
-        frame = SequenceState(context.fingerprint, (), random.random() < 0.5 if partial else False, payload).to_bytes()
+        kind = random.random() < 0.5 if partial else False
+        frame = SequenceState(
+            context.fingerprint, (), kind, random.choice((state.last, -1, 3, 10**6)), payload
+        ).to_bytes()
         target = random.choice((0, 1))
         with suppress(StateError):
             context.load_sequence(target, frame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from paceline.errors import (
     Unsupported,
 )  # fmt: skip
 from paceline.params import SamplingParams
-from paceline.runtime import Context, Model, Sampler
+from paceline.runtime import Context, Model, Sampler, StepRow
 
 pytestmark = pytest.mark.native
 
@@ -43,8 +44,12 @@ def context(llama: Model) -> Iterator[Context]:
 
 def goes_on(context: Context, seq_id: int = 0) -> None:
     """A context that still decodes and samples."""
-    context.decode([5, 6], seq_ids=seq_id)
-    assert np.isfinite(context.logits(1)).all()
+    held = context.positions(seq_id)
+    sampler = Sampler(SamplingParams(seed=1), context.native.model)
+    row = StepRow(seq_id=seq_id, position=0 if held is None else held.last + 1, token_ids=[5, 6], samplers=(sampler,))
+    draws = context.step([row]).rows[0].draws[0]
+    assert draws.error is None
+    assert len(draws.token_ids) == 1
 
 
 # ---- sizes
@@ -190,6 +195,68 @@ def test_logits_are_there_for_what_was_asked(context: Context) -> None:
         context.logits(0)
 
 
+def test_with_embeddings_every_token_counts_as_an_output(llama: Model) -> None:
+    """A batch beyond n_outputs_max is refused, whatever outputs it wants, and a smaller one works."""
+    with Context(llama, n_ctx=256, embeddings=True, pooling="none", n_outputs_max=4, n_threads=1) as context:
+        with pytest.raises(InvalidParams, match="n_outputs_max is 4"):
+            context.decode([1] * 5)
+        context.decode([1] * 4)
+        assert np.isfinite(context.embeddings(3)).all()
+
+
+def test_an_array_that_changes_during_a_pass_changes_nothing(llama: Model) -> None:
+    """What was checked is what is computed, whoever writes to the caller's array meanwhile."""
+    ids = np.ones(900, dtype=np.int32)
+    seq_ids = np.zeros(900, dtype=np.int32)
+    over = threading.Event()
+
+    def scribble() -> None:
+        while not over.is_set():
+            ids[:], seq_ids[:] = 2**30, 2**30
+            ids[:], seq_ids[:] = 1, 0
+
+    with Context(llama, n_ctx=1024, n_batch=1024, n_threads=1) as context:
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        try:
+            for _ in range(30):
+                try:
+                    context.decode(ids, seq_ids=seq_ids)
+                except InvalidParams:  # it was copied at a bad moment, and looked at then
+                    continue
+                context.clear()
+        finally:
+            over.set()
+            thread.join()
+        context.clear()
+        goes_on(context)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda c: Context(None), "model must be a Model"),
+        (lambda c: c.set_adapters([1]), "adapters"),
+        (lambda c: c.step([None]), r"rows\[0\]"),
+        (lambda c: c.step([StepRow(seq_id=0, position=0, token_ids=5)]), "token_ids"),
+        (lambda c: c.step([StepRow(seq_id=0, position=0, token_ids=[1], samplers=(None,))]), "samplers"),
+        (lambda c: c.step([StepRow(seq_id=0, position=0, token_ids=[1])], masks="x"), "masks"),
+        (lambda c: Model.load(5), "path"),
+        (lambda c: Model.load("x.gguf", kv_overrides=[1]), "kv_overrides"),
+        (lambda c: Model.load(c.path, devices="CPU"), "devices"),
+        (lambda c: Model.load(c.path, tensor_split=5), "tensor_split"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_named(llama: Model, call: Callable[[Any], object], words: str) -> None:
+    """InvalidType, which is a TypeError, with the field, not an error from somewhere inside."""
+    with Context(llama, n_ctx=256, n_threads=1) as context:
+        context.path = llama.paths[0]  # type: ignore[attr-defined]
+        with pytest.raises(InvalidType, match=words):
+            call(context)
+        goes_on(context)
+
+
 def test_an_array_of_logits_is_the_callers(context: Context) -> None:
     """Neither later passes nor writing to it reach through: a kept array stays as it was."""
     context.decode([1])
@@ -257,6 +324,7 @@ def test_a_bad_call_is_refused_and_loses_nothing(
     assert context.positions(0) == (0, 1)
     context.decode([9, 9], seq_ids=[0, 1])
     assert np.array_equal(context.logits(0), context.logits(1))
+    goes_on(context)
 
 
 def test_a_full_context_refuses_and_goes_on_after_a_removal(context: Context) -> None:

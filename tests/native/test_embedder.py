@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong
+from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong, Unsupported
 from paceline.runtime import Context, Embedder, Model
 from paceline.testing.models import LlamaSpec
 
@@ -78,6 +78,18 @@ def test_a_reranker_scores(tiny_models: TinyModels) -> None:
         assert scores.shape == (4, 1)
         assert len(set(scores[:, 0].tolist())) == 4
         assert np.array_equal(scores, embedder.embed(TEXTS, normalize="none"))
+
+
+def test_a_model_without_a_head_has_no_scores(llama: Model) -> None:
+    """Pooling "rank" is refused where the file has no classification head."""
+    with pytest.raises(Unsupported, match="classification head"):
+        Embedder(llama, pooling="rank")
+
+
+def test_encoder_decoder_models_embed_nothing(tiny_models: TinyModels) -> None:
+    """They are refused by what they are."""
+    with Model.load(tiny_models("t5")) as model, pytest.raises(Unsupported, match="encoder-decoder"):
+        Embedder(model)
 
 
 def test_normalisations_have_their_norm(bert: Model) -> None:

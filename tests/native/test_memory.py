@@ -119,14 +119,37 @@ def test_recurrent_state_is_neither_cut_nor_copied_in_part(tiny_models: TinyMode
         assert np.allclose(after(context, 0), after(context, 2), atol=2e-3)
 
 
-def test_without_unified_cells_only_whole_sequences_are_copied(llama: Model) -> None:
-    """A part would abort inside llama.cpp; it raises Unsupported, and the whole works."""
+def test_without_unified_cells_nothing_is_shared(llama: Model) -> None:
+    """Each sequence has a buffer of its own; copying raises Unsupported and changes nothing, saving and loading works."""
     with Context(llama, n_ctx=1024, n_seq_max=2, kv_unified=False, **EXACT) as context:
         context.decode(ids(20))
-        with pytest.raises(Unsupported, match="kv_unified"):
-            context.copy(0, 1, end=5)
+        for end in (None, 5):
+            with pytest.raises(Unsupported, match="kv_unified"):
+                context.copy(0, 1, end=end)
+        assert context.positions(1) is None
+        context.load_sequence(1, context.save_sequence(0))
+        assert np.allclose(after(context, 0), after(context, 1), atol=1e-5)
+
+
+def test_recurrent_states_are_copied_without_unified_cells(tiny_models: TinyModels) -> None:
+    """They lie in no buffers of cells; a hybrid model, which has both, wants kv_unified."""
+    with Model.load(tiny_models("mamba")) as model, Context(model, n_seq_max=2, kv_unified=False, **EXACT) as context:
+        context.decode(ids(20))
         context.copy(0, 1)
-        assert np.allclose(after(context, 0), after(context, 1), atol=2e-3)
+        assert np.allclose(after(context, 0), after(context, 1), atol=1e-5)
+    with Model.load(tiny_models("lfm2")) as model, pytest.raises(Unsupported, match="kv_unified"):
+        Context(model, n_seq_max=2, kv_unified=False)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 6), (6, None), (3, 2)])
+def test_a_copy_of_what_is_not_held_is_refused(llama: Model, start: int, end: int | None) -> None:
+    """Nothing is clamped: the error says what the source holds."""
+    with Context(llama, n_ctx=256, n_seq_max=2, **EXACT) as context:
+        context.decode(ids(5))
+        with pytest.raises(InvalidParams, match="at most 5"):
+            context.copy(0, 1, start, end)
+        assert context.positions(1) is None
+        assert np.isfinite(after(context, 0)).all()
 
 
 def test_only_the_end_of_a_sequence_is_removed(llama: Model) -> None:
@@ -179,18 +202,33 @@ def test_a_saved_sequence_goes_on_in_another_context(model: Model) -> None:
         assert np.allclose(after(other, 2), expected, atol=2e-3)
 
 
-def test_a_partial_state_brings_the_moving_part_back(model: Model) -> None:
-    """Windows and recurrent state alone restore onto a sequence whose attention is still there."""
+def test_a_partial_state_brings_a_sequence_back_that_has_gone_on(model: Model) -> None:
+    """Windows and recurrent state alone, restored after 20 more tokens, give the logits of the earlier point."""
     with Context(model, n_ctx=512, n_seq_max=2, **EXACT) as context:
         context.decode(ids(40))
         part = context.save_sequence(0, partial=True)
         assert len(part) <= len(context.save_sequence(0))
-        if not (model.is_recurrent or model.is_hybrid):
-            return
-        context.copy(0, 1)
+        context.decode(ids(40), seq_ids=1)
         expected = after(context, 1)
+        context.decode(ids(20, seed=8))
         context.load_sequence(0, part)
+        assert context.positions(0).last == 39  # type: ignore[union-attr]
         assert np.allclose(after(context, 0), expected, atol=2e-3)
+
+
+def test_a_partial_state_needs_a_sequence_that_holds_its_point(model: Model) -> None:
+    """Onto an empty or shorter sequence it is refused, and that one goes on as it was."""
+    with Context(model, n_ctx=512, n_seq_max=3, **EXACT) as context:
+        context.decode(ids(40))
+        part = context.save_sequence(0, partial=True)
+        for seq_id, held in ((1, 0), (2, 10)):
+            if held:
+                context.decode(ids(held), seq_ids=seq_id)
+            with pytest.raises(StateError, match="holds positions up to"):
+                context.load_sequence(seq_id, part)
+        assert context.positions(1) is None
+        context.decode(ids(10), seq_ids=1)
+        assert np.allclose(after(context, 2), after(context, 1), atol=2e-3)
 
 
 def test_an_empty_sequence_can_be_saved(context: Context) -> None:
@@ -248,8 +286,13 @@ def test_states_of_other_models_and_layouts_are_refused(tiny_models: TinyModels,
     with Model.load(tiny_models("llama", seed=1)) as other, Context(other, n_ctx=256, **EXACT) as context:
         with pytest.raises(StateError, match="another model"):
             context.load_sequence(0, data)
-    with Context(llama, n_ctx=256, **EXACT | {"type_k": "f16"}) as context:
-        with pytest.raises(StateError, match="type_k"):
+    others = ({"type_k": "f16"}, {"rope_freq_base": 5000.0}, {"rope_scaling": "linear"}, {"kv_unified": False})
+    for other_options in others:
+        with Context(llama, n_ctx=256, **EXACT | other_options) as context:
+            with pytest.raises(StateError, match="another kind of context"):
+                context.load_sequence(0, data)
+    with Model.load(llama.paths[0], kv_overrides={"llama.rope.freq_base": 5000.0}) as other:
+        with Context(other, n_ctx=256, **EXACT) as context, pytest.raises(StateError, match="kv_overrides"):
             context.load_sequence(0, data)
 
 
@@ -278,4 +321,6 @@ def test_bad_arguments_of_saving_are_named(context: Context) -> None:
         context.save_sequence(0, partial=1)  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="data must be bytes"):
         context.load_sequence(0, "text")  # type: ignore[arg-type]
+    with pytest.raises(StateError, match="cannot write the saved sequence"):
+        context.save_sequence_file("/nowhere/at/all.bin", 0)
     assert np.isfinite(after(context, 0)).all()

@@ -68,6 +68,7 @@ def test_the_memory_class_follows_from_the_architecture(
         assert model.is_hybrid == (memory is MemoryClass.HYBRID)
         assert (model.n_swa > 0) == (memory is MemoryClass.SLIDING_WINDOW)
         assert model.has_encoder == (kind == "t5")
+        assert model.has_decoder == (memory is not MemoryClass.NONE)
 
 
 def test_metadata_is_a_mapping_of_every_scalar(tmp_path: Path) -> None:
@@ -205,6 +206,8 @@ def test_overrides_replace_metadata(tiny_models: TinyModels) -> None:
         tiny_models("llama"), kv_overrides={"llama.context_length": 96, "tokenizer.ggml.add_bos_token": True}
     ) as model:
         assert model.n_ctx_train == 96
+        assert model.metadata["llama.context_length"] == "96"
+        assert model.metadata["tokenizer.ggml.add_bos_token"] == "true"
         assert model.tokenizer.add_bos
 
 

@@ -11,6 +11,7 @@ from typing import Self
 from paceline import _native
 from paceline.errors import AdapterError, Closed
 from paceline.runtime.closing import Closing
+from paceline.runtime.file_sample import file_fingerprint
 from paceline.runtime.gguf_check import check_adapter
 
 
@@ -23,6 +24,7 @@ class Adapter(Closing):
     def __init__(self, native: _native.Adapter, path: Path) -> None:
         self._native: _native.Adapter | None = native
         self.path = path
+        self.fingerprint = file_fingerprint([path])
 
     @classmethod
     def load(cls, model: _native.Model, path: Path) -> Self:

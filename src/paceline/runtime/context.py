@@ -14,7 +14,7 @@ from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.closing import Closing
-from paceline.runtime.context_options import ContextOptions
+from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.masks import MaskSlots
 from paceline.runtime.model import MemoryClass, Model
 from paceline.runtime.sampler import Sampler
@@ -22,6 +22,9 @@ from paceline.runtime.sequence_state import SequenceState, layout_fingerprint
 from paceline.runtime.step import StepResult, StepRow, flatten, unflatten
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+_MOST = 1e30  # within the range of a float32
 
 
 class Positions(NamedTuple):
@@ -44,10 +47,14 @@ class Context(Closing):
     """
 
     def __init__(self, model: Model, **options: Any) -> None:
+        self._native: _native.Context | None = None
+        if not isinstance(model, Model):
+            raise InvalidType(f"model must be a Model, not {type(model).__name__}")
         validation.reject_unknown(options, ContextOptions.names())
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
-        self._native: _native.Context | None = _native.Context(model.native, **self.options.resolve(model))
+        self._resolved = self.options.resolve(model)
+        self._native = _native.Context(model.native, **self._resolved)
         self.memory_class: MemoryClass = model.memory_class
         self.n_vocab: int = model.n_vocab
         self._starts_with = model.native.decoder_start_token if model.has_encoder else None
@@ -144,6 +151,8 @@ class Context(Closing):
 
         Raises as `decode`, and `Unsupported` for drafts on a model with recurrent state.
         """
+        if masks is not None and not isinstance(masks, MaskSlots):
+            raise InvalidType(f"masks must be MaskSlots, not {type(masks).__name__}")
         milliseconds = round(validation.number("mask_timeout_s", mask_timeout_s, 0, 86400) * 1000)
         output = _native.step(
             self.native, **flatten(rows), masks=None if masks is None else masks.native, mask_timeout_ms=milliseconds
@@ -176,12 +185,13 @@ class Context(Closing):
 
         Ends after `max_tokens` (None: those of the sampler's params), when the context is full, or before an
         end-of-generation token or one of the params' `stop_token_ids`, which is not yielded. Stop strings need text: see
-        `paceline.TextPipe`. The sequence goes on from what it holds; afterwards it holds the prompt and all yielded tokens
-        but the last. The sampler gets the prompt as history. Checks come at the call, not at the first `next`.
+        `paceline.TextPipe`. The sequence goes on from what it holds; afterwards it holds the prompt and all yielded tokens,
+        or all but the last where max_tokens or the context ended it. The sampler gets the prompt as history. Checks come
+        at the call, not at the first `next`.
 
         Raises `PromptTooLong` where the prompt does not fit.
         """
-        prompt = _int_array("token_ids", token_ids)
+        prompt = _int_array("token_ids", token_ids).copy()
         limit = sampler.params.max_tokens if max_tokens is None else validation.integer("max_tokens", max_tokens, 0)
         held = self.positions(seq_id)
         start = 0 if held is None else held.last + 1
@@ -238,8 +248,8 @@ class Context(Closing):
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
         """Lets a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
 
-        The target must be empty, or end just before `start`. Raises `Unsupported` for a part of a recurrent or hybrid
-        model's sequence, or without kv_unified.
+        The source must hold them all; the target must be empty, or end just before `start`. Raises `Unsupported` for a
+        part of a recurrent or hybrid model's sequence, for what a sliding window has left, and without kv_unified.
         """
         self.native.copy(
             _seq_id("from_seq_id", from_seq_id),
@@ -260,32 +270,34 @@ class Context(Closing):
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes shared by contexts whose saved sequences fit each other."""
-        options = self.options
-        layout = (options.type_k, options.type_v, options.flash_attn, options.swa_full, options.kv_unified)
-        return layout_fingerprint(self._model_fingerprint, layout)
+        """16 bytes shared by contexts whose saved sequences fit each other: model, adapters and all that shapes a cell."""
+        layout = [(name, self._resolved[name]) for name in CELL_OPTIONS]
+        adapters = sorted((adapter.fingerprint, scale) for adapter, scale in self._adapters.items() if scale != 0)
+        return layout_fingerprint(self._model_fingerprint, (layout, adapters))
 
     def save_sequence(self, seq_id: int, *, token_ids: Sequence[int] = (), partial: bool = False) -> bytes:
         """A sequence's state as bytes that `load_sequence` of a context with the same model and layout takes.
 
         token_ids: kept with it, so that one knows later what it holds. partial: only sliding windows and recurrent state,
-        which is small; it restores onto a sequence whose attention part is still there.
+        which is small; it brings a sequence back to this point that has gone on since, as long as it still holds it.
         """
         validation.boolean("partial", partial)
         ids = tuple(validation.token_ids("token_ids", token_ids, self.n_vocab))
-        payload = self.native.save(_seq_id("seq_id", seq_id), partial)
-        return SequenceState(self.fingerprint, ids, partial, payload).to_bytes()
+        payload, last = self.native.save(_seq_id("seq_id", seq_id), partial)
+        return SequenceState(self.fingerprint, ids, partial, last, payload).to_bytes()
 
     def load_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> tuple[int, ...]:
         """Puts a saved sequence in the place of what this one holds, and answers the token ids saved with it.
 
-        Raises `StateError` where the bytes are no saved sequence, damaged, or of another model or layout (the sequence is
-        then as it was), or where they do not fit into the free cells (the sequence is then empty).
+        Raises `StateError` where the bytes are no saved sequence, damaged, or of another model or layout, or partial and
+        of a later point than the sequence holds (it is then as it was), or where they do not fit into the free cells (the
+        sequence is then empty).
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidType(f"data must be bytes, not {type(data).__name__}")
-        state = SequenceState.from_bytes(data, self.fingerprint)
-        self.native.restore(_seq_id("seq_id", seq_id), state.payload, state.partial)
+        # bytes cannot change between their check and their use.
+        state = SequenceState.from_bytes(bytes(data), self.fingerprint)
+        self.native.restore(_seq_id("seq_id", seq_id), state.payload, state.partial, state.last)
         return state.token_ids
 
     def save_sequence_file(self, path: str | os.PathLike[str], seq_id: int, *, token_ids: Sequence[int] = ()) -> int:
@@ -296,6 +308,8 @@ class Context(Closing):
         try:
             aside.write_bytes(data)
             aside.replace(target)
+        except OSError as error:
+            raise StateError(f"cannot write the saved sequence {target}: {error.strerror or error}") from None
         finally:
             aside.unlink(missing_ok=True)
         return len(data)
@@ -338,7 +352,10 @@ class Context(Closing):
         What is in memory already was computed with the adapters before: clear it where that matters. Raises `AdapterError`
         for an adapter of another model.
         """
-        scales = {adapter: validation.number("scale", scale) for adapter, scale in adapters.items()}
+        given: object = adapters
+        if not isinstance(given, Mapping) or not all(isinstance(adapter, Adapter) for adapter in given):
+            raise InvalidType("adapters must be a mapping of Adapter to scale")
+        scales = {adapter: validation.number("scale", scale, -_MOST, _MOST) for adapter, scale in adapters.items()}
         self.native.set_adapters([(adapter.native, scale) for adapter, scale in scales.items()])
         self._adapters = scales
 

@@ -26,6 +26,25 @@ _MIN_BYTES_PER_THREAD = 16 << 20  # of weights
 _SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring it first
 
 
+# Resolved options that a KV cell or a recurrent state depends on: a saved sequence fits only where they are the same.
+CELL_OPTIONS = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+    "attention_type",
+    "flash_attn",
+    "type_k",
+    "type_v",
+    "swa_full",
+    "kv_unified",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOptions:
     """What a context is made with. Fields named as in llama.cpp mean what they mean there.
@@ -129,7 +148,7 @@ def _resolve_threads(options: ContextOptions, model: Model) -> dict[str, int]:
 def _resolve_rope(options: ContextOptions) -> dict[str, float]:
     def positive(name: str, unset: float) -> float:
         value = getattr(options, name)
-        return unset if value is None else validation.number(name, value, above=0)
+        return unset if value is None else validation.number(name, value, above=0, high=1e30)
 
     return {
         "rope_freq_base": positive("rope_freq_base", 0.0),

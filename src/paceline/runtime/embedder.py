@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
-from paceline.errors import InvalidParams, InvalidType, PromptTooLong
+from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
 from paceline.runtime.closing import Closing
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import Pooling
+from paceline.runtime.gguf_file import read_gguf
 from paceline.runtime.model import Model
 
 Normalization = Literal["l2", "max_abs", "none"]
@@ -45,6 +47,8 @@ class Embedder(Closing):
         taken = sorted(reserved & options.keys())
         if taken:
             raise InvalidParams(f"{taken[0]} follows from max_tokens and max_texts in an Embedder; set those")
+        if model.has_encoder and model.has_decoder:
+            raise Unsupported("an encoder-decoder model gives no embeddings of texts; use an encoder or a decoder")
         trained = model.n_ctx_train if model.n_ctx_train > 0 else 512
         self.max_tokens = (
             min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)
@@ -59,7 +63,7 @@ class Embedder(Closing):
             "n_outputs_max": n_batch,
             "n_seq_max": max_texts,
         }
-        self._context = Context(model, embeddings=True, pooling=pooling or _own_pooling(model), **sizes, **options)
+        self._context = Context(model, embeddings=True, pooling=_checked_pooling(model, pooling), **sizes, **options)
         self.pooling: Pooling = _POOLING_NAMES[self._context.native.pooling_type]
         self._tokenizer = model.tokenizer
 
@@ -124,11 +128,23 @@ class Embedder(Closing):
         self._context.close()
 
 
+def has_head(path: Path) -> bool:
+    """Whether a model's file has the tensors that make a score of an embedding."""
+    return any(tensor.name.startswith(b"cls.") for tensor in read_gguf(path).tensors)
+
+
 def _own_pooling(model: Model) -> Pooling:
     """The pooling that the model's file names, by llama.cpp's number."""
     architecture = model.metadata.get("general.architecture", "")
-    number = int(model.metadata.get(f"{architecture}.pooling_type", 0))
-    return _POOLING_NAMES[number] if 0 < number < len(_POOLING_NAMES) else "mean"
+    number = model.metadata.get(f"{architecture}.pooling_type", "0")
+    return _POOLING_NAMES[int(number)] if number in ("1", "2", "3", "4") else "mean"
+
+
+def _checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
+    chosen = _own_pooling(model) if pooling is None else pooling
+    if chosen == "rank" and not any(has_head(path) for path in model.paths):
+        raise Unsupported('pooling "rank" needs a model with a classification head (a reranker), and this one has none')
+    return chosen
 
 
 def _normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> npt.NDArray[np.float32]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidType, ModelLoadError
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.closing import Closing
+from paceline.runtime.file_sample import file_fingerprint
 from paceline.runtime.gguf_check import Override, check_gguf
 from paceline.runtime.tokenizer import Tokenizer
 
@@ -47,10 +47,14 @@ class Model(Closing):
     this object's share of the memory back; it is free when the last object made from the model has gone too.
     """
 
-    def __init__(self, native: _native.Model, paths: tuple[Path, ...]) -> None:
+    def __init__(
+        self, native: _native.Model, paths: tuple[Path, ...], overrides: Mapping[str, Override] | None = None
+    ) -> None:
         self._native: _native.Model | None = native
         self.paths = paths
-        self._fingerprint = _fingerprint(self.metadata, paths)
+        self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
+        facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
+        self._fingerprint = file_fingerprint(_all_files(paths), *facts)
 
     @classmethod
     def load(  # noqa: PLR0913 - the options of llama.cpp, all by keyword
@@ -85,23 +89,25 @@ class Model(Closing):
         Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and whatever
         `progress` raised.
         """
+        if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
+            raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
         paths = _checked_paths(path, dict(overrides))
         native = _native.Model.load(
             [str(one) for one in paths],
-            None if devices is None else [validation.text("devices", name) for name in devices],
+            None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
             None if n_gpu_layers is None else validation.integer("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1),
             _SPLIT_MODES[validation.choice("split_mode", split_mode, _SPLIT_MODES)],
             _LOAD_MODES[validation.choice("load_mode", load_mode, _LOAD_MODES)],
             validation.integer("main_gpu", main_gpu, 0, 2**31 - 1),
-            [validation.number(f"tensor_split[{i}]", share, 0) for i, share in enumerate(tensor_split)],
+            _checked_shares(tensor_split),
             overrides,
             validation.boolean("vocab_only", vocab_only),
             validation.boolean("check_tensors", check_tensors),
             validation.boolean("use_extra_bufts", use_extra_bufts),
             _progress_function(progress, cancel),
         )
-        return cls(native, paths)
+        return cls(native, paths, dict(overrides))
 
     @property
     def native(self) -> _native.Model:
@@ -201,8 +207,8 @@ class Model(Closing):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model can generate at all."""
-        return self.native.has_decoder
+        """Whether the model can generate at all: encoders such as BERT and diffusion models cannot."""
+        return self.native.has_decoder and self.memory_class is not MemoryClass.NONE
 
     @property
     def memory_class(self) -> MemoryClass:
@@ -212,7 +218,7 @@ class Model(Closing):
     @cached_property
     def metadata(self) -> Mapping[str, str]:
         """The scalar metadata of the file as text, overrides included."""
-        return MappingProxyType(dict(self.native.metadata))
+        return MappingProxyType(dict(self.native.metadata) | self._overrides)
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The chat template of the file (Jinja), or the one of that name; None where there is none."""
@@ -229,7 +235,7 @@ class Model(Closing):
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that tell models apart: from the metadata and samples of the file, not from all of it."""
+        """16 bytes that tell models apart: from samples of the files and from overrides, not from every weight."""
         return self._fingerprint
 
     def close(self) -> None:
@@ -242,18 +248,45 @@ class Model(Closing):
 
 
 def _checked_paths(path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override]) -> tuple[Path, ...]:
-    if isinstance(path, (str, os.PathLike)):
-        paths: tuple[Path, ...] = (Path(path),)
-        needed = _shards_beside(paths[0])
-    else:
-        paths = tuple(Path(one) for one in path)
-        needed = paths
+    single = isinstance(path, (str, os.PathLike))
+    paths = tuple(_one_path(one) for one in ([path] if single else _listed("path", path)))
     if not paths:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
+    needed = _shards_beside(paths[0]) if single else paths
     for one in needed:
         _check_file(one)
     check_gguf(needed, overrides)
     return paths
+
+
+def _all_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    return _shards_beside(paths[0]) if len(paths) == 1 else paths
+
+
+def _one_path(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(f"path must be a path or a list of paths, not {path!r:.80}")
+    text = validation.text("path", os.fspath(path))
+    if "\0" in text:
+        raise ModelLoadError(f"path has a NUL character: {text!r:.80}")
+    return Path(text)
+
+
+def _listed(name: str, values: object) -> list[Any]:
+    """A list of the values; a text is none, though Python could walk through it."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidType(f"{name} must be a list, not {values!r:.80}")
+    return list(values)
+
+
+def _checked_shares(shares: object) -> list[float]:
+    listed = _listed("tensor_split", shares)
+    return [validation.number(f"tensor_split[{i}]", share, 0, 1e30) for i, share in enumerate(listed)]
+
+
+def _as_text(value: Override) -> str:
+    """As llama.cpp writes a value of the file."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shards_beside(path: Path) -> tuple[Path, ...]:
@@ -306,23 +339,3 @@ def _progress_function(
         return progress is None or progress(share) is not False
 
     return go_on
-
-
-def _fingerprint(metadata: Mapping[str, str], paths: Sequence[Path]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for key, value in sorted(metadata.items()):
-        digest.update(f"{key}\0{value}\0".encode("utf-8", "surrogateescape"))
-    for path in paths:
-        digest.update(_sample(path))
-    return digest.digest()
-
-
-def _sample(path: Path, size: int = 65536) -> bytes:
-    """The file's length and three of its pieces: where metadata, the middle and the last weights lie."""
-    total = path.stat().st_size
-    with path.open("rb") as file:
-        pieces = []
-        for start in (0, total // 2, max(0, total - size)):
-            file.seek(start)
-            pieces.append(file.read(size))
-    return total.to_bytes(8, "little") + b"".join(pieces)

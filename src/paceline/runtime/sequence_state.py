@@ -6,7 +6,7 @@ offset  size  field, little-endian
 6       2     flags: 1 = only the sliding window and the recurrent state
 8       16    fingerprint of the model and of the layout of its KV cells
 24      4     n, number of token ids
-28      4     zero
+28      4     last position that the sequence held, int32, -1 where it was empty
 32      8     size of the state in bytes
 40      16    BLAKE2b-128 of everything but this field
 56      4n    token ids, int32
@@ -27,7 +27,7 @@ from paceline.errors import StateError
 
 _MAGIC = b"PLSQ"
 _VERSION = 1
-_HEAD = struct.Struct("<4sHH16sIIQ")
+_HEAD = struct.Struct("<4sHH16sIiQ")
 _DIGEST_SIZE = 16
 _PARTIAL = 1
 
@@ -39,31 +39,26 @@ class SequenceState:
     fingerprint: bytes
     token_ids: tuple[int, ...]
     partial: bool
+    last: int
     payload: npt.NDArray[np.uint8]
 
     def to_bytes(self) -> bytes:
         """The frame, ready to be stored."""
-        head = _HEAD.pack(
-            _MAGIC,
-            _VERSION,
-            _PARTIAL if self.partial else 0,
-            self.fingerprint,
-            len(self.token_ids),
-            0,
-            self.payload.nbytes,
-        )
+        flags = _PARTIAL if self.partial else 0
+        sizes = (len(self.token_ids), self.last, self.payload.nbytes)
+        head = _HEAD.pack(_MAGIC, _VERSION, flags, self.fingerprint, *sizes)
         ids = np.asarray(self.token_ids, dtype="<i4").tobytes()
         payload = self.payload.tobytes()
         return b"".join((head, _digest(head, ids, payload), ids, payload))
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, fingerprint: bytes) -> SequenceState:
+    def from_bytes(cls, data: bytes, fingerprint: bytes) -> SequenceState:
         """Reads a frame. Raises `StateError` where it is none, is damaged, or belongs to another model or layout."""
         view = memoryview(data).cast("B")
         start = _HEAD.size + _DIGEST_SIZE
         if len(view) < start or bytes(view[:4]) != _MAGIC:
             raise StateError(f"not a saved sequence: {len(view)} bytes that do not begin with {_MAGIC!r}")
-        _, version, flags, owner, num_ids, _, size = _HEAD.unpack_from(view)
+        _, version, flags, owner, num_ids, last, size = _HEAD.unpack_from(view)
         if version != _VERSION:
             raise StateError(f"the saved sequence has version {version}, and this paceline reads version {_VERSION}")
         if len(view) != start + 4 * num_ids + size:
@@ -72,9 +67,12 @@ class SequenceState:
         if _digest(view[: _HEAD.size], ids, payload) != bytes(view[_HEAD.size : start]):
             raise StateError("the saved sequence is damaged: its checksum does not match")
         if owner != fingerprint:
-            raise StateError("the saved sequence belongs to another model, or to another type_k, type_v or kv layout")
+            raise StateError(
+                "the saved sequence belongs to another model or to another kind of context: weights, kv_overrides, "
+                "adapters, type_k, type_v, rope and kv options must be the same"
+            )
         token_ids = tuple(np.frombuffer(ids, dtype="<i4").tolist())
-        return cls(owner, token_ids, bool(flags & _PARTIAL), np.frombuffer(payload, dtype=np.uint8))
+        return cls(owner, token_ids, bool(flags & _PARTIAL), last, np.frombuffer(payload, dtype=np.uint8))
 
 
 def layout_fingerprint(model: bytes, layout: Sequence[object]) -> bytes:

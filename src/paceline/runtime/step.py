@@ -92,6 +92,8 @@ class StepResult:
 
 def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
     """The arrays of the native step."""
+    for index, row in enumerate(rows):
+        _check_types(index, row)
     return {
         "seq_ids": _ints("seq_id", (row.seq_id for row in rows)),
         "positions": _ints("position", (row.position for row in rows)),
@@ -123,7 +125,7 @@ def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
             draws.append(SamplerDraws(tuple(tokens[start : start + count]), logprobs, failed.get(sampler)))
             start += count
             sampler += 1
-        row_scored = scored.take(len(row.targets), row.num_logprobs or 0) if row.targets else None
+        row_scored = scored.take(len(row.targets), row.num_logprobs or 0) if len(row.targets) else None
         results.append(StepRowResult(tuple(draws), row_scored))
     return StepResult(tuple(results), output.decode_us / 1e6, output.sample_us / 1e6)
 
@@ -141,18 +143,28 @@ class _Cursor:
         return None if k is None else TopLogprobs(self._own[part], self._ids[part, :k], self._values[part, :k])
 
 
+def _check_types(index: int, row: object) -> None:
+    if not isinstance(row, StepRow):
+        raise errors.InvalidType(f"rows[{index}] must be a StepRow, not {type(row).__name__}")
+    for name in ("token_ids", "samplers", "targets", "mask_slots"):
+        if not hasattr(getattr(row, name), "__len__"):
+            raise errors.InvalidType(f"rows[{index}].{name} must be a sequence, not {getattr(row, name)!r:.80}")
+    if not all(isinstance(sampler, Sampler) for sampler in row.samplers):
+        raise errors.InvalidType(f"rows[{index}].samplers must be Samplers, not {row.samplers!r:.80}")
+
+
 def _mask_slots(rows: Sequence[StepRow]) -> list[int]:
     """All mask slots; where only some rows have any, the positions of the others get none."""
-    if not any(row.mask_slots for row in rows):
+    if not any(len(row.mask_slots) for row in rows):
         return []
     return [slot for row in rows for slot in _slots_of(row)]
 
 
 def _slots_of(row: StepRow) -> tuple[int, ...]:
     wanted = max(len(row.samplers), row.num_drafts + 1) if row.samplers else 0
-    if row.mask_slots and len(row.mask_slots) != wanted:
+    if len(row.mask_slots) not in (0, wanted):
         raise errors.InvalidParams(f"mask_slots of sequence {row.seq_id} must be {wanted}, not {len(row.mask_slots)}")
-    return row.mask_slots or (-1,) * wanted
+    return tuple(row.mask_slots) if len(row.mask_slots) else (-1,) * wanted
 
 
 def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
