@@ -202,6 +202,39 @@ thread.join()
     assert done.stdout in ("Aborted", "Closed")
 
 
+def test_the_end_of_calls_ends_a_load(tiny_models: TinyModels) -> None:
+    """A large file must not hold the process up: the load is cancelled, whatever its progress callback says."""
+    code = """
+from paceline.runtime.ending import end_calls
+context = Context(Model.load(path), n_ctx=256, n_threads=1)
+running, ending = threading.Event(), threading.Event()
+def progress(share):
+    running.set()
+    ending.wait()
+    return True
+def load():
+    try:
+        print(Model.load(path, progress=progress))
+    except PacelineError as error:
+        print(type(error).__name__)
+def watch():
+    try:
+        while True:
+            context.positions(0)
+    except Closed:
+        ending.set()
+threads = [threading.Thread(target=work, daemon=True) for work in (load, watch)]
+for thread in threads:
+    thread.start()
+running.wait()
+end_calls(60)
+for thread in threads:
+    thread.join()
+"""
+    done = run(code, tiny_models("llama"))
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "Aborted", "")
+
+
 def test_calls_after_the_end_began_are_refused(tiny_models: TinyModels) -> None:
     """What runs at exit later than paceline's own end gets Closed and can still close its objects."""
     before = """
