@@ -96,7 +96,7 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
         fail("Unsupported", "grammar: this model has no vocabulary of text");
     }
     check_triggers(vocab, options);
-    const GrammarFacts facts = check_grammar(vocab, options.text, options.root);
+    const GrammarFacts facts = check_grammar(model, options.text, options.root);
     sampler_.reset(compile(vocab, options));
     if (!sampler_) {
         fail("GrammarError", "grammar: llama.cpp refuses it: a rule leads to itself before any character (left recursion)");

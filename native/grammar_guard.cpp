@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "vocab.hpp"
 
 namespace paceline {
 
@@ -32,7 +33,7 @@ struct Rule {
 // A parser of GBNF as llama.cpp reads it (llama-grammar.cpp), for the checks alone.
 class Reader {
 public:
-    Reader(const llama_vocab * vocab, const std::string & text) : vocab_(vocab), text_(text) {}
+    Reader(const std::shared_ptr<Model> & model, const std::string & text) : model_(model), text_(text) {}
 
     std::vector<Rule> read();
     GrammarFacts      facts;
@@ -69,7 +70,8 @@ private:
     void     repeat(Alternative & items, uint64_t least, std::optional<uint64_t> most);
     void     grow(uint64_t elements);
 
-    const llama_vocab *           vocab_;
+    const std::shared_ptr<Model> & model_;
+    std::optional<Vocab>          vocab_; // made for the first token that is named by its text
     const std::string &           text_;
     size_t                        at_       = 0;
     size_t                        nesting_  = 0;
@@ -292,7 +294,7 @@ void Reader::token() {
     if (at() == '[') {
         ++at_;
         const uint64_t id = number();
-        if (id >= static_cast<uint64_t>(llama_vocab_n_tokens(vocab_))) {
+        if (id >= static_cast<uint64_t>(model_->n_vocab())) {
             wrong("the token " + std::to_string(id) + " is not in this model's vocabulary");
         }
         expect(']', "after the token's id");
@@ -304,9 +306,10 @@ void Reader::token() {
         wrong("expected '>' to end a token");
     }
     const std::string text = text_.substr(start, end + 1 - start);
-    llama_token       tokens[2];
-    if (text.size() > 256 ||
-        llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens, 2, false, true) != 1) {
+    if (!vocab_) {
+        vocab_.emplace(model_);
+    }
+    if (text.size() > 256 || vocab_->encode(text, false, true).size() != 1) {
         wrong("this is not one token of the model");
     }
     at_ = end + 1;
@@ -573,7 +576,7 @@ bool is_utf8(const std::string & text) {
 
 } // namespace
 
-GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root) {
+GrammarFacts check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root) {
     if (text.size() > GrammarLimits::max_bytes) {
         fail("GrammarError", "grammar: " + std::to_string(text.size()) + " bytes are more than the " +
                                  std::to_string(GrammarLimits::max_bytes) + " a grammar may have");
@@ -581,7 +584,7 @@ GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, 
     if (text.find('\0') != std::string::npos || !is_utf8(text)) {
         fail("GrammarError", "grammar: it holds bytes that are no text (UTF-8 without NUL)");
     }
-    Reader                  reader(vocab, text);
+    Reader                  reader(model, text);
     const std::vector<Rule> rules = reader.read();
     if (!reader.find(root)) {
         fail("GrammarError", "grammar: there is no rule '" + root + "' to begin with (grammar_root)");

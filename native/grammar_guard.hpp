@@ -1,9 +1,12 @@
 // Refuses grammars that llama.cpp would crash, hang or run out of memory on, and says where a text is no GBNF.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 
-#include "llama.h"
+#include "model.hpp"
 
 namespace paceline {
 
@@ -25,6 +28,6 @@ struct GrammarFacts {
     bool names_tokens  = false; // <[id]> or <text> occur
 };
 
-GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);
+GrammarFacts check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root);
 
 } // namespace paceline

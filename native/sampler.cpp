@@ -8,6 +8,7 @@
 
 #include "error.hpp"
 #include "sampler_state.hpp"
+#include "vocab.hpp"
 
 namespace paceline {
 
@@ -51,15 +52,16 @@ void check_row(const float * logits, size_t n) {
     }
 }
 
-std::vector<int32_t> tokenize(const llama_vocab * vocab, const std::string & text) {
-    std::vector<int32_t> tokens(text.size() + 8);
-    const int32_t        n = llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                                            static_cast<int32_t>(tokens.size()), false, false);
-    if (n < 0) {
-        fail("InvalidParams", "bad_words: '" + text + "' cannot be tokenized");
+// llama.cpp reads so many bytes of a breaker and encodes what is left of it behind any of its bytes: what this
+// vocabulary cannot encode, or not without an end, is found here.
+void check_breakers(const std::shared_ptr<Model> & model, const std::vector<std::string> & breakers) {
+    constexpr size_t max_bytes = 40;
+    const Vocab      vocab(model);
+    for (const std::string & breaker : breakers) {
+        for (size_t i = 1; i < std::min(breaker.size(), max_bytes); ++i) {
+            vocab.encode(breaker.substr(i, max_bytes - i), false, false);
+        }
     }
-    tokens.resize(static_cast<size_t>(n));
-    return tokens;
 }
 
 } // namespace
@@ -188,9 +190,16 @@ void Sampler::build_bans() {
     if (!options_.bad_words.empty() && llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
         fail("Unsupported", "bad_words: this model has no vocabulary of text");
     }
+    if (!options_.bad_words.empty()) {
+        ban_words();
+    }
+}
+
+void Sampler::ban_words() {
+    const Vocab vocab(model_);
     for (const std::string & word : options_.bad_words) {
         for (const std::string & form : {word, " " + word}) {
-            const std::vector<int32_t> tokens = tokenize(vocab, form);
+            const std::vector<int32_t> tokens = vocab.encode(form, false, false);
             if (tokens.size() == 1) {
                 banned_.push_back(tokens[0]);
             } else if (!tokens.empty()) {
@@ -220,6 +229,7 @@ void Sampler::build_dry() {
     const int32_t last_n =
         options_.dry_penalty_last_n < 0 ? std::max(4096, llama_model_n_ctx_train(model_->get())) : options_.dry_penalty_last_n;
     extend(last_n);
+    check_breakers(model_, options_.dry_sequence_breakers);
     std::vector<const char *> breakers;
     for (const std::string & breaker : options_.dry_sequence_breakers) {
         breakers.push_back(breaker.c_str());
@@ -240,9 +250,11 @@ Sampler::Progress Sampler::initial(uint64_t seed, uint32_t choice) const {
     return progress;
 }
 
-Draw Sampler::sample(const float * logits, const uint32_t * mask, int32_t num_logprobs) {
+Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_logprobs) {
     const std::lock_guard lock(mutex_);
-    check_row(logits, static_cast<size_t>(n_vocab_));
+    given_.assign(given, given + n_vocab_);
+    check_row(given_.data(), given_.size());
+    const float * logits = given_.data();
     // Candidates that only logprobs_mode "sampled" looks at make the shortcuts around the grammar impossible.
     const bool      from_list = num_logprobs >= 0 && options_.sampled_logprobs;
     const float *   row       = edit(logits, mask);
@@ -262,7 +274,7 @@ Draw Sampler::sample(const float * logits, const uint32_t * mask, int32_t num_lo
     }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
-                                    : logprobs(logits, result.token, num_logprobs);
+                                    : row_logprobs(logits, given_.size(), result.token, num_logprobs);
     }
     pending_ = pending;
     return result;
@@ -543,9 +555,10 @@ Logprobs Sampler::list_logprobs(int32_t token, int32_t k) {
 }
 
 Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) const {
-    check_row(logits, static_cast<size_t>(n_vocab_));
+    const std::vector<float> row(logits, logits + n_vocab_);
+    check_row(row.data(), row.size());
     check_token("token_id", chosen, n_vocab_);
-    return row_logprobs(logits, static_cast<size_t>(n_vocab_), chosen, k);
+    return row_logprobs(row.data(), row.size(), chosen, k);
 }
 
 void Sampler::accept(int32_t token) {
@@ -670,7 +683,8 @@ bool Sampler::is_eog(int32_t token) const {
 
 std::string Sampler::token_bytes(int32_t token) const {
     check_token("token_id", token, n_vocab_);
-    return token_piece(model_->vocab(), token);
+    const llama_vocab * vocab = model_->vocab();
+    return llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : token_piece(vocab, token);
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {
