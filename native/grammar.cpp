@@ -11,7 +11,6 @@
 
 #include "error.hpp"
 #include "grammar_guard.hpp"
-#include "json-schema-to-grammar.h"
 
 namespace paceline {
 
@@ -218,14 +217,6 @@ void Grammar::forget_old_text() {
     for (const int32_t token : w.tokens) {
         llama_sampler_accept(sampler_.get(), token);
         w.text += token_piece(model_->vocab(), token);
-    }
-}
-
-std::string grammar_of_json_schema(const std::string & schema) {
-    try {
-        return json_schema_to_grammar(common_json::parse(schema), true);
-    } catch (const std::exception & error) {
-        fail("GrammarError", std::string("json_schema: ") + error.what());
     }
 }
 

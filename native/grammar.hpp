@@ -86,8 +86,4 @@ private:
     mutable std::shared_ptr<const FirstBytes> first_bytes_; // made when first needed
 };
 
-// The grammar of the texts that are JSON by a JSON schema, itself given as JSON; llama.cpp's translation. GrammarError
-// where the schema is none, or asks for what the translation does not know.
-std::string grammar_of_json_schema(const std::string & schema);
-
 } // namespace paceline
