@@ -36,7 +36,6 @@ public:
     Reader(const std::shared_ptr<Model> & model, const std::string & text) : model_(model), text_(text) {}
 
     std::vector<Rule> read();
-    GrammarFacts      facts;
 
     std::optional<size_t> find(const std::string & name) const {
         const auto found = ids_.find(name);
@@ -63,7 +62,7 @@ private:
     void     item(Alternative & items, bool nested);
     uint64_t literal();
     uint64_t char_class();
-    uint32_t character();
+    void     character();
     void     token();
     void     group(Alternative & items);
     void     repetition(Alternative & items, bool nested);
@@ -240,32 +239,28 @@ uint64_t Reader::literal() {
 }
 
 uint64_t Reader::char_class() {
-    uint64_t length  = 0;
-    uint32_t highest = 0;
+    uint64_t length = 0;
     ++at_;
-    const bool excludes = at() == '^';
-    at_ += excludes ? 1 : 0;
+    at_ += at() == '^' ? 1 : 0;
     for (; at() != ']'; ++length) {
-        highest = std::max(highest, character());
+        character();
         if (at() == '-' && at(1) != ']') {
             ++at_;
-            highest = std::max(highest, character());
+            character();
             ++length;
         }
     }
     ++at_;
-    facts.prefix_closed &= !excludes || highest < 0x80;
     return length;
 }
 
-uint32_t Reader::character() {
+void Reader::character() {
     if (at_ >= text_.size()) {
         wrong("the grammar ends within a literal");
     }
     if (at() != '\\') {
-        const auto lead = static_cast<unsigned char>(at());
         at_ += character_size();
-        return lead; // enough to tell ASCII
+        return;
     }
     const char   c      = at(1);
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
@@ -273,21 +268,16 @@ uint32_t Reader::character() {
         wrong("unknown escape; there are \\t \\r \\n \\\\ \\\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH");
     }
     at_ += 2;
-    uint32_t value = 0;
     for (size_t i = 0; i < digits; ++i, ++at_) {
         const char d = at();
         if (!((d >= '0' && d <= '9') || (d >= 'a' && d <= 'f') || (d >= 'A' && d <= 'F'))) {
             wrong("expected " + std::to_string(digits) + " hexadecimal digits");
         }
-        value = value * 16 + static_cast<uint32_t>(d <= '9' ? d - '0' : (d | 0x20) - 'a' + 10);
     }
-    return value;
 }
 
 // <[id]> or <text of one token>, with a ! before it for any other token.
 void Reader::token() {
-    facts.prefix_closed = false;
-    facts.names_tokens  = true;
     at_ += at() == '!' ? 1 : 0;
     const size_t start = at_;
     expect('<', "to begin a token");
@@ -576,7 +566,7 @@ bool is_utf8(const std::string & text) {
 
 } // namespace
 
-GrammarFacts check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root) {
+void check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root) {
     if (text.size() > GrammarLimits::max_bytes) {
         fail("GrammarError", "grammar: " + std::to_string(text.size()) + " bytes are more than the " +
                                  std::to_string(GrammarLimits::max_bytes) + " a grammar may have");
@@ -590,7 +580,6 @@ GrammarFacts check_grammar(const std::shared_ptr<Model> & model, const std::stri
         fail("GrammarError", "grammar: there is no rule '" + root + "' to begin with (grammar_root)");
     }
     Beginnings(rules).check();
-    return reader.facts;
 }
 
 } // namespace paceline

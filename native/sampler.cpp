@@ -18,7 +18,6 @@ constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr size_t   everything     = std::numeric_limits<size_t>::max();
 constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
-constexpr int      misled_tries   = 256; // draws that a grammar allows and does not go on with
 constexpr uint32_t xtc_stream     = 0;
 
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
@@ -91,7 +90,7 @@ Sampler::Sampler(const Sampler & other, std::optional<uint32_t> choice)
     pending_         = other.pending_;
     counts_          = other.counts_;
     if (other.grammar_) {
-        grammar_.emplace(other.grammar_->clone());
+        grammar_.emplace(*other.grammar_);
     }
     dry_.reset(llama_sampler_clone(other.dry_.get()));
     infill_.reset(llama_sampler_clone(other.infill_.get()));
@@ -261,17 +260,6 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
-    for (int i = 0; grammar_ && !grammar_->takes(result.token); ++i) {
-        if (i == misled_tries) {
-            fail("SamplingError", "the grammar names tokens where others reach into: none of the likely ones fits it");
-        }
-        if (row != row_.data()) {
-            row_.assign(row, row + n_vocab_);
-            row = row_.data();
-        }
-        row_[static_cast<size_t>(result.token)] = impossible;
-        result.token                            = choose(row, from_list, pending);
-    }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
                                     : row_logprobs(logits, given_.size(), result.token, num_logprobs);
@@ -564,8 +552,8 @@ Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) cons
 void Sampler::accept(int32_t token) {
     const std::lock_guard lock(mutex_);
     check_token("token_id", token, n_vocab_);
-    if (grammar_) {
-        advance_grammar(token);
+    if (grammar_ && !grammar_->accept(token)) {
+        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
     }
     if (pending_.token == token && options_.mirostat != 0) {
         progress_.mu -= options_.mirostat_eta * (pending_.value - options_.mirostat_tau);
@@ -579,19 +567,6 @@ void Sampler::accept(int32_t token) {
         progress_.generated.push_back(token);
     }
     remember(token);
-}
-
-// Leaves the grammar where it was if it does not take the token.
-void Sampler::advance_grammar(int32_t token) {
-    try {
-        if (grammar_->allows(token) && grammar_->accept(token)) {
-            return;
-        }
-        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
-    } catch (const Error &) {
-        grammar_ = grammar_after(progress_.generated);
-        throw;
-    }
 }
 
 void Sampler::accept_prompt(const int32_t * tokens, size_t n) {
@@ -684,7 +659,7 @@ bool Sampler::is_eog(int32_t token) const {
 std::string Sampler::token_bytes(int32_t token) const {
     check_token("token_id", token, n_vocab_);
     const llama_vocab * vocab = model_->vocab();
-    return llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : token_piece(vocab, token);
+    return llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : token_piece(vocab, token, true);
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {
@@ -777,7 +752,7 @@ uint64_t Sampler::fingerprint() const {
     f.add(o.allowed_token_ids.value_or(std::vector<int32_t>{-1}));
     if (o.grammar) {
         f.add(std::vector<std::string>{o.grammar->text, o.grammar->root});
-        f.add(o.grammar->trigger_patterns), f.add(o.grammar->trigger_tokens);
+        f.add(o.grammar->trigger_words), f.add(o.grammar->trigger_tokens);
         f.add(static_cast<int32_t>(o.grammar->lazy));
     }
     return f.value();

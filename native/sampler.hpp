@@ -172,7 +172,6 @@ private:
     void    infill(const float * row);
     Logprobs list_logprobs(int32_t token, int32_t k);
 
-    void                   advance_grammar(int32_t token);
     void                   remember(int32_t token);
     void                   count(size_t i);
     Progress               initial(uint64_t seed, uint32_t choice) const;

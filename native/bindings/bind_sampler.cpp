@@ -50,7 +50,7 @@ void bind_options(nb::module_ & m) {
         .def_rw("text", &GrammarOptions::text)
         .def_rw("root", &GrammarOptions::root)
         .def_rw("lazy", &GrammarOptions::lazy)
-        .def_rw("trigger_patterns", &GrammarOptions::trigger_patterns)
+        .def_rw("trigger_words", &GrammarOptions::trigger_words)
         .def_rw("trigger_tokens", &GrammarOptions::trigger_tokens);
     nb::class_<SamplerOptions>(m, "SamplerOptions")
         .def(nb::init<>())
