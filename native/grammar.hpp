@@ -1,93 +1,66 @@
 // A GBNF grammar at its place in the text: which tokens may follow, and going on by one.
-// llama.cpp's grammar does the work; the text is checked before (grammar_guard.hpp), as llama.cpp would crash on some.
+// llama.cpp reads the text, which is checked before (grammar_guard.hpp), as it would crash on some; grammar_matcher.hpp
+// follows the rules.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "draw.hpp"
-#include "llama.h"
+#include "grammar_matcher.hpp"
 #include "model.hpp"
+#include "token_texts.hpp"
 
 namespace paceline {
 
 struct GrammarOptions {
     std::string              text;
     std::string              root = "root";
-    bool                     lazy = false;     // free text until a trigger
-    std::vector<std::string> trigger_patterns; // ECMAScript; the grammar takes over where the first group matched
+    bool                     lazy = false;  // free text until a trigger, with which the grammar begins
+    std::vector<std::string> trigger_words; // as they are; with a ^ before: only where the text begins
     std::vector<int32_t>     trigger_tokens;
 };
 
-// The bytes that a token stands for, those of control tokens included.
-std::string token_piece(const llama_vocab * vocab, int32_t token);
-
-// The first byte of every token's text, and for every byte the token that is this byte alone.
-struct FirstBytes {
-    static constexpr uint16_t none = 256; // a token without text, or one that ends the text
-
-    explicit FirstBytes(const llama_vocab * vocab);
-    static std::shared_ptr<const FirstBytes> of(const std::shared_ptr<Model> & model); // shared between grammars
-
-    std::vector<uint16_t>    of_token;
-    std::array<int32_t, 256> token; // -1: there is none
-};
-
-// Not safe to call from several threads at once, not even what is const.
+// Not safe to call from several threads at once, not even what is const. A copy goes on from here on its own.
 class Grammar {
 public:
-    // GrammarError where the text is no grammar, or not one that llama.cpp can run.
+    // GrammarError where the text is no grammar, or not one that llama.cpp can read.
     Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & options);
-    Grammar clone() const;
 
+    // All of these raise SamplingError where the grammar is too ambiguous to be followed here; nothing changed.
     void filter(Candidates & list) const;     // drops what may not come next, keeping the order
     void filter(float * row, size_t n) const; // the same for a whole row: -inf
     bool allows(int32_t token) const;
-    // Whether accept would take a token that `allows` and `filter` let through. Not always where the grammar names
-    // tokens: llama.cpp lets pass what reaches a named token in its middle, and then fails to go on.
-    bool takes(int32_t token) const;
-    // False where the grammar does not go on with this token; it then has to be built again.
-    bool accept(int32_t token);
+    bool accept(int32_t token); // false where the grammar does not go on with this token; nothing changed
 
 private:
-    struct Free {
-        void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
-    };
-
-    // A lazy grammar before its trigger. llama.cpp keeps all text since the beginning and searches it again with every
-    // token, by a std::regex that recurses along it; here the text is kept short.
+    // A lazy grammar before its trigger: the end of the text, in which a trigger may have begun.
     struct Waiting {
-        static constexpr size_t max_bytes = 8192;
+        std::vector<std::string>                words, first_words; // anywhere, or where the text begins
+        std::vector<int32_t>                    triggers;
+        size_t                                  longest = 0;
+        std::string                             text;
+        bool                                    whole = true; // nothing has been dropped from the beginning
+        std::vector<std::pair<int32_t, size_t>> tokens;       // and where they end in it
 
-        std::vector<std::regex> patterns;
-        std::vector<int32_t>    triggers;
-        bool                    anchored = false; // a pattern wants the text from its beginning
-        std::string             text;
-        std::vector<int32_t>    tokens;
-
-        bool ends_with(const llama_vocab * vocab, int32_t token); // whether this token brings the trigger
+        void                  add(int32_t token, std::string_view bytes);
+        std::optional<size_t> find() const; // where the first trigger begins
+        void                  shorten();
     };
 
-    Grammar() = default;
-    void drop_by_first_byte(Candidates & list) const;
-    void forget_old_text();
+    bool ask(int32_t token) const;
+    bool accept_waiting(int32_t token);
+    bool begin_with(const Waiting & text, size_t start);
 
-    std::unique_ptr<llama_sampler, Free> sampler_;
-    std::shared_ptr<Model>               model_;
-    bool                                 prefix_closed_ = false; // GrammarFacts
-    bool                                 names_tokens_  = false;
-    std::optional<Waiting>               waiting_;
-
-    mutable std::shared_ptr<const FirstBytes> first_bytes_; // made when first needed
+    std::shared_ptr<Model>            model_;
+    std::shared_ptr<const TokenTexts> texts_;
+    mutable GrammarMatcher            matcher_;
+    std::optional<Waiting>            waiting_;
 };
-
-// The grammar of the texts that are JSON by a JSON schema, itself given as JSON; llama.cpp's translation. GrammarError
-// where the schema is none, or asks for what the translation does not know.
-std::string grammar_of_json_schema(const std::string & schema);
 
 } // namespace paceline

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "vocab.hpp"
 
 namespace paceline {
 
@@ -32,10 +33,9 @@ struct Rule {
 // A parser of GBNF as llama.cpp reads it (llama-grammar.cpp), for the checks alone.
 class Reader {
 public:
-    Reader(const llama_vocab * vocab, const std::string & text) : vocab_(vocab), text_(text) {}
+    Reader(const std::shared_ptr<Model> & model, const std::string & text) : model_(model), text_(text) {}
 
     std::vector<Rule> read();
-    GrammarFacts      facts;
 
     std::optional<size_t> find(const std::string & name) const {
         const auto found = ids_.find(name);
@@ -62,14 +62,15 @@ private:
     void     item(Alternative & items, bool nested);
     uint64_t literal();
     uint64_t char_class();
-    uint32_t character();
+    void     character();
     void     token();
     void     group(Alternative & items);
     void     repetition(Alternative & items, bool nested);
     void     repeat(Alternative & items, uint64_t least, std::optional<uint64_t> most);
     void     grow(uint64_t elements);
 
-    const llama_vocab *           vocab_;
+    const std::shared_ptr<Model> & model_;
+    std::optional<Vocab>          vocab_; // made for the first token that is named by its text
     const std::string &           text_;
     size_t                        at_       = 0;
     size_t                        nesting_  = 0;
@@ -238,32 +239,28 @@ uint64_t Reader::literal() {
 }
 
 uint64_t Reader::char_class() {
-    uint64_t length  = 0;
-    uint32_t highest = 0;
+    uint64_t length = 0;
     ++at_;
-    const bool excludes = at() == '^';
-    at_ += excludes ? 1 : 0;
+    at_ += at() == '^' ? 1 : 0;
     for (; at() != ']'; ++length) {
-        highest = std::max(highest, character());
+        character();
         if (at() == '-' && at(1) != ']') {
             ++at_;
-            highest = std::max(highest, character());
+            character();
             ++length;
         }
     }
     ++at_;
-    facts.prefix_closed &= !excludes || highest < 0x80;
     return length;
 }
 
-uint32_t Reader::character() {
+void Reader::character() {
     if (at_ >= text_.size()) {
         wrong("the grammar ends within a literal");
     }
     if (at() != '\\') {
-        const auto lead = static_cast<unsigned char>(at());
         at_ += character_size();
-        return lead; // enough to tell ASCII
+        return;
     }
     const char   c      = at(1);
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
@@ -271,28 +268,23 @@ uint32_t Reader::character() {
         wrong("unknown escape; there are \\t \\r \\n \\\\ \\\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH");
     }
     at_ += 2;
-    uint32_t value = 0;
     for (size_t i = 0; i < digits; ++i, ++at_) {
         const char d = at();
         if (!((d >= '0' && d <= '9') || (d >= 'a' && d <= 'f') || (d >= 'A' && d <= 'F'))) {
             wrong("expected " + std::to_string(digits) + " hexadecimal digits");
         }
-        value = value * 16 + static_cast<uint32_t>(d <= '9' ? d - '0' : (d | 0x20) - 'a' + 10);
     }
-    return value;
 }
 
 // <[id]> or <text of one token>, with a ! before it for any other token.
 void Reader::token() {
-    facts.prefix_closed = false;
-    facts.names_tokens  = true;
     at_ += at() == '!' ? 1 : 0;
     const size_t start = at_;
     expect('<', "to begin a token");
     if (at() == '[') {
         ++at_;
         const uint64_t id = number();
-        if (id >= static_cast<uint64_t>(llama_vocab_n_tokens(vocab_))) {
+        if (id >= static_cast<uint64_t>(model_->n_vocab())) {
             wrong("the token " + std::to_string(id) + " is not in this model's vocabulary");
         }
         expect(']', "after the token's id");
@@ -304,9 +296,10 @@ void Reader::token() {
         wrong("expected '>' to end a token");
     }
     const std::string text = text_.substr(start, end + 1 - start);
-    llama_token       tokens[2];
-    if (text.size() > 256 ||
-        llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens, 2, false, true) != 1) {
+    if (!vocab_) {
+        vocab_.emplace(model_);
+    }
+    if (text.size() > 256 || vocab_->encode(text, false, true).size() != 1) {
         wrong("this is not one token of the model");
     }
     at_ = end + 1;
@@ -573,7 +566,7 @@ bool is_utf8(const std::string & text) {
 
 } // namespace
 
-GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root) {
+void check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root) {
     if (text.size() > GrammarLimits::max_bytes) {
         fail("GrammarError", "grammar: " + std::to_string(text.size()) + " bytes are more than the " +
                                  std::to_string(GrammarLimits::max_bytes) + " a grammar may have");
@@ -581,13 +574,12 @@ GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, 
     if (text.find('\0') != std::string::npos || !is_utf8(text)) {
         fail("GrammarError", "grammar: it holds bytes that are no text (UTF-8 without NUL)");
     }
-    Reader                  reader(vocab, text);
+    Reader                  reader(model, text);
     const std::vector<Rule> rules = reader.read();
     if (!reader.find(root)) {
         fail("GrammarError", "grammar: there is no rule '" + root + "' to begin with (grammar_root)");
     }
     Beginnings(rules).check();
-    return reader.facts;
 }
 
 } // namespace paceline

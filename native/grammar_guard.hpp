@@ -1,9 +1,12 @@
 // Refuses grammars that llama.cpp would crash, hang or run out of memory on, and says where a text is no GBNF.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 
-#include "llama.h"
+#include "model.hpp"
 
 namespace paceline {
 
@@ -18,13 +21,6 @@ struct GrammarLimits {
     static constexpr uint64_t max_paths       = 20'000;    // alternatives along such chains; time grows with the square
 };
 
-struct GrammarFacts {
-    // Whether a token can only be allowed where the token of its first byte alone is. Not so where tokens are named, and
-    // where a character beyond ASCII is excluded: llama.cpp then refuses every incomplete character that might become it.
-    bool prefix_closed = true;
-    bool names_tokens  = false; // <[id]> or <text> occur
-};
-
-GrammarFacts check_grammar(const llama_vocab * vocab, const std::string & text, const std::string & root);
+void check_grammar(const std::shared_ptr<Model> & model, const std::string & text, const std::string & root);
 
 } // namespace paceline

@@ -8,6 +8,7 @@
 
 #include "error.hpp"
 #include "sampler_state.hpp"
+#include "vocab.hpp"
 
 namespace paceline {
 
@@ -17,7 +18,6 @@ constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr size_t   everything     = std::numeric_limits<size_t>::max();
 constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
-constexpr int      misled_tries   = 256; // draws that a grammar allows and does not go on with
 constexpr uint32_t xtc_stream     = 0;
 
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
@@ -51,15 +51,16 @@ void check_row(const float * logits, size_t n) {
     }
 }
 
-std::vector<int32_t> tokenize(const llama_vocab * vocab, const std::string & text) {
-    std::vector<int32_t> tokens(text.size() + 8);
-    const int32_t        n = llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                                            static_cast<int32_t>(tokens.size()), false, false);
-    if (n < 0) {
-        fail("InvalidParams", "bad_words: '" + text + "' cannot be tokenized");
+// llama.cpp reads so many bytes of a breaker and encodes what is left of it behind any of its bytes: what this
+// vocabulary cannot encode, or not without an end, is found here.
+void check_breakers(const std::shared_ptr<Model> & model, const std::vector<std::string> & breakers) {
+    constexpr size_t max_bytes = 40;
+    const Vocab      vocab(model);
+    for (const std::string & breaker : breakers) {
+        for (size_t i = 1; i < std::min(breaker.size(), max_bytes); ++i) {
+            vocab.encode(breaker.substr(i, max_bytes - i), false, false);
+        }
     }
-    tokens.resize(static_cast<size_t>(n));
-    return tokens;
 }
 
 } // namespace
@@ -89,7 +90,7 @@ Sampler::Sampler(const Sampler & other, std::optional<uint32_t> choice)
     pending_         = other.pending_;
     counts_          = other.counts_;
     if (other.grammar_) {
-        grammar_.emplace(other.grammar_->clone());
+        grammar_.emplace(*other.grammar_);
     }
     dry_.reset(llama_sampler_clone(other.dry_.get()));
     infill_.reset(llama_sampler_clone(other.infill_.get()));
@@ -188,9 +189,16 @@ void Sampler::build_bans() {
     if (!options_.bad_words.empty() && llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
         fail("Unsupported", "bad_words: this model has no vocabulary of text");
     }
+    if (!options_.bad_words.empty()) {
+        ban_words();
+    }
+}
+
+void Sampler::ban_words() {
+    const Vocab vocab(model_);
     for (const std::string & word : options_.bad_words) {
         for (const std::string & form : {word, " " + word}) {
-            const std::vector<int32_t> tokens = tokenize(vocab, form);
+            const std::vector<int32_t> tokens = vocab.encode(form, false, false);
             if (tokens.size() == 1) {
                 banned_.push_back(tokens[0]);
             } else if (!tokens.empty()) {
@@ -220,6 +228,7 @@ void Sampler::build_dry() {
     const int32_t last_n =
         options_.dry_penalty_last_n < 0 ? std::max(4096, llama_model_n_ctx_train(model_->get())) : options_.dry_penalty_last_n;
     extend(last_n);
+    check_breakers(model_, options_.dry_sequence_breakers);
     std::vector<const char *> breakers;
     for (const std::string & breaker : options_.dry_sequence_breakers) {
         breakers.push_back(breaker.c_str());
@@ -240,29 +249,20 @@ Sampler::Progress Sampler::initial(uint64_t seed, uint32_t choice) const {
     return progress;
 }
 
-Draw Sampler::sample(const float * logits, const uint32_t * mask, int32_t num_logprobs) {
+Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_logprobs) {
     const std::lock_guard lock(mutex_);
-    check_row(logits, static_cast<size_t>(n_vocab_));
+    given_.assign(given, given + n_vocab_);
+    check_row(given_.data(), given_.size());
+    const float * logits = given_.data();
     // Candidates that only logprobs_mode "sampled" looks at make the shortcuts around the grammar impossible.
     const bool      from_list = num_logprobs >= 0 && options_.sampled_logprobs;
     const float *   row       = edit(logits, mask);
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
-    for (int i = 0; grammar_ && !grammar_->takes(result.token); ++i) {
-        if (i == misled_tries) {
-            fail("SamplingError", "the grammar names tokens where others reach into: none of the likely ones fits it");
-        }
-        if (row != row_.data()) {
-            row_.assign(row, row + n_vocab_);
-            row = row_.data();
-        }
-        row_[static_cast<size_t>(result.token)] = impossible;
-        result.token                            = choose(row, from_list, pending);
-    }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
-                                    : logprobs(logits, result.token, num_logprobs);
+                                    : row_logprobs(logits, given_.size(), result.token, num_logprobs);
     }
     pending_ = pending;
     return result;
@@ -543,16 +543,17 @@ Logprobs Sampler::list_logprobs(int32_t token, int32_t k) {
 }
 
 Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) const {
-    check_row(logits, static_cast<size_t>(n_vocab_));
+    const std::vector<float> row(logits, logits + n_vocab_);
+    check_row(row.data(), row.size());
     check_token("token_id", chosen, n_vocab_);
-    return row_logprobs(logits, static_cast<size_t>(n_vocab_), chosen, k);
+    return row_logprobs(row.data(), row.size(), chosen, k);
 }
 
 void Sampler::accept(int32_t token) {
     const std::lock_guard lock(mutex_);
     check_token("token_id", token, n_vocab_);
-    if (grammar_) {
-        advance_grammar(token);
+    if (grammar_ && !grammar_->accept(token)) {
+        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
     }
     if (pending_.token == token && options_.mirostat != 0) {
         progress_.mu -= options_.mirostat_eta * (pending_.value - options_.mirostat_tau);
@@ -566,19 +567,6 @@ void Sampler::accept(int32_t token) {
         progress_.generated.push_back(token);
     }
     remember(token);
-}
-
-// Leaves the grammar where it was if it does not take the token.
-void Sampler::advance_grammar(int32_t token) {
-    try {
-        if (grammar_->allows(token) && grammar_->accept(token)) {
-            return;
-        }
-        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
-    } catch (const Error &) {
-        grammar_ = grammar_after(progress_.generated);
-        throw;
-    }
 }
 
 void Sampler::accept_prompt(const int32_t * tokens, size_t n) {
@@ -670,7 +658,8 @@ bool Sampler::is_eog(int32_t token) const {
 
 std::string Sampler::token_bytes(int32_t token) const {
     check_token("token_id", token, n_vocab_);
-    return token_piece(model_->vocab(), token);
+    const llama_vocab * vocab = model_->vocab();
+    return llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : token_piece(vocab, token, true);
 }
 
 std::vector<uint32_t> Sampler::allowed_mask() {
@@ -763,7 +752,7 @@ uint64_t Sampler::fingerprint() const {
     f.add(o.allowed_token_ids.value_or(std::vector<int32_t>{-1}));
     if (o.grammar) {
         f.add(std::vector<std::string>{o.grammar->text, o.grammar->root});
-        f.add(o.grammar->trigger_patterns), f.add(o.grammar->trigger_tokens);
+        f.add(o.grammar->trigger_words), f.add(o.grammar->trigger_tokens);
         f.add(static_cast<int32_t>(o.grammar->lazy));
     }
     return f.value();

@@ -85,7 +85,8 @@ public:
     Sampler(const Sampler &)             = delete;
     Sampler & operator=(const Sampler &) = delete;
 
-    // Draws from one row of n_vocab logits, which it does not change. `mask`: null, or mask_words() words, bit set =
+    // Draws from one row of n_vocab logits, which it does not change and copies first: whoever writes to it meanwhile
+    // changes what is drawn and breaks nothing. `mask`: null, or mask_words() words, bit set =
     // allowed. num_logprobs: -1 none, 0 the chosen token's alone, k the k most likely as well. Does not accept: the same
     // row gives the same token again. SamplingError if nothing is allowed or a logit is NaN or +inf; nothing changed.
     Draw sample(const float * logits, const uint32_t * mask, int32_t num_logprobs);
@@ -144,6 +145,7 @@ private:
     void check_options() const;
     void build_chain();
     void build_bans();
+    void ban_words();
     void build_dry();
 
     bool uses(SamplerKind kind) const;
@@ -170,7 +172,6 @@ private:
     void    infill(const float * row);
     Logprobs list_logprobs(int32_t token, int32_t k);
 
-    void                   advance_grammar(int32_t token);
     void                   remember(int32_t token);
     void                   count(size_t i);
     Progress               initial(uint64_t seed, uint32_t choice) const;
@@ -198,7 +199,8 @@ private:
     std::optional<Grammar>               grammar_;
     LlamaSampler                         dry_;
     LlamaSampler                         infill_;
-    std::vector<float>                   row_;
+    std::vector<float>                   given_; // the row of this draw,
+    std::vector<float>                   row_;   // and with biases, bans and leading penalties in it
     Candidates                           list_;
 };
 

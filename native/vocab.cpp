@@ -221,17 +221,21 @@ std::vector<llama_token> Vocab::tokenize(std::string_view text, bool add_special
     return tokens;
 }
 
-std::string Vocab::piece(llama_token token, bool special) const {
-    require_token(token);
+std::string token_piece(const llama_vocab * vocab, llama_token token, bool special) {
     std::string   bytes(32, '\0');
-    const int32_t length = llama_token_to_piece(vocab_, token, bytes.data(), 32, 0, special);
+    const int32_t length = llama_token_to_piece(vocab, token, bytes.data(), 32, 0, special);
     if (length < 0) {
         bytes.resize(-static_cast<std::size_t>(length));
-        llama_token_to_piece(vocab_, token, bytes.data(), -length, 0, special);
+        llama_token_to_piece(vocab, token, bytes.data(), -length, 0, special);
     } else {
         bytes.resize(length);
     }
     return bytes;
+}
+
+std::string Vocab::piece(llama_token token, bool special) const {
+    require_token(token);
+    return token_piece(vocab_, token, special);
 }
 
 PieceTable Vocab::pieces(bool special) const {

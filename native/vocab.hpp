@@ -20,6 +20,9 @@ struct PieceTable {
     std::vector<std::size_t> ends;
 };
 
+// The bytes that a token stands for; `special` as below. The vocabulary must have texts, and the token be one of it.
+std::string token_piece(const llama_vocab * vocab, llama_token token, bool special);
+
 class Vocab {
 public:
     explicit Vocab(std::shared_ptr<Model> model);

@@ -1,6 +1,5 @@
 #include "bindings.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -8,16 +7,17 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrays.hpp"
 #include "error.hpp"
+#include "json_schema.hpp"
 #include "sampler.hpp"
 
 namespace paceline {
 
 namespace {
 
-using Row  = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ids  = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Row  = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check_length(const char * name, size_t length, size_t wanted) {
     if (length != wanted) {
@@ -26,10 +26,10 @@ void check_length(const char * name, size_t length, size_t wanted) {
     }
 }
 
-nb::object to_array(std::vector<uint32_t> words) {
-    auto *      owned = new std::vector<uint32_t>(std::move(words));
-    nb::capsule owner(owned, [](void * p) noexcept { delete static_cast<std::vector<uint32_t> *>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+// What only waits for the sampler's turn, without the GIL.
+template <auto Method> auto waiting(const Sampler & self) {
+    Unlocked unlocked;
+    return (self.*Method)();
 }
 
 void bind_options(nb::module_ & m) {
@@ -50,7 +50,7 @@ void bind_options(nb::module_ & m) {
         .def_rw("text", &GrammarOptions::text)
         .def_rw("root", &GrammarOptions::root)
         .def_rw("lazy", &GrammarOptions::lazy)
-        .def_rw("trigger_patterns", &GrammarOptions::trigger_patterns)
+        .def_rw("trigger_words", &GrammarOptions::trigger_words)
         .def_rw("trigger_tokens", &GrammarOptions::trigger_tokens);
     nb::class_<SamplerOptions>(m, "SamplerOptions")
         .def(nb::init<>())
@@ -125,7 +125,7 @@ void bind_sampler(nb::module_ & m) {
              nb::arg("logits"), nb::arg("chosen"), nb::arg("k"))
         .def("accept", &Sampler::accept, nb::arg("token_id"), nb::call_guard<Unlocked>())
         .def("accept_prompt",
-             [](Sampler & self, const Ids & tokens) {
+             [](Sampler & self, const Ints & tokens) {
                  Unlocked unlocked;
                  self.accept_prompt(tokens.data(), tokens.size());
              },
@@ -144,13 +144,13 @@ void bind_sampler(nb::module_ & m) {
                      Unlocked unlocked;
                      mask = self.allowed_mask();
                  }
-                 return to_array(std::move(mask));
+                 return to_numpy(std::move(mask));
              })
         .def("reset", &Sampler::reset, nb::call_guard<Unlocked>())
         .def("clone", &Sampler::clone, nb::arg("choice").none() = nb::none(), nb::call_guard<Unlocked>())
         .def("state",
              [](const Sampler & self) {
-                 const std::string bytes = self.state();
+                 const std::string bytes = waiting<&Sampler::state>(self);
                  return nb::bytes(bytes.data(), bytes.size());
              })
         .def("restore",
@@ -160,9 +160,9 @@ void bind_sampler(nb::module_ & m) {
                  self.restore(bytes);
              },
              nb::arg("state"))
-        .def_prop_ro("seed", &Sampler::seed)
-        .def_prop_ro("choice", &Sampler::choice)
-        .def_prop_ro("num_generated", &Sampler::num_generated)
+        .def_prop_ro("seed", &waiting<&Sampler::seed>)
+        .def_prop_ro("choice", &waiting<&Sampler::choice>)
+        .def_prop_ro("num_generated", &waiting<&Sampler::num_generated>)
         .def_prop_ro("n_vocab", &Sampler::n_vocab);
     m.def("grammar_of_json_schema", &grammar_of_json_schema, nb::arg("schema"), nb::call_guard<Unlocked>());
     m.def("philox", &philox, nb::arg("counter"), nb::arg("key0"), nb::arg("key1"));

@@ -35,6 +35,7 @@ DEFAULT_SAMPLERS = SAMPLERS[:9]
 _INT32 = 2**31 - 1
 _LARGE = 1e6  # beyond it no number here has a meaning, and 32-bit arithmetic begins to end
 _MAX_INFILL_CANDIDATES = 1000
+_MAX_TRIGGER_CHARS = 256
 _MAX_SCHEMA_CHARS = 2**18
 _MAX_SCHEMA_DEPTH = 100
 
@@ -111,8 +112,9 @@ class SamplingParams:
     What may come
         grammar (GBNF), json_schema, regex or choice (one of the texts): at most one of the four. A Sampler cannot
         follow a regex yet and raises `Unsupported`.
-        grammar_root: the rule to begin with. grammar_lazy: free text until one of grammar_triggers (a regular
-        expression as str, or a token id) has come.
+        grammar_root: the rule to begin with. grammar_lazy: free text until one of grammar_triggers has come, with
+        which the grammar begins: a text, which is found as it is, or with a ^ before it only where the answer begins
+        with it; or a token id.
         allowed_token_ids: None, or the only tokens that may come. bad_words: texts that may not, as the tokens that
         they are encoded to, with and without a space before them.
     What is told
@@ -294,12 +296,16 @@ def _triggers(triggers: object) -> tuple[str | int, ...]:
     items = _items("grammar_triggers", triggers)
     if len(items) > 256:
         raise InvalidParams(f"grammar_triggers must be at most 256, not {len(items)}")
-    return tuple(
-        validation.text(f"grammar_triggers[{i}]", item)
-        if isinstance(item, str)
-        else validation.integer(f"grammar_triggers[{i}]", item, 0, _INT32)
-        for i, item in enumerate(items)
-    )
+    return tuple(_trigger(f"grammar_triggers[{i}]", item) for i, item in enumerate(items))
+
+
+def _trigger(name: str, trigger: object) -> str | int:
+    if not isinstance(trigger, str):
+        return validation.integer(name, trigger, 0, _INT32)
+    size = len(validation.text(name, trigger).removeprefix("^"))
+    if not 1 <= size <= _MAX_TRIGGER_CHARS:
+        raise InvalidParams(f"{name} must have 1 to {_MAX_TRIGGER_CHARS} characters (besides a ^), not {size}")
+    return trigger
 
 
 def _schema(schema: object) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import struct
 from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 from paceline.errors import InvalidParams, InvalidType
 
 _MAX_SHOWN = 80  # characters of a refused value that go into the message
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
 
 
 def integer(name: str, value: object, low: int | None = None, high: int | None = None, hint: str | None = None) -> int:
@@ -41,7 +43,11 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
     below: float | None = None,
     hint: str | None = None,
 ) -> float:
-    """The value as a finite `float`: at least `low`, at most `high`, more than `above`, less than `below`."""
+    """The value as a finite `float`: at least `low`, at most `high`, more than `above`, less than `below`.
+
+    It must be one that 32 bits can keep: beyond 3.4e38 it would become infinite there, and an open bound holds for what
+    it is rounded to.
+    """
     wanted = _wanted("a finite number", low, high, above, below)
     if isinstance(value, bool) or not isinstance(value, Real):
         _refuse(InvalidType, name, wanted, value, hint)
@@ -49,8 +55,10 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
         result = float(value)
     except OverflowError:  # an int or a fraction beyond the range of a float
         result = math.inf
+    if math.isfinite(result) and abs(result) > _FLOAT32_MAX:
+        _refuse(InvalidParams, name, wanted, value, hint or "it has 32 bits, whose numbers end at 3.4e38")
     inside = math.isfinite(result) and (low is None or result >= low) and (high is None or result <= high)
-    if not inside or (above is not None and result <= above) or (below is not None and result >= below):
+    if not inside or not _within(result, above, below):
         _refuse(InvalidParams, name, wanted, value, hint)
     return result
 
@@ -106,6 +114,12 @@ def reject_unknown(names: Iterable[str], known: Collection[str]) -> None:
         if name not in known:
             hint = _did_you_mean(name, known) or "known are " + ", ".join(sorted(known))
             raise InvalidType(f"unknown option {_shown(name)}; {hint}")
+
+
+def _within(value: float, above: float | None, below: float | None) -> bool:
+    """Whether a number lies between open bounds, also once it is rounded to 32 bits."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return all((above is None or x > above) and (below is None or x < below) for x in (value, rounded))
 
 
 def _plain_list(name: str, values: object) -> list[Any]:

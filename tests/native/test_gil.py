@@ -13,7 +13,8 @@ import pytest
 from tests.native.conftest import TinyModels
 
 from paceline import _native
-from paceline.runtime import Context, Model
+from paceline.params import SamplingParams
+from paceline.runtime import Context, Model, Sampler
 from paceline.testing.models import LlamaSpec
 
 pytestmark = pytest.mark.native
@@ -75,3 +76,22 @@ def test_another_thread_runs_while_a_text_is_encoded(llama_cpp_source: Path) -> 
         vocab = _native.Vocab(model.native)
         text = b"the quick brown fox " * 50_000
         assert runs_beside(lambda: vocab.encode(text, False, False))
+
+
+@pytest.mark.parametrize("name", ["seed", "choice", "num_generated", "state"])
+def test_another_thread_runs_while_one_waits_for_a_sampler(llama_cpp_source: Path, name: str) -> None:
+    """Reading a fact of a sampler that is busy in another thread."""
+    with Model.load(llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf", vocab_only=True) as model:
+        params = SamplingParams(repeat_penalty=1.1, penalty_last_n=-1)
+        sampler = Sampler(params, model).native
+        prompt = np.ones(20_000_000, dtype=np.int32)
+        busy = threading.Thread(target=sampler.accept_prompt, args=(prompt,))
+
+        def read() -> None:
+            busy.start()
+            while busy.is_alive():
+                value = getattr(sampler, name)
+                if callable(value):
+                    value()
+
+        assert runs_beside(read)

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tests.native.apart import run_apart
 
 from paceline.errors import Closed, InvalidParams, InvalidType, SamplingError, Unsupported
 from paceline.params import SamplingParams
@@ -361,3 +362,32 @@ def test_models_without_text_say_what_they_cannot_do(tmp_path: Path, options: di
     plain.accept(plain.sample(np.zeros(plain.n_vocab, dtype=np.float32)))
     with pytest.raises(Unsupported, match=next(iter(options))):
         Sampler(SamplingParams(**options), model)
+
+
+def test_a_row_that_another_thread_writes_to_breaks_nothing(llama_cpp_source: Path) -> None:
+    """While NaN come and go in a row, each draw from it gives a token or SamplingError, whatever sorts it."""
+    code = """
+from paceline.errors import SamplingError
+model = Model.load(sys.argv[1], vocab_only=True)
+sampler = Sampler(SamplingParams(top_k=0, top_p=0.99, min_p=0.0, typical_p=0.9, seed=1), model)
+good = np.random.default_rng(1).normal(size=sampler.n_vocab).astype(np.float32)
+row, over, outcomes = good.copy(), threading.Event(), set()
+def spoil():
+    while not over.is_set():
+        for values in (np.nan, good):
+            row[:] = values
+            for _ in range(20_000):
+                pass
+thread = threading.Thread(target=spoil)
+thread.start()
+for _ in range(200):
+    for draw in (lambda: sampler.sample_with_logprobs(row, k=2000)[1], lambda: sampler.logprobs(row, 5, 20000)):
+        try:
+            outcomes.add(all(np.isfinite(record.logprob) for record in draw().top))
+        except SamplingError as error:
+            outcomes.add(str(error).endswith("is nan: the model's output is not usable"))
+over.set()
+thread.join()
+print(outcomes)
+"""
+    assert run_apart(code, llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf") == ["{True}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.apart import run_apart
 
 from paceline.errors import GrammarError, InvalidParams, SamplingError, Unsupported
 from paceline.params import SamplingParams
@@ -16,6 +17,11 @@ from paceline.runtime import Model, Sampler
 
 LIST = 'root ::= "[" [0-9]{1,3} ("," [0-9]{1,3}){0,3} "]"'
 OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+
+
+def spm(llama_cpp_source: Path) -> Path:
+    """The file of `vocabulary`."""
+    return llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf"
 
 
 def row(seed: int, n: int) -> np.ndarray:
@@ -152,7 +158,7 @@ def test_a_lazy_grammar_begins_at_its_trigger(vocabulary: Model) -> None:
     encode = vocabulary.tokenizer.encode
     less = vocabulary.tokenizer.token_id("<")
     assert less is not None
-    for triggers in (("(<)",), (less,)):
+    for triggers in (("<",), ("never", "<"), (less,)):
         options = SamplingParams(
             grammar='root ::= "<" [0-9]+', grammar_lazy=True, grammar_triggers=triggers, temperature=0
         )
@@ -182,26 +188,70 @@ def test_a_trigger_that_the_grammar_does_not_go_on_with_is_refused(vocabulary: M
 
 def test_a_lazy_grammar_waits_through_a_long_text(vocabulary: Model) -> None:
     """The trigger is found however much text comes before it."""
-    options = SamplingParams(
-        grammar='root ::= "<" [0-9]+', grammar_lazy=True, grammar_triggers=("(<)[0-9]",), temperature=0
-    )
+    options = SamplingParams(grammar='root ::= "<" [0-9]+', grammar_lazy=True, grammar_triggers=("<1",), temperature=0)
     sampler = Sampler(options, vocabulary)
     hello, less, one = (vocabulary.tokenizer.encode(text, add_special=False)[-1] for text in ("hello", "<", "1"))
     accept_all(sampler, [*[hello] * 4000, less, one])
     assert 0 < len(bits(sampler.allowed_mask(), sampler.n_vocab)) < 1000
 
 
-def test_an_anchored_trigger_is_given_up_after_a_while(vocabulary: Model) -> None:
-    """A pattern that wants the text from its beginning is not searched for without end, and says so."""
-    options = SamplingParams(grammar='root ::= "<"', grammar_lazy=True, grammar_triggers=("^never",), temperature=0)
+def test_an_anchored_trigger_counts_at_the_beginning_alone(vocabulary: Model) -> None:
+    """A text behind ^ begins the grammar where the answer begins with it, and nowhere else."""
+    options = SamplingParams(grammar='root ::= "<b" [0-9]', grammar_lazy=True, grammar_triggers=("^<b",), temperature=0)
+    less, letter = (vocabulary.tokenizer.token_id(text) for text in "<b")
+    assert less is not None and letter is not None
+    for before, is_free in (([], False), ([letter], True), ([letter] * 40, True)):
+        sampler = Sampler(options, vocabulary)
+        accept_all(sampler, [*before, less, letter])
+        assert (len(bits(sampler.allowed_mask(), sampler.n_vocab)) == sampler.n_vocab) == is_free
+
+
+def test_the_grammar_begins_within_a_token(vocabulary: Model) -> None:
+    """A trigger may begin in the middle of one token and end in that of another; the grammar gets all from there on."""
+    options = SamplingParams(
+        grammar='root ::= "lo" "th" "e" [x-z]', grammar_lazy=True, grammar_triggers=("loth",), temperature=0
+    )
+    tokens = {vocabulary.tokenizer.token_bytes(token): token for token in range(vocabulary.tokenizer.n_vocab)}
+    hello, the, other = (tokens[text] for text in (b" hello", b"the", b"thing"))
     sampler = Sampler(options, vocabulary)
-    hello = vocabulary.tokenizer.encode("hello", add_special=False)[-1]
-    with pytest.raises(SamplingError, match=r"begins with \^"):
-        accept_all(sampler, [hello] * 4000)
-    accepted = sampler.num_generated
-    with pytest.raises(SamplingError, match=r"begins with \^"):
-        sampler.accept(hello)
-    assert sampler.num_generated == accepted
+    sampler.accept(hello)
+    with pytest.raises(InvalidParams, match="does not allow"):
+        sampler.accept(other)
+    sampler.accept(the)
+    texts = {vocabulary.tokenizer.decode([token]) for token in bits(sampler.allowed_mask(), sampler.n_vocab)}
+    assert texts == {"x", "y", "z"}
+
+
+@pytest.mark.parametrize(
+    "trigger", ["(" * 200, "^((((((([ ])))))))*x", "^([ ]|b)*x", "(a+)+x", "\\", "[", "a|b", "^^", "$"]
+)
+def test_a_trigger_is_no_expression(llama_cpp_source: Path, trigger: str) -> None:
+    """A trigger is found as it is written, whatever a regular expression would make of it."""
+    code = r"""
+model = Model.load(sys.argv[1], vocab_only=True)
+trigger = sys.argv[2]
+literal = "".join(f"\\U{ord(c):08X}" for c in trigger.removeprefix("^"))
+params = SamplingParams(grammar=f'root ::= "{literal}" "!"', grammar_lazy=True, grammar_triggers=(trigger,))
+def run():
+    sampler = Sampler(params, model)
+    ids = {text: model.tokenizer.encode(text, add_special=False)[-1] for text in "ab x"}
+    if trigger[0] != "^":
+        for text in "ab x" * 600 + "a" * 300:
+            sampler.accept(ids[text])
+    else:
+        Sampler(params, model).accept(ids["a"])
+    byte = {model.tokenizer.token_bytes(i): i for i in reversed(range(sampler.n_vocab))}
+    for text in trigger.removeprefix("^"):
+        sampler.accept(byte[text.encode()])
+    mask = sampler.allowed_mask()
+    print(int(np.bitwise_count(mask).sum()) if hasattr(np, "bitwise_count") else 1)
+threading.stack_size(512 * 1024)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    (line,) = run_apart(code, spm(llama_cpp_source), trigger)
+    assert 1 <= int(line) < 10
 
 
 @pytest.mark.parametrize(
@@ -309,11 +359,73 @@ def test_every_grammar_of_the_source_tree_is_taken(vocabulary: Model, llama_cpp_
         sampler.accept(sampler.sample(row(1, sampler.n_vocab)))
 
 
-def test_a_trigger_that_does_not_compile_is_refused(vocabulary: Model) -> None:
-    """A broken regular expression raises GrammarError."""
-    options = SamplingParams(grammar='root ::= "a"', grammar_lazy=True, grammar_triggers=("(",))
-    with pytest.raises(GrammarError, match="does not compile"):
-        Sampler(options, vocabulary)
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" root "b" | "a" root "c" | "d"',
+        'root ::= " " root "b" | " " root "c" | "d"',
+        'root ::= x x\nx ::= "a" x y | "a" x | "b"\ny ::= "c" | "c" y',
+        'root ::= e "+" e "!"\ne ::= "a" e e | "a" | "a" e',
+        'root ::= ("a" | "aa" | "aaa" | [a-z])+ "!"',
+    ],
+)
+def test_ambiguous_grammars_are_followed_without_doubling(llama_cpp_source: Path, grammar: str) -> None:
+    """Grammars whose readings double with every character are followed through hundreds of them."""
+    code = """
+import time
+model = Model.load(sys.argv[1], vocab_only=True)
+sampler = Sampler(SamplingParams(grammar=sys.argv[2], temperature=0), model)
+first = sampler.allowed_mask()
+row = np.zeros(sampler.n_vocab, dtype=np.float32)
+for k in range(100):
+    sampler.accept(sampler.sample(row, first))
+sampler.allowed_mask()
+print(sampler.num_generated)
+"""
+    assert run_apart(code, spm(llama_cpp_source), grammar, timeout_s=30) == ["100"]
+
+
+def test_a_grammar_that_is_too_ambiguous_says_so_and_nothing_moves(vocabulary: Model) -> None:
+    """Where even one token would take seconds SamplingError is raised, and the sampler stands where it stood."""
+    many = " | ".join(f'. . . . . . . . "{i}"' for i in range(4000))
+    sampler = Sampler(SamplingParams(grammar=f"root ::= ({many})+", temperature=0), vocabulary)
+    before = sampler.state()
+    with pytest.raises(SamplingError, match="too many ways"):
+        sampler.allowed_mask()
+    assert sampler.state() == before
+    sampler.accept(sampler.sample(row(1, sampler.n_vocab)))
+    assert sampler.num_generated == 1
+
+
+def test_deep_nesting_is_followed_and_left_again(vocabulary: Model) -> None:
+    """Thousands of open brackets are remembered, and closed one by one."""
+    sampler = Sampler(SamplingParams(grammar='root ::= "(" root ")" | "x"', temperature=0), vocabulary)
+    tokens = {vocabulary.tokenizer.token_bytes(token): token for token in range(sampler.n_vocab)}
+    ids = {text: tokens[text.encode()] for text in "(x)"}
+    accept_all(sampler, [ids[text] for text in "(" * 3000 + "x" + ")" * 2999])
+    copied = sampler.clone()
+    with pytest.raises(InvalidParams, match="does not allow"):
+        sampler.accept(ids["("])
+    for one in (sampler, copied):
+        one.accept(ids[")"])
+        assert bits(one.allowed_mask(), one.n_vocab) == set(vocabulary.tokenizer.eog_ids)
+
+
+def test_a_character_in_several_tokens_is_followed(vocabulary: Model) -> None:
+    """A character that only byte tokens spell comes byte after byte, and nothing but its own bytes in between."""
+    sampler = Sampler(SamplingParams(grammar='root ::= [\\U0001F600-\\U0001F601] "!"', temperature=0), vocabulary)
+    tokens = {vocabulary.tokenizer.token_bytes(token): token for token in range(sampler.n_vocab)}
+    pieces = [tokens[bytes([byte])] for byte in "😀".encode()]
+    for piece in pieces[:-1]:
+        assert piece in bits(sampler.allowed_mask(), sampler.n_vocab)
+        sampler.accept(piece)
+    last = bits(sampler.allowed_mask(), sampler.n_vocab)
+    assert last == {tokens[b"\x80"], tokens[b"\x81"]}
+    with pytest.raises(InvalidParams, match="does not allow"):
+        sampler.accept(tokens[b"!"])
+    sampler.accept(pieces[-1])
+    sampler.accept(tokens[b"!"])
+    assert bits(sampler.allowed_mask(), sampler.n_vocab) == set(vocabulary.tokenizer.eog_ids)
 
 
 @pytest.mark.parametrize("text", ["yes", 'a "quoted" one', "line\nbreak", "\\back[slash]-", "日本 é 😀"])

@@ -143,6 +143,9 @@ def test_optional_integers_may_be_none_but_not_true(name: str) -> None:
         ({"grammar": "x", "grammar_lazy": True}, "grammar_lazy needs a grammar and grammar_triggers"),
         ({"grammar": "x", "grammar_triggers": ("a",)}, "without grammar_lazy=True"),
         ({"grammar_triggers": (-1,)}, r"grammar_triggers\[0\]"),
+        ({"grammar_triggers": ("",)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
+        ({"grammar_triggers": ("^",)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
+        ({"grammar_triggers": ("(" * 257,)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[str, Any], message: str) -> None:

@@ -77,6 +77,23 @@ def test_number_without_bounds_must_still_be_finite(value: Any) -> None:
         validation.number("bias", value)
 
 
+@pytest.mark.parametrize("value", [1e300, -1e300, 3.41e38, 10**39])
+def test_number_refuses_what_32_bits_would_make_infinite(value: Any) -> None:
+    """A number that the native core would read as an infinity is refused, bounds or not, and the reason said."""
+    for bounds in ((), (0,)):
+        with pytest.raises(InvalidParams, match=r"^scale must be a finite number.* it has 32 bits"):
+            validation.number("scale", value, *bounds)
+    assert validation.number("scale", 3.4e38) == 3.4e38
+
+
+def test_number_keeps_open_bounds_in_32_bits() -> None:
+    """What would be rounded onto an open bound is outside."""
+    for value in (1e-60, 1 - 1e-12):
+        with pytest.raises(InvalidParams, match="^x must be a finite number > 0 and < 1"):
+            validation.number("x", value, above=0, below=1)
+    assert validation.number("x", 1e-60, 0, 1) == 1e-60
+
+
 def test_number_tells_open_from_closed_bounds() -> None:
     """`above` and `below` exclude the bound itself, `low` and `high` include it."""
     assert validation.number("x", 0.5, above=0, below=1) == 0.5
