@@ -7,7 +7,6 @@
 #include <set>
 
 #include "error.hpp"
-#include "sampler_state.hpp"
 #include "vocab.hpp"
 
 namespace paceline {
@@ -16,7 +15,6 @@ namespace {
 
 constexpr float    impossible     = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit   = 1000; // llama.cpp's infill compares every candidate with every other
-constexpr size_t   everything     = std::numeric_limits<size_t>::max();
 constexpr int      lucky_tries    = 2; // draws that are checked against the grammar before all tokens are
 constexpr uint32_t xtc_stream     = 0;
 
@@ -28,13 +26,6 @@ void forbid_unset(float * row, size_t n, const uint32_t * mask) {
                 row[j] = impossible;
             }
         }
-    }
-}
-
-void check_token(const char * field, int32_t token, int32_t n_vocab) {
-    if (token < 0 || token >= n_vocab) {
-        fail("InvalidParams", std::string(field) + ": " + std::to_string(token) + " is no token of this model (0 to " +
-                                  std::to_string(n_vocab - 1) + ")");
     }
 }
 
@@ -111,13 +102,20 @@ void Sampler::check_options() const {
         fail("InvalidParams", "repeat_penalty must be above 0, not " + std::to_string(options_.repeat_penalty));
     }
     for (const auto & [token, bias] : options_.logit_bias) {
-        check_token("logit_bias", token, n_vocab_);
+        check_token("logit_bias", token);
         if (!std::isfinite(bias)) {
             fail("InvalidParams", "logit_bias: the bias of token " + std::to_string(token) + " must be finite");
         }
     }
     for (const int32_t token : options_.stop_token_ids) {
-        check_token("stop_token_ids", token, n_vocab_);
+        check_token("stop_token_ids", token);
+    }
+}
+
+void Sampler::check_token(const char * field, int32_t token) const {
+    if (token < 0 || token >= n_vocab_) {
+        fail("InvalidParams", std::string(field) + ": " + std::to_string(token) + " is no token of this model (0 to " +
+                                  std::to_string(n_vocab_ - 1) + ")");
     }
 }
 
@@ -182,7 +180,7 @@ void Sampler::build_bans() {
     if (options_.allowed_token_ids) {
         allowed_.assign(mask_words(), 0);
         for (const int32_t token : *options_.allowed_token_ids) {
-            check_token("allowed_token_ids", token, n_vocab_);
+            check_token("allowed_token_ids", token);
             allowed_[static_cast<size_t>(token) / 32] |= 1u << (token % 32);
         }
     }
@@ -238,16 +236,6 @@ void Sampler::build_dry() {
 }
 
 bool Sampler::uses(SamplerKind kind) const { return std::find(chain_.begin(), chain_.end(), kind) != chain_.end(); }
-
-Sampler::Progress Sampler::initial(uint64_t seed, uint32_t choice) const {
-    Progress progress;
-    progress.seed            = seed;
-    progress.choice          = choice;
-    progress.mu              = 2.0 * options_.mirostat_tau;
-    progress.adaptive_weight = 1 / (1.0 - options_.adaptive_decay);
-    progress.adaptive_sum    = options_.adaptive_target * progress.adaptive_weight;
-    return progress;
-}
 
 Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_logprobs) {
     const std::lock_guard lock(mutex_);
@@ -545,106 +533,8 @@ Logprobs Sampler::list_logprobs(int32_t token, int32_t k) {
 Logprobs Sampler::logprobs(const float * logits, int32_t chosen, int32_t k) const {
     const std::vector<float> row(logits, logits + n_vocab_);
     check_row(row.data(), row.size());
-    check_token("token_id", chosen, n_vocab_);
+    check_token("token_id", chosen);
     return row_logprobs(row.data(), row.size(), chosen, k);
-}
-
-void Sampler::accept(int32_t token) {
-    const std::lock_guard lock(mutex_);
-    check_token("token_id", token, n_vocab_);
-    if (grammar_ && !grammar_->accept(token)) {
-        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
-    }
-    if (pending_.token == token && options_.mirostat != 0) {
-        progress_.mu -= options_.mirostat_eta * (pending_.value - options_.mirostat_tau);
-    } else if (pending_.token == token && adaptive()) {
-        progress_.adaptive_sum    = pending_.value + options_.adaptive_decay * progress_.adaptive_sum;
-        progress_.adaptive_weight = 1 + options_.adaptive_decay * progress_.adaptive_weight;
-    }
-    pending_ = {};
-    ++progress_.k;
-    if (grammar_) {
-        progress_.generated.push_back(token);
-    }
-    remember(token);
-}
-
-void Sampler::accept_prompt(const int32_t * tokens, size_t n) {
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < n; ++i) {
-        check_token("token_ids", tokens[i], n_vocab_);
-    }
-    pending_ = {};
-    for (size_t i = window_ < n ? n - window_ : 0; i < n; ++i) {
-        remember(tokens[i]);
-    }
-}
-
-// Adds to the history, which is kept as far back as anything looks.
-void Sampler::remember(int32_t token) {
-    if (window_ == 0) {
-        return;
-    }
-    std::vector<int32_t> & history = progress_.history;
-    history.push_back(token);
-    count(history.size() - 1);
-    if (dry_) {
-        llama_sampler_accept(dry_.get(), token);
-    }
-    if (window_ != everything && history.size() >= 2 * window_ + 64) {
-        history.erase(history.begin(), history.end() - static_cast<ptrdiff_t>(window_));
-    }
-}
-
-// Takes the token at `i`, the newest so far, into the counts of the penalties, and the one that it pushes out from them.
-void Sampler::count(size_t i) {
-    if (!uses(SamplerKind::penalties)) {
-        return;
-    }
-    const std::vector<int32_t> & history = progress_.history;
-    ++counts_[history[i]];
-    const size_t last_n = static_cast<size_t>(options_.penalty_last_n);
-    if (options_.penalty_last_n > 0 && i >= last_n) {
-        const auto oldest = counts_.find(history[i - last_n]);
-        if (--oldest->second == 0) {
-            counts_.erase(oldest);
-        }
-    }
-}
-
-std::optional<Grammar> Sampler::grammar_after(const std::vector<int32_t> & generated) const {
-    std::optional<Grammar> grammar;
-    if (options_.grammar) {
-        grammar.emplace(model_, *options_.grammar);
-        for (const int32_t token : generated) {
-            if (!grammar->accept(token)) {
-                fail("StateError", "the saved tokens do not follow the grammar of this sampler");
-            }
-        }
-    }
-    return grammar;
-}
-
-void Sampler::go_to(Progress progress, Pending pending) {
-    std::optional<Grammar> grammar = grammar_after(progress.generated);
-    grammar_                       = std::move(grammar);
-    progress_                      = std::move(progress);
-    pending_                       = pending;
-    counts_.clear();
-    if (dry_) {
-        llama_sampler_reset(dry_.get());
-    }
-    for (size_t i = 0; i < progress_.history.size(); ++i) {
-        count(i);
-        if (dry_) {
-            llama_sampler_accept(dry_.get(), progress_.history[i]);
-        }
-    }
-}
-
-void Sampler::reset() {
-    const std::lock_guard lock(mutex_);
-    go_to(initial(progress_.seed, progress_.choice), {});
 }
 
 std::shared_ptr<Sampler> Sampler::clone(std::optional<uint32_t> choice) const {
@@ -652,12 +542,12 @@ std::shared_ptr<Sampler> Sampler::clone(std::optional<uint32_t> choice) const {
 }
 
 bool Sampler::is_eog(int32_t token) const {
-    check_token("token_id", token, n_vocab_);
+    check_token("token_id", token);
     return llama_vocab_is_eog(model_->vocab(), token);
 }
 
 std::string Sampler::token_bytes(int32_t token) const {
-    check_token("token_id", token, n_vocab_);
+    check_token("token_id", token);
     const llama_vocab * vocab = model_->vocab();
     return llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : token_piece(vocab, token, true);
 }
@@ -674,88 +564,6 @@ std::vector<uint32_t> Sampler::allowed_mask() {
         mask[i / 32] |= static_cast<uint32_t>(row_[i] == 0) << (i % 32);
     }
     return mask;
-}
-
-uint64_t Sampler::seed() const {
-    const std::lock_guard lock(mutex_);
-    return progress_.seed;
-}
-
-uint32_t Sampler::choice() const {
-    const std::lock_guard lock(mutex_);
-    return progress_.choice;
-}
-
-uint32_t Sampler::num_generated() const {
-    const std::lock_guard lock(mutex_);
-    return progress_.k;
-}
-
-std::string Sampler::state() const {
-    const std::lock_guard lock(mutex_);
-    StateWriter           out(fingerprint());
-    out.put(progress_.seed), out.put(progress_.choice), out.put(progress_.k);
-    out.put(progress_.mu), out.put(progress_.adaptive_sum), out.put(progress_.adaptive_weight);
-    out.put(pending_.token), out.put(pending_.value);
-    out.put(progress_.history), out.put(progress_.generated);
-    return out.finish();
-}
-
-void Sampler::restore(const std::string & state) {
-    const std::lock_guard lock(mutex_);
-    StateReader           in(state, fingerprint());
-    Progress              progress;
-    Pending               pending;
-    in.get(progress.seed), in.get(progress.choice), in.get(progress.k);
-    in.get(progress.mu), in.get(progress.adaptive_sum), in.get(progress.adaptive_weight);
-    in.get(pending.token), in.get(pending.value);
-    in.get(progress.history), in.get(progress.generated);
-    in.finish();
-    for (const auto * tokens : {&progress.history, &progress.generated}) {
-        for (const int32_t token : *tokens) {
-            if (token < 0 || token >= n_vocab_) {
-                fail("StateError", "the saved state holds the token " + std::to_string(token) +
-                                       ", which this model has not");
-            }
-        }
-    }
-    for (const double value : {progress.mu, progress.adaptive_sum, progress.adaptive_weight, pending.value}) {
-        if (!std::isfinite(value)) {
-            fail("StateError", "the saved state holds a number that is not finite");
-        }
-    }
-    go_to(std::move(progress), pending);
-}
-
-// Of everything that makes two samplers behave differently, but seed and choice.
-uint64_t Sampler::fingerprint() const {
-    const SamplerOptions & o = options_;
-    Fingerprint            f;
-    f.add(n_vocab_), f.add(static_cast<int32_t>(llama_vocab_type(model_->vocab())));
-    for (const SamplerKind kind : o.samplers) {
-        f.add(static_cast<int32_t>(kind));
-    }
-    for (const float value :
-         {o.temperature, o.dynatemp_range, o.dynatemp_exponent, o.top_p, o.min_p, o.typical_p, o.top_n_sigma,
-          o.xtc_probability, o.xtc_threshold, o.mirostat_tau, o.mirostat_eta, o.adaptive_target, o.adaptive_decay,
-          o.repeat_penalty, o.frequency_penalty, o.presence_penalty, o.dry_multiplier, o.dry_base}) {
-        f.add(value);
-    }
-    for (const int32_t value : {o.top_k, o.mirostat, o.penalty_last_n, o.dry_allowed_length, o.dry_penalty_last_n,
-                                static_cast<int32_t>(o.ignore_eos), o.min_tokens}) {
-        f.add(value);
-    }
-    for (const auto & [token, bias] : o.logit_bias) {
-        f.add(token), f.add(bias);
-    }
-    f.add(o.dry_sequence_breakers), f.add(o.bad_words), f.add(o.stop_token_ids);
-    f.add(o.allowed_token_ids.value_or(std::vector<int32_t>{-1}));
-    if (o.grammar) {
-        f.add(std::vector<std::string>{o.grammar->text, o.grammar->root});
-        f.add(o.grammar->trigger_words), f.add(o.grammar->trigger_tokens);
-        f.add(static_cast<int32_t>(o.grammar->lazy));
-    }
-    return f.value();
 }
 
 } // namespace paceline

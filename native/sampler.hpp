@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -142,6 +143,9 @@ private:
 
     Sampler(const Sampler & other, std::optional<uint32_t> choice);
 
+    static constexpr size_t everything = std::numeric_limits<size_t>::max(); // a window without an end
+
+    void check_token(const char * field, int32_t token) const;
     void check_options() const;
     void build_chain();
     void build_bans();

@@ -307,6 +307,14 @@ def test_an_error_in_a_grammar_names_line_and_column(vocabulary: Model) -> None:
         Sampler(SamplingParams(grammar='root ::= a\n# comment\na ::=$ "x"'), vocabulary)
 
 
+def test_only_a_rule_of_the_grammar_can_be_its_root(vocabulary: Model) -> None:
+    """A name that is no rule is refused, also one that would read as several or as a group."""
+    for root in ("other", "root x", "a group in line 1", 'root ::= "x"\nroot', ""):
+        with pytest.raises(GrammarError, match="no rule"):
+            Sampler(SamplingParams(grammar='root ::= ("a") x\nx ::= "y"', grammar_root=root), vocabulary)
+    Sampler(SamplingParams(grammar='root ::= ("a") x\nx ::= "y"', grammar_root="x"), vocabulary)
+
+
 def test_a_grammar_of_almost_a_megabyte_works(vocabulary: Model) -> None:
     """The limit on size is one that llama.cpp can take."""
     rules = [f'r{i} ::= "{"é" * 1030}"\n' for i in range(500)]

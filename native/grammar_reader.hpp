@@ -1,0 +1,33 @@
+// Reads GBNF as llama.cpp does, for the checks before it (grammar_guard.hpp): says where a text is none, and which rules
+// refer to which.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model.hpp"
+
+namespace paceline {
+
+// What matters of a grammar: which rules each rule refers to, and what can be empty.
+struct GrammarItem {
+    int64_t rule      = -1;    // index, or -1: characters or a token
+    bool    optional  = false; // {0,...}, *, ?
+    bool    repeats   = false; // more than once
+    uint64_t counted = 0;      // how often, where that is counted,
+    bool     hollow  = false;  // and whether what is repeated is itself optional
+};
+using GrammarAlternative = std::vector<GrammarItem>;
+struct GrammarRule {
+    std::string                     name;
+    bool                            defined = false;
+    std::vector<GrammarAlternative> alternatives;
+};
+
+// GrammarError, with line and column, where the text is no grammar or goes beyond GrammarLimits.
+std::vector<GrammarRule> outline_grammar(const std::shared_ptr<Model> & model, const std::string & text);
+
+} // namespace paceline
