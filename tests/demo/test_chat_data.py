@@ -10,7 +10,7 @@ from typing import Any
 
 import demo_model
 import jinja2
-from demo_model import chat_data, corpus, fmt, tools_data, world
+from demo_model import chat_data, corpus, fmt, places, tools_data, world
 from demo_model.fmt import Call, Chat, Message
 
 TEMPLATE = Path(demo_model.__file__).with_name("chat_template.jinja")
@@ -68,7 +68,7 @@ def test_offered_tools_have_different_names() -> None:
 
 
 def test_held_out_cities_are_not_in_the_corpus_lists() -> None:
-    assert not set(tools_data.HELD_OUT_CITIES) & set(tools_data.CITIES)
+    assert not set(places.HELD_OUT_CITIES) & set(places.CITIES)
 
 
 def test_only_the_assistant_is_learned() -> None:

@@ -339,7 +339,7 @@ def portrait(rng: random.Random) -> Exchange:
 
 def extracting(rng: random.Random) -> Exchange:
     """Name and age, read from a sentence into JSON."""
-    name, age, town = nonce.name(rng), rng.randint(3, 99), nonce.word(rng).capitalize()
+    name, age, town = nonce.name(rng), rng.randint(3, 99), nonce.proper(rng)
     facts: list[tuple[str, dict[str, object]]] = [
         (f"{name} is {age} years old.", {"name": name, "age": age}),
         (f"{name} lives in {town}.", {"name": name, "city": town}),
@@ -439,12 +439,12 @@ def story(rng: random.Random) -> Exchange:
 MIX = [
     (world_question, 36),
     (yes_no, 2),
-    (sums, 16),
+    (sums, 14),
     (translation, 5),
     (emoji, 4),
     (listing, 2),
     (counting, 2),
-    (repeating, 12),
+    (repeating, 6),
     (spelling, 1),
     (comparing, 2),
     (portrait, 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from demo_model import chat_data, nonce, stories, tools_data
+from demo_model import chat_data, copying, nonce, stories, tools_data
 from demo_model.fmt import Chat, Message, Segment, segments
 
 Document = list[Segment]
@@ -90,6 +90,11 @@ def memory_chat(rng: random.Random) -> Document:
     return segments(Chat([*start, *between, Message("user", question), Message("assistant", answer)]))
 
 
+def exercise(rng: random.Random) -> Document:
+    """Copying, and nothing else."""
+    return segments(Chat(copying.exercises(rng)))
+
+
 def tool_use(rng: random.Random) -> Document:
     """Tool calls with their results; several rounds share the description of the tools."""
     talk, _ = tools_data.tool_chat(rng, rng.random() < 0.12, rounds=rng.choice([1, 2, 3, 4, 5]))
@@ -121,19 +126,22 @@ def tool_unused(rng: random.Random) -> Document:
 Maker = Callable[[random.Random], Document]
 # Shares of documents, not of tokens: a story has about 150 tokens, a tool conversation 350.
 MIX: list[tuple[Maker, float]] = [
-    (raw_story, 22),
+    (raw_story, 24),
     (infill, 2),
-    (chat, 36),
-    (styled_chat, 10),
+    (chat, 30),
+    (styled_chat, 9),
     (memory_chat, 3),
-    (tool_use, 21),
+    (exercise, 12),
+    (tool_use, 24),
     (tool_unused, 6),
 ]
+# The first sequences have much more to copy: what copies is then there when the rest needs it.
+FIRST_MIX: list[tuple[Maker, float]] = [*MIX, (exercise, 150)]
 
 
-def documents(seed: int) -> Iterator[Document]:
+def documents(seed: int, mix: list[tuple[Maker, float]] | None = None) -> Iterator[Document]:
     """An endless stream of documents."""
     rng = random.Random(seed)
-    makers, weights = zip(*MIX, strict=True)
+    makers, weights = zip(*(mix or MIX), strict=True)
     while True:
         yield rng.choices(makers, weights)[0](rng)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from demo_model import chat_data, tools_data, world
+from demo_model import chat_data, places, tools_data, world
 from demo_model.fmt import Chat, Message, prompt
 from demo_model.generator import Output
 
@@ -59,7 +59,7 @@ def _same_call(name: str, arguments: dict[str, Any]) -> Check:
 
 
 def _held_out_city(rng: random.Random) -> str:
-    return rng.choice(tools_data.HELD_OUT_CITIES)
+    return rng.choice(places.HELD_OUT_CITIES)
 
 
 def _tool_chats(seed: int) -> Iterator[tuple[Chat, tools_data.Use]]:

@@ -74,7 +74,7 @@ def _tokens(writer: gguf.GGUFWriter, path: Path) -> None:
     tokens = sorted(number, key=number.__getitem__)
     merges = [m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([_token_type(t) for t in tokens])
     writer.add_token_merges(merges)

@@ -1,4 +1,4 @@
-"""Judges stories by the grammar that wrote the corpus: which sentences could it have written?."""
+"""Judges stories by the grammar that wrote the corpus: takes the sentences that it could have written."""
 
 from __future__ import annotations
 

@@ -9,10 +9,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from demo_model.exams import EXAMS, STORY_PROMPTS, held_out_questions, tool_calls
-from demo_model.generator import Generator, Output, Sampling, TorchGenerator, load
+from demo_model.generator import Generator, Output, PacelineGenerator, Sampling
 from demo_model.judge import judge
 
 
@@ -75,13 +73,13 @@ def stories(engine: Generator, count: int, show: int) -> list[Row]:
     ]
 
 
-def _agreement(big: TorchGenerator, draft: TorchGenerator, prompt: str, out: Output) -> tuple[int, int]:
-    ids = big.tokenizer.encode(prompt, add_special_tokens=False).ids + out.tokens
+def _agreement(big: Generator, draft: Generator, prompt: str, out: Output) -> tuple[int, int]:
+    ids = big.encode(prompt) + out.tokens
     guesses = draft.next_tokens(ids[:-1])[-len(out.tokens) :]
     return sum(g == t for g, t in zip(guesses, out.tokens, strict=True)), len(out.tokens)
 
 
-def drafts(big: TorchGenerator, draft: TorchGenerator, count: int) -> list[Row]:
+def drafts(big: Generator, draft: Generator, count: int) -> list[Row]:
     """How often the draft's greedy token is the big model's greedy token."""
     groups = {
         "draft tokens accepted, stories": [(p, 250) for p in STORY_PROMPTS],
@@ -106,25 +104,33 @@ def table(rows: list[Row]) -> str:
     return "\n".join(head + [row.markdown() for row in rows])
 
 
+def engine_of(path: Path, tokenizer: Path | None) -> Generator:
+    """The engine for a GGUF file: paceline, or PyTorch where a tokenizer is given."""
+    if tokenizer is None:
+        return PacelineGenerator(path)
+    from tokenizers import Tokenizer
+
+    from demo_model.torch_generator import TorchGenerator, load
+
+    return TorchGenerator(load(path), Tokenizer.from_file(str(tokenizer)))
+
+
 def main() -> None:
     """Read the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the questions to ask")
     parser.add_argument("--stories", type=int, default=100)
-    parser.add_argument("--show", type=int, default=0)
+    parser.add_argument("--show", type=int, default=0, help="failures to print of each exam")
+    parser.add_argument("--torch", type=Path, metavar="TOKENIZER", help="measure in PyTorch instead of paceline")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     a = parser.parse_args()
     start = time.monotonic()
-    tokenizer = Tokenizer.from_file(str(a.tokenizer))
-    big = TorchGenerator(load(a.model), tokenizer)
-    rows = stories(big, a.stories, a.show)
-    print(table(rows), flush=True)
-    rows += exams(big, a.scale, a.show)
+    big = engine_of(a.model, a.torch)
+    rows = stories(big, a.stories, a.show) + exams(big, a.scale, a.show)
     if a.draft:
-        rows += drafts(big, TorchGenerator(load(a.draft), tokenizer), 60)
+        rows += drafts(big, engine_of(a.draft, a.torch), 60)
     print(f"\n{table(rows)}\n\n{time.monotonic() - start:.0f} s")
     if a.out:
         a.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from demo_model.corpus import Document, documents
+from demo_model import nonce
+from demo_model.corpus import FIRST_MIX, MIX, Document, Maker, documents
 
 LENGTH = 512
 OPEN_BINS = 64
 CHUNK = 4000
 
+# The share of the sequences that comes from the mixture of the beginning.
+FIRST_SHARE = 0.05
+
 Tokens = tuple[list[int], list[bool]]
+Mix = list[tuple[Maker, float]]
 
 
 def encode(tokenizer: Tokenizer, batch: list[Document]) -> Iterator[Tokens]:
@@ -33,16 +38,16 @@ def encode(tokenizer: Tokenizer, batch: list[Document]) -> Iterator[Tokens]:
         yield ids, learn
 
 
-def _encoded(tokenizer: Tokenizer, seed: int) -> Iterator[Tokens]:
-    stream = documents(seed)
+def _encoded(tokenizer: Tokenizer, seed: int, mix: Mix) -> Iterator[Tokens]:
+    stream = documents(seed, mix)
     while True:
         yield from encode(tokenizer, list(itertools.islice(stream, CHUNK)))
 
 
-def packed(tokenizer: Tokenizer, seed: int) -> Iterator[Tokens]:
+def packed(tokenizer: Tokenizer, seed: int, mix: Mix) -> Iterator[Tokens]:
     """Sequences of LENGTH tokens: a document goes where it fits best, none is cut in two."""
     bins: list[Tokens] = []
-    for ids, learn in _encoded(tokenizer, seed):
+    for ids, learn in _encoded(tokenizer, seed, mix):
         ids, learn = ids[:LENGTH], learn[:LENGTH]
         fitting = [b for b in bins if len(b[0]) + len(ids) <= LENGTH]
         if fitting:
@@ -58,12 +63,18 @@ def packed(tokenizer: Tokenizer, seed: int) -> Iterator[Tokens]:
 
 def write(tokenizer: Tokenizer, seed: int, sequences: int, out: Path) -> None:
     """Write the packed corpus: token numbers, and which of them are learned."""
+    nonce.use_pieces(tokenizer.get_vocab())
     tokens = np.zeros((sequences, LENGTH), dtype=np.uint16)
     learned = np.zeros((sequences, LENGTH), dtype=np.bool_)
-    for row, (ids, learn) in enumerate(itertools.islice(packed(tokenizer, seed), sequences)):
+    first = int(sequences * FIRST_SHARE)
+    stream = itertools.chain(
+        itertools.islice(packed(tokenizer, seed + 1000, FIRST_MIX), first), packed(tokenizer, seed, MIX)
+    )
+    for row, (ids, learn) in enumerate(itertools.islice(stream, sequences)):
         tokens[row, : len(ids)] = ids
         learned[row, : len(ids)] = learn
-    order = np.random.default_rng(seed).permutation(sequences)
+    random = np.random.default_rng(seed)
+    order = np.concatenate([random.permutation(first), first + random.permutation(sequences - first)])
     np.savez(out, tokens=tokens[order], learned=learned[order])
     print(f"{sequences * LENGTH} tokens, {learned.mean():.1%} of them learned")
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing
 from torch.nn import functional
 
-from demo_model.model import BIG, DRAFT, Llama
+from demo_model.model import BIG, DRAFT, Config, Llama
 
 SEED = 1
 
@@ -56,7 +57,7 @@ def optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """How long and how fast to train."""
 
@@ -64,36 +65,40 @@ class Plan:
     out: Path
     draft: bool
     steps: int
+    decay: int
     rows: int
     rate: float
     workers: int
-    start: Path | None = None
+    resume: bool = False
 
     def factor(self, step: int, warm: int = 40) -> float:
-        """Share of the full rate: warm up, stay, and fall over the last 40 %.
+        """Share of the full rate: warm up, stay, and fall over the last `decay` steps.
 
-        Before the fall the rate does not depend on the number of steps, so that number
-        can still be changed while the training runs.
+        Before the fall the rate does not depend on the number of steps, so the end can be
+        chosen late, when the training is resumed.
         """
-        fall = (self.steps - step) / (0.4 * self.steps)
-        return max(min(1.0, (step + 1) / warm, fall), 0.01)
+        return max(min(1.0, (step + 1) / warm, (self.steps - step) / self.decay), 0.01)
 
     def length(self, step: int) -> int:
-        """Sequences are twice as long in the last tenth."""
-        return 1024 if step >= self.steps * 0.9 else 512
+        """Sequences are twice as long in the second half of the fall."""
+        return 1024 if step >= self.steps - self.decay // 2 else 512
 
-    def reread(self) -> None:
-        """Take a changed number of steps from a file next to the checkpoint."""
-        wish = self.out.with_suffix(".steps")
-        if wish.exists():
-            self.steps = int(wish.read_text())
+    def fixed(self) -> dict[str, Any]:
+        """What may not change when a training is resumed."""
+        return {"draft": self.draft, "rows": self.rows, "rate": self.rate, "workers": self.workers}
 
 
-def save(model: Llama, path: Path, step: int) -> None:
-    """Write a checkpoint that export.py reads."""
+def write(state: dict[str, Any], path: Path) -> None:
+    """Write a file whole or not at all."""
     temporary = path.with_suffix(".part")
-    torch.save({"config": asdict(model.config), "weights": model.state_dict(), "step": step}, temporary)
+    torch.save(state, temporary)
     temporary.replace(path)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """The checkpoints of a training, the newest last."""
+    found = [p for p in out.parent.glob(f"{out.stem}.*.pt") if p.suffixes[-2][1:].isdigit()]
+    return sorted(found, key=lambda p: int(p.suffixes[-2][1:]))
 
 
 def share_gradients(model: Llama, workers: int) -> None:
@@ -109,18 +114,35 @@ def share_gradients(model: Llama, workers: int) -> None:
 
 
 class Trainer:
-    """One worker's half of the training."""
+    """One worker's half of the training.
 
-    def __init__(self, plan: Plan, worker: int) -> None:
+    Nothing is drawn at random after the first weights: a step is a function of its number and of
+    the state in a checkpoint, so a resumed training equals one that was never stopped.
+    """
+
+    def __init__(self, plan: Plan, worker: int, config: Config) -> None:
         self.plan, self.worker = plan, worker
-        self.model = Llama(DRAFT if plan.draft else BIG)
-        if plan.start:
-            self.model.load_state_dict(torch.load(plan.start, weights_only=True)["weights"])
+        self.model = Llama(config)
         # Compiled only for the short length; the few long steps are not worth a second wait.
         self.compiled = torch.compile(self.model.hidden, dynamic=False)
         self.data = Data(plan.data)
         self.opts = optimizers(self.model, plan.rate)
         self.base = [opt.param_groups[0]["lr"] for opt in self.opts]
+        self.done, self.average = 0, 0.0
+        if plan.resume:
+            self._resume()
+
+    def _resume(self) -> None:
+        path = checkpoints(self.plan.out)[-1]
+        state = torch.load(path, weights_only=True)
+        if state["plan"] != self.plan.fixed():
+            raise SystemExit(f"{path.name} was trained with {state['plan']}, not {self.plan.fixed()}")
+        self.model.load_state_dict(state["weights"])
+        for opt, saved in zip(self.opts, state["optimizers"], strict=True):
+            opt.load_state_dict(saved)
+        self.done, self.average = state["step"], state["average"]
+        if self.worker == 0:
+            print(f"resuming {path.name}", flush=True)
 
     def step(self, step: int) -> float:
         """One step of all optimizers; returns the loss of this worker."""
@@ -139,28 +161,32 @@ class Trainer:
             opt.zero_grad(set_to_none=True)
         return loss.item()
 
-    def run(self) -> None:
+    def run(self, save_every: int = 100) -> None:
         """All steps, with a line of news and a checkpoint now and then."""
-        start, average, step = time.monotonic(), 0.0, 0
-        while step < self.plan.steps:
-            loss = self.step(step)
-            average = loss if step == 0 else 0.98 * average + 0.02 * loss
-            step += 1
-            if step % 25 == 0:
-                self._news(step, average, time.monotonic() - start)
+        start, first = time.monotonic(), self.done
+        while self.done < self.plan.steps:
+            loss = self.step(self.done)
+            self.average = loss if self.done == 0 else 0.98 * self.average + 0.02 * loss
+            self.done += 1
+            if self.worker == 0 and self.done % 25 == 0:
+                self._news((self.done - first) / (time.monotonic() - start))
+            if self.worker == 0 and self.done % save_every == 0:
+                self._checkpoint()
         if self.worker == 0:
-            save(self.model, self.plan.out, step)
+            write(self._weights(), self.plan.out)
 
-    def _news(self, step: int, average: float, seconds: float) -> None:
-        if self.plan.workers > 1:
-            dist.barrier()
-        self.plan.reread()
-        if self.worker:
-            return
-        tokens = step * self.plan.rows * self.plan.workers * 512
-        print(f"step {step} loss {average:.4f} {tokens / seconds:.0f} tok/s {seconds:.0f} s", flush=True)
-        if step % 100 == 0:
-            save(self.model, self.plan.out, step)
+    def _news(self, speed: float) -> None:
+        tokens = speed * self.plan.rows * self.plan.workers * 512
+        print(f"step {self.done} loss {self.average:.4f} {tokens:.0f} tok/s {time.strftime('%H:%M:%S')}", flush=True)
+
+    def _weights(self) -> dict[str, Any]:
+        return {"config": asdict(self.model.config), "weights": self.model.state_dict(), "step": self.done}
+
+    def _checkpoint(self) -> None:
+        saved = {"plan": self.plan.fixed(), "average": self.average, "optimizers": [o.state_dict() for o in self.opts]}
+        write(self._weights() | saved, self.plan.out.with_suffix(f".{self.done}.pt"))
+        for old in checkpoints(self.plan.out)[:-2]:
+            old.unlink()
 
 
 def work(worker: int, plan: Plan, meeting: str) -> None:
@@ -169,7 +195,7 @@ def work(worker: int, plan: Plan, meeting: str) -> None:
     torch.manual_seed(SEED)
     if plan.workers > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=worker, world_size=plan.workers)
-    Trainer(plan, worker).run()
+    Trainer(plan, worker, DRAFT if plan.draft else BIG).run()
 
 
 def main() -> None:
@@ -178,12 +204,15 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--draft", action="store_true")
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=7000)
+    parser.add_argument("--decay", type=int, help="steps in which the rate falls to nothing; a fifth by default")
     parser.add_argument("--rows", type=int, default=6, help="sequences per worker and step")
-    parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--rate", type=float, default=0.008)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--start", type=Path, help="begin with the weights of this checkpoint")
-    plan = Plan(**vars(parser.parse_args()))
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint next to `out`")
+    arguments = vars(parser.parse_args())
+    arguments["decay"] = arguments["decay"] or arguments["steps"] // 5
+    plan = Plan(**arguments)
     meeting = str(plan.out.with_suffix(".meet").absolute())
     if os.path.exists(meeting):
         os.remove(meeting)
