@@ -362,6 +362,7 @@ void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
     std::shared_ptr<ggml_threadpool> next_batch = n_threads_batch == n_threads ? next : start(n_threads_batch);
     llama_set_n_threads(get(), n_threads, n_threads_batch);
     llama_attach_threadpool(get(), next.get(), next_batch.get());
+    retired_.insert(retired_.end(), {threads_, threads_batch_});
     threads_       = std::move(next);
     threads_batch_ = std::move(next_batch);
 }
