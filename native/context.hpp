@@ -147,7 +147,7 @@ private:
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them
     std::shared_ptr<ggml_threadpool>      threads_;
     std::shared_ptr<ggml_threadpool>      threads_batch_; // the same pool where the counts are the same
-    std::vector<std::shared_ptr<ggml_threadpool>> retired_; // the backend lets go of a pool only in the next pass
+    std::vector<std::shared_ptr<ggml_threadpool>> retired_; // replaced, but read once more by the next pass; kept to the end
     std::unique_ptr<llama_context, FreeAtHome> context_;
     OwnedBatch                            batch_; // reused by every decode
     std::vector<bool>                     has_output_;

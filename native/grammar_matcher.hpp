@@ -21,7 +21,7 @@ namespace paceline {
 
 class GrammarMatcher {
 public:
-    static constexpr uint64_t max_work = 20'000'000; // items of one call, about a second
+    static constexpr uint64_t max_work = 20'000'000; // items of one call
 
     explicit GrammarMatcher(std::shared_ptr<const GrammarRules> rules);
 
