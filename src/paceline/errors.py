@@ -7,14 +7,18 @@
     │   ├── PromptTooLong     more tokens than the context holds
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
+    │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
-    │   └── NoKvSlot          no free cells in the KV cache
+    │   ├── NoKvSlot          no free cells in the KV cache
+    │   └── QueueFull         as many requests wait as may
     ├── EngineError           ours: the call was right
     │   ├── DecodeError       llama.cpp failed on a valid batch
     │   ├── Aborted           a running call was told to stop
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
+    │   ├── StrategyError     a batch strategy planned what cannot be
+    │   ├── EngineStopped     the engine takes no requests any more
     │   └── Closed            the object was closed before
     └── ModelError            the file's
         ├── ModelLoadError    not a model llama.cpp can load
@@ -27,6 +31,7 @@ The native core raises these by their class name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -78,6 +83,16 @@ class Unsupported(RequestError):
     code = "unsupported"
 
 
+class BatchError(RequestError):
+    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error."""
+
+    code = "batch_error"
+
+    def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
+
+
 class CapacityError(PacelineError):
     """There is no room now; less of it, or later, can work."""
 
@@ -94,6 +109,12 @@ class NoKvSlot(CapacityError):
     """The KV cache has no free cells for this batch; nothing was changed."""
 
     code = "no_kv_slot"
+
+
+class QueueFull(CapacityError):
+    """The engine holds as many requests as it may; nothing was queued."""
+
+    code = "queue_full"
 
 
 class EngineError(PacelineError):
@@ -118,6 +139,18 @@ class SamplingError(EngineError):
     """No token can be drawn: every token is masked, or the logits hold NaN."""
 
     code = "sampling_error"
+
+
+class StrategyError(EngineError):
+    """A batch strategy failed, or planned what cannot be; the message names it."""
+
+    code = "strategy_error"
+
+
+class EngineStopped(EngineError):
+    """The engine was shut down, or is about to be: it takes no requests any more."""
+
+    code = "engine_stopped"
 
 
 class Closed(EngineError):

@@ -31,7 +31,7 @@ _RANKS = {reason: rank for rank, reason in enumerate(FinishReason)}
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token: its natural-log probability, and the most likely tokens with theirs, most likely first."""
+    """Of one token: its natural-log probability, and the most likely tokens' ids and theirs, most likely first."""
 
     own: float
     token_ids: tuple[int, ...] = ()
@@ -64,8 +64,10 @@ class StreamChunk:
 
     index: of its first token among the choice's generated tokens. token_ids and logprobs belong together, one each.
     text: what became readable, well-formed by itself; it may lag behind the tokens by an unfinished character or a
-    possible stop. finish_reason: set on the last chunk of a choice. usage and error: on the terminal chunk, which is
-    the last of the stream.
+    possible stop. finish_reason: set on the last chunk of a choice, and with it `stop`, the stop string or the id that
+    ended it, and `stop_token_ids`, the tokens that this took and that are in no token_ids. prompt_logprobs: one for each
+    prompt token but the first, where they were asked for. error: why a choice failed. usage: on the terminal chunk, which
+    is the last of the stream.
     """
 
     index: int
@@ -73,7 +75,10 @@ class StreamChunk:
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     choice: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+    stop_token_ids: tuple[int, ...] = ()
     usage: Usage | None = None
     error: PacelineError | None = None
 
@@ -85,4 +90,5 @@ class StreamChunk:
             token_ids=self.token_ids + later.token_ids,
             text=self.text + later.text,
             logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
         )

@@ -1,0 +1,1 @@
+"""The engine: the tick, its thread, its instruments."""

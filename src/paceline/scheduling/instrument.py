@@ -1,0 +1,110 @@
+"""Hooks into the engine's life: what an instrument may watch. Pure records; called on the engine's thread.
+
+Only hooks that a subclass overrides are called. One that raises is logged once, and its instrument removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.streaming.chunk import FinishReason, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A request as instruments see it. key: unique in this engine; request_id: the caller's name, if it gave one."""
+
+    key: int
+    request_id: str | None
+    kind: Literal["generate", "embed"]
+    prompt_tokens: int
+    num_choices: int
+    max_tokens: int | None
+    priority: int
+    submitted_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRecord:
+    """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
+
+    num_decode: 1 where the row went on from a generated token, the rest of num_tokens - num_drafts is prefill.
+    first: whether the sequence's first token came out.
+    """
+
+    slot: int
+    key: int
+    choice: int
+    position: int
+    num_tokens: int
+    num_decode: int
+    num_drafts: int
+    num_new: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickRecord:
+    """A tick that computed something. Seconds on the engine's clock; own_s: of elapsed_s, outside of the pass itself."""
+
+    index: int
+    kind: Literal["generate", "embed"]
+    start_s: float
+    elapsed_s: float
+    step_s: float
+    rows: tuple[RowRecord, ...]
+    num_running: int
+    num_waiting: int
+    num_cells: int
+    budget: int
+    num_embedded: int = 0
+
+    @property
+    def num_decode(self) -> int:
+        """Rows that went on from a generated token."""
+        return sum(row.num_decode for row in self.rows)
+
+    @property
+    def num_prefill(self) -> int:
+        """Prompt tokens computed."""
+        return sum(row.num_tokens - row.num_decode - row.num_drafts for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """How a request ended: the reason of its last choice, the worst of all where one failed."""
+
+    key: int
+    reason: FinishReason
+    usage: Usage
+    now_s: float
+    error_code: str | None = None
+
+
+class Instrument:
+    """Base of everything that watches an engine. Override what you need; the arguments are frozen records."""
+
+    def request_queued(self, record: RequestRecord) -> None:
+        """A request was accepted."""
+
+    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        """A sequence got its slot, for the first time or again after a preemption."""
+
+    def request_ended(self, record: EndRecord) -> None:
+        """A request has ended; its terminal chunk is on its way."""
+
+    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        """A sequence gave its slot back: it ended, or was preempted."""
+
+    def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
+        """A sequence lost so many computed tokens to KV pressure; it waits to go on."""
+
+    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
+        """So many tokens of a prompt were taken from memory instead of computed; source as in `Usage.cached_from`."""
+
+    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
+        """A slow reader made its request pause, or go on again."""
+
+    def tick_finished(self, record: TickRecord) -> None:
+        """A tick has computed something and its events are on their way."""
