@@ -19,6 +19,8 @@
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
     │   ├── StrategyError     a batch strategy planned what cannot be
     │   ├── EngineStopped     the engine takes no requests any more
+    │   ├── Cancelled         the request was cancelled before it had a result
+    │   ├── DeadlineExceeded  the request ran out of time before it had a result
     │   └── Closed            the object was closed before
     └── ModelError            the file's
         ├── ModelLoadError    not a model llama.cpp can load
@@ -151,6 +153,18 @@ class EngineStopped(EngineError):
     """The engine was shut down, or is about to be: it takes no requests any more."""
 
     code = "engine_stopped"
+
+
+class Cancelled(EngineError):
+    """The request was cancelled before it had a result. A stream says so with its finish reason instead."""
+
+    code = "cancelled"
+
+
+class DeadlineExceeded(EngineError):
+    """The request ran out of time before it had a result. A stream says so with its finish reason instead."""
+
+    code = "deadline_exceeded"
 
 
 class Closed(EngineError):

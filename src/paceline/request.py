@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from paceline import validation
 from paceline.errors import InvalidType
@@ -40,7 +40,7 @@ class RequestOptions:
     timeout_s: float | None = None
     truncate: Truncate | None = None
     interval: int = 1
-    lora: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    lora: Any = ()
     max_buffered_tokens: int | None = None
     slow_reader: SlowReader = "pause"
     add_special: bool = True
