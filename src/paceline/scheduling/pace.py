@@ -31,11 +31,11 @@ _GAIN = 0.3  # part of a change in speed that is believed in one tick
 _CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
 _SWEEPS = 3  # of coordinate descent in a tick
 _SETTLING = 32  # ticks' worth of sweeps at the end of a calibration
-_INERTIA = 0.05  # as if so many ticks had said of each coefficient that it is right
+_INERTIA = 0.1  # ticks that say of each coefficient that it is right, at its first share
 _MOST = 2**31 - 1  # tokens, cells
 _LEAST_S = 1e-6  # no pass is shorter; a clock may say 0
 _QUANTILE = 0.9
-_QUANTILE_STEP = 0.02
+_QUANTILE_STEP = 0.03
 _FIRST_MARGIN = math.log(1.15)
 _LAST_MARGIN = math.log(1.6)
 _ROUNDS = 8  # of a calibration's samples
@@ -144,7 +144,7 @@ class Pace:
     def _follow_speed(self, ratio: float) -> float:
         """Scales the coefficients, and what is remembered, to the machine's speed; answers the logarithm of the step."""
         self._recent = [*self._recent[-2:], ratio]
-        median = sorted(self._recent)[(len(self._recent) - 1) // 2]
+        median = sorted(self._recent)[1] if len(self._recent) == 3 else ratio
         gain = max(_GAIN, 1 / (self._num_observed + 1))
         step = gain * min(max(median, -_CREDIBLE), _CREDIBLE)
         scale = math.exp(step)
