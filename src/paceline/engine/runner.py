@@ -5,8 +5,6 @@ Every accepted request ends here with its terminal chunk, also where the engine 
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 import atexit
 import logging
 import math
