@@ -22,7 +22,16 @@ Machine = Callable[[int, int, int], float]  # decode rows, prefill tokens, cells
 Points = list[tuple[int, float]]
 
 # Measured with 0.5 billion parameters on two cores: prefill chunks, and what as many decode rows take beyond them.
-PREFILL: Points = [(1, 0.014), (8, 0.040), (16, 0.071), (32, 0.133), (64, 0.219), (128, 0.407), (256, 0.785), (512, 1.509)]
+PREFILL: Points = [
+    (1, 0.014),
+    (8, 0.040),
+    (16, 0.071),
+    (32, 0.133),
+    (64, 0.219),
+    (128, 0.407),
+    (256, 0.785),
+    (512, 1.509),
+]
 DECODE_MORE: Points = [(0, 0.0), (1, 0.003), (8, 0.033), (32, 0.040)]
 
 
@@ -62,7 +71,11 @@ def observe_mixed(pace: Pace, random: Random, machine: Machine, num_ticks: int =
     """Decoding alone, decoding with chunks, and chunks alone, while memory is used more or less."""
     for _ in range(num_ticks):
         num_decode, num_prefill = random.choice(
-            [(random.randint(1, 8), 0), (random.randint(1, 8), random.choice((16, 32, 64, 100))), (0, random.randint(64, 512))]
+            [
+                (random.randint(1, 8), 0),
+                (random.randint(1, 8), random.choice((16, 32, 64, 100))),
+                (0, random.randint(64, 512)),
+            ]
         )
         num_cells = random.randint(0, 4000)
         seconds = noisy(random, machine(num_decode, num_prefill, num_cells))
