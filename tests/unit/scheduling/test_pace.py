@@ -286,6 +286,25 @@ def test_a_bad_ubatch_is_refused(n_ubatch: Any) -> None:
         Pace(n_ubatch=n_ubatch)
 
 
+@pytest.mark.parametrize("quantile", [0, 1, -0.5, math.nan, True])
+def test_a_bad_quantile_is_refused(quantile: Any) -> None:
+    """A share lies between nothing and everything."""
+    with pytest.raises(InvalidParams, match="quantile"):
+        Pace(quantile=quantile)
+
+
+@pytest.mark.parametrize("quantile", [0.75, 0.9, 0.97])
+def test_that_share_of_the_ticks_takes_no_longer_than_expected(quantile: float) -> None:
+    """Of a thousand noisy ticks after the first two hundred, as many as asked for are within what was expected."""
+    pace, random = Pace(quantile=quantile), Random(9)
+    num_within = 0
+    for tick in range(1200):
+        seconds = noisy(random, cpu(4, 60, 1000))
+        num_within += tick >= 200 and seconds <= pace.seconds(64, 1000)
+        pace.observe(64, 1000, seconds)
+    assert num_within / 1000 == pytest.approx(quantile, abs=0.03)
+
+
 OBSERVATIONS = st.lists(
     st.tuples(st.integers(1, 4096), st.integers(0, 100_000), st.floats(0, 1e6, allow_nan=False)), max_size=30
 )
