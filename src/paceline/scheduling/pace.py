@@ -34,7 +34,6 @@ _SETTLING = 32  # ticks' worth of sweeps at the end of a calibration
 _INERTIA = 0.1  # ticks that say of each coefficient that it is right, at its first share
 _MOST = 2**31 - 1  # tokens, cells
 _LEAST_S = 1e-6  # no pass is shorter; a clock may say 0
-_QUANTILE = 0.9
 _QUANTILE_STEP = 0.03
 _FIRST_MARGIN = math.log(1.15)
 _LAST_MARGIN = math.log(1.6)
@@ -56,9 +55,14 @@ class PaceState:
 
 
 class Pace:
-    """A `TickCost` that learns. Before the first tick it expects a slow machine: 65 ms for a token, 1 s for 64."""
+    """A `TickCost` that learns. Before the first tick it expects a slow machine: 75 ms for a token, 1.2 s for 64.
 
-    def __init__(self, *, n_ubatch: int = 512) -> None:
+    n_ubatch: tokens of a ubatch. quantile: share of the ticks that are to take no longer than expected; higher is more
+    careful with the time between two tokens, lower computes prompts sooner.
+    """
+
+    def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
+        self._quantile = validation.number("quantile", quantile, above=0, below=1)
         self._n_ubatch = validation.integer("n_ubatch", n_ubatch, 1, _MOST)
         self._whole = _ubatch(self._n_ubatch)
         self._coefficients = list(_PRIOR)
@@ -74,7 +78,7 @@ class Pace:
             self._remember([feature / mean for feature in features], 0.1)
 
     def seconds(self, num_tokens: int, num_cells: int) -> float:
-        """What a pass over `num_tokens` tokens takes in nine of ten cases, with `num_cells` cells in use at its end."""
+        """What a pass over `num_tokens` tokens takes at most in that share of cases, with `num_cells` in use at its end."""
         return self._mean(self._features(num_tokens, num_cells)) * math.exp(self._margin)
 
     def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
@@ -138,7 +142,7 @@ class Pace:
         above = ratio > self._margin
         if above and len(self._recent) == 3 and min(self._recent[1:]) > self._margin:
             return  # three in a row: the machine is slower, which is no spread
-        up = _QUANTILE if above else _QUANTILE - 1
+        up = self._quantile if above else self._quantile - 1
         self._margin = min(max(self._margin + _QUANTILE_STEP * up, 0.0), _LAST_MARGIN)
 
     def _follow_speed(self, ratio: float) -> float:

@@ -22,7 +22,16 @@ Machine = Callable[[int, int, int], float]  # decode rows, prefill tokens, cells
 Points = list[tuple[int, float]]
 
 # Measured with 0.5 billion parameters on two cores: prefill chunks, and what as many decode rows take beyond them.
-PREFILL: Points = [(1, 0.014), (8, 0.040), (16, 0.071), (32, 0.133), (64, 0.219), (128, 0.407), (256, 0.785), (512, 1.509)]
+PREFILL: Points = [
+    (1, 0.014),
+    (8, 0.040),
+    (16, 0.071),
+    (32, 0.133),
+    (64, 0.219),
+    (128, 0.407),
+    (256, 0.785),
+    (512, 1.509),
+]
 DECODE_MORE: Points = [(0, 0.0), (1, 0.003), (8, 0.033), (32, 0.040)]
 
 
@@ -62,7 +71,11 @@ def observe_mixed(pace: Pace, random: Random, machine: Machine, num_ticks: int =
     """Decoding alone, decoding with chunks, and chunks alone, while memory is used more or less."""
     for _ in range(num_ticks):
         num_decode, num_prefill = random.choice(
-            [(random.randint(1, 8), 0), (random.randint(1, 8), random.choice((16, 32, 64, 100))), (0, random.randint(64, 512))]
+            [
+                (random.randint(1, 8), 0),
+                (random.randint(1, 8), random.choice((16, 32, 64, 100))),
+                (0, random.randint(64, 512)),
+            ]
         )
         num_cells = random.randint(0, 4000)
         seconds = noisy(random, machine(num_decode, num_prefill, num_cells))
@@ -271,6 +284,25 @@ def test_a_bad_ubatch_is_refused(n_ubatch: Any) -> None:
     """A ubatch has at least one token."""
     with pytest.raises(InvalidParams, match="n_ubatch"):
         Pace(n_ubatch=n_ubatch)
+
+
+@pytest.mark.parametrize("quantile", [0, 1, -0.5, math.nan, True])
+def test_a_bad_quantile_is_refused(quantile: Any) -> None:
+    """A share lies between nothing and everything."""
+    with pytest.raises(InvalidParams, match="quantile"):
+        Pace(quantile=quantile)
+
+
+@pytest.mark.parametrize("quantile", [0.75, 0.9, 0.97])
+def test_that_share_of_the_ticks_takes_no_longer_than_expected(quantile: float) -> None:
+    """Of a thousand noisy ticks after the first two hundred, as many as asked for are within what was expected."""
+    pace, random = Pace(quantile=quantile), Random(9)
+    num_within = 0
+    for tick in range(1200):
+        seconds = noisy(random, cpu(4, 60, 1000))
+        num_within += tick >= 200 and seconds <= pace.seconds(64, 1000)
+        pace.observe(64, 1000, seconds)
+    assert num_within / 1000 == pytest.approx(quantile, abs=0.03)
 
 
 OBSERVATIONS = st.lists(
