@@ -1,4 +1,6 @@
-"""What the engine costs, and what it keeps of its promises: python -m benchmarks.engine [--part decode|gap|cancel]
+"""What the engine costs, and what it keeps of its promises.
+
+python -m benchmarks.engine [--part decode|gap|cancel]
 
 decode  tokens/s of the engine against a bare loop over `Context.step`, at several batch sizes, in interleaved pairs; and
         the engine thread's own CPU time a tick, outside of native calls.
@@ -18,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import paceline
@@ -120,7 +123,7 @@ def engine_loop(model: Model, batch: int, num_ticks: int) -> tuple[float, float]
         for stream in streams:
             stream.close()
     full = ticks.full
-    periods = [after.start_s - before.start_s for before, after in zip(full, full[1:], strict=False)]
+    periods = [after.start_s - before.start_s for before, after in pairwise(full)]
     return batch / statistics.median(periods[2:]), native.own_ms(num_ticks - 2)
 
 

@@ -97,9 +97,7 @@ class World:
             }
         )
         self.commands = Commands()
-        self.scheduler = Scheduler(
-            self.limits, resolve_strategy(strategy), self.clock, Instruments(instruments)
-        )
+        self.scheduler = Scheduler(self.limits, resolve_strategy(strategy), self.clock, Instruments(instruments))
         self.engine = Engine(self.commands, self.scheduler, Executor(self.backend, self.clock))
         self.outcomes: dict[int, Outcome] = {}
         self.embedded: dict[int, Embedded] = {}

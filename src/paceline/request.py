@@ -13,6 +13,9 @@ from paceline.errors import InvalidType
 Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
 
+SECONDS_PER_PRIORITY = 10.0
+"""Waiting turns into priority: so many seconds make up for one level."""
+
 _LARGE = 1_000_000
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 

@@ -57,7 +57,9 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
             loaded.close()
         raise
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
-    return Built(loaded, owns, context, adapters, options, _limits(loaded, context, arguments.config, arguments.context))
+    return Built(
+        loaded, owns, context, adapters, options, _limits(loaded, context, arguments.config, arguments.context)
+    )
 
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:

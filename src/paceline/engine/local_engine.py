@@ -151,4 +151,3 @@ class LocalEngine:
     def is_closed(self) -> bool:
         """Whether it takes no requests any more."""
         return self._inbox.is_closed
-

@@ -36,9 +36,7 @@ class Scheduler:
     that `apply` answers.
     """
 
-    def __init__(
-        self, limits: Limits, strategy: BatchStrategy, clock: Clock, watch: Watch
-    ) -> None:
+    def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, watch: Watch) -> None:
         self._limits, self._strategy, self._clock = limits, strategy, clock
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
@@ -173,7 +171,7 @@ class Scheduler:
                 self._apply_row(row, result, now_s)
         if output.num_passes == 1 and not is_pressed:
             num_tokens = sum(len(row.token_ids) for row in plan.rows)
-            self.pace.observe(num_tokens, plan.num_cells, output.step_s)
+            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
         self._embedding.note_generation(output.step_s)
         if watched:
             self._reports.tick(plan, output, tuple(records), now_s)

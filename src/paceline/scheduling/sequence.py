@@ -12,13 +12,11 @@ from dataclasses import InitVar, dataclass, field
 
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
+from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
 from paceline.scheduling.answer import Answer
 from paceline.scheduling.instrument import RequestRecord
 from paceline.scheduling.limits import Vocabulary
 from paceline.streaming.chunk import FinishReason, Usage
-
-_AGEING_S = 10.0  # of waiting make up for one level of priority
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -129,7 +127,7 @@ class Sequence:
     @property
     def turn_key(self) -> tuple[float, int]:
         """Whose turn comes first. Waiting becomes priority at a constant rate, so that time changes nothing about it."""
-        return (self.submitted_s - _AGEING_S * self.priority, self.order)
+        return (self.submitted_s - SECONDS_PER_PRIORITY * self.priority, self.order)
 
     @property
     def num_left(self) -> int:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
+from paceline.request import SECONDS_PER_PRIORITY
 from paceline.scheduling.view import SequenceView, Share
-
-SECONDS_PER_PRIORITY = 10.0
-"""Waiting so long makes up for one level of priority."""
 
 
 class Filling:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline import validation
+from paceline.request import SECONDS_PER_PRIORITY
 from paceline.scheduling.strategies.filling import (
-    SECONDS_PER_PRIORITY,
     Filling,
     longest_waiting_first,
     num_wanted,
