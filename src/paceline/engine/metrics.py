@@ -148,7 +148,6 @@ class Metrics(Instrument):
         with self._lock:
             self._tallies[table.TICK_S.name][record.kind].observe(record.elapsed_s)
             self._observe(table.TICK_OWN_S, record.own_s)
-            self._gauge(table.KV_CELLS, record.num_cells)
             self._gauge(table.SLOTS, record.num_slots)
             if record.kind == "embed":
                 self._count(table.EMBEDDED, record.num_embedded)
@@ -157,6 +156,7 @@ class Metrics(Instrument):
                 self._count_rows(record)
 
     def _count_rows(self, record: TickRecord) -> None:
+        self._gauge(table.KV_CELLS, record.num_cells)  # those of embedding ticks are other cells
         num_tokens = num_decode = num_drafts = num_new = 0
         for row in record.rows:
             num_tokens += row.num_tokens

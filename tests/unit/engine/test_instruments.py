@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -170,6 +172,16 @@ def test_a_hook_under_way_is_not_disturbed_by_changes() -> None:
     assert (leaving.told, coming.told) == ([("engine_restarted", 1.0)], [("engine_restarted", 2.0)])
 
 
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_switches")
 def test_changes_from_many_threads_are_all_kept() -> None:
     """Adding and removing at once loses none."""
     instruments = Instruments()
@@ -192,3 +204,19 @@ def test_changes_from_many_threads_are_all_kept() -> None:
     assert len(instruments.members) == 160
     assert set(map(id, instruments.members)) == set(map(id, kept))
     assert len(instruments._listeners["evicted"]) == 160
+
+
+def test_a_change_is_complete_before_another_one_begins() -> None:
+    """Who is added is looked at under the lock that the others wait for."""
+    locked: list[bool] = []
+
+    class Looked(Instrument):
+        def __getattribute__(self, name: str) -> object:
+            if name in HOOKS:
+                locked.append(instruments._changing.locked())
+            return super().__getattribute__(name)
+
+    instruments = Instruments()
+    instruments.add(Looked())
+    instruments.remove(Listening())
+    assert len(locked) >= 2 * len(HOOKS) and all(locked)

@@ -189,11 +189,13 @@ def test_a_tick_counts_its_rows_and_tokens() -> None:
 def test_an_embedding_tick_counts_texts_and_no_rows() -> None:
     """It says nothing of how full the batch of sequences is."""
     metrics = Metrics()
-    metrics.tick_finished(tick(1.0, kind="embed", num_embedded=3, num_embedded_tokens=50))
+    metrics.tick_finished(tick(0.5, num_cells=77))
+    metrics.tick_finished(tick(1.0, kind="embed", num_cells=0, num_embedded=3, num_embedded_tokens=50))
     now = metrics.snapshot()
+    assert now.number("paceline_kv_cells_in_use") == 77
     assert (now.number("paceline_texts_embedded_total"), now.number("paceline_embedded_tokens_total")) == (3, 50)
     assert now.histogram("paceline_tick_seconds", "embed").count == 1
-    assert now.histogram("paceline_batch_occupancy_ratio").count == now.histogram("paceline_tick_rows").count == 0
+    assert now.histogram("paceline_batch_occupancy_ratio").count == now.histogram("paceline_tick_rows").count == 1
 
 
 def test_an_embedding_request_has_a_queue_time_without_a_slot() -> None:

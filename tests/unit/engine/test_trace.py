@@ -220,6 +220,28 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(caplog: pytest.LogCaptureFi
     recorder.close()
 
 
+def test_what_could_not_be_written_is_not_tried_again() -> None:
+    """The error is raised once; what comes after it is no part of the trace."""
+    file = Full()
+    recorder = TraceRecorder(file)
+    recorder.engine_restarted(1.0)
+    with pytest.raises(OSError, match="No space left"):
+        recorder.engine_restarted(2.0)
+    file.num_lines = 9
+    recorder.engine_restarted(3.0)
+    assert len(file.getvalue().splitlines()) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_device_is_noticed_when_it_is_flushed() -> None:
+    """And the file is closed, so that nothing complains about it later."""
+    recorder = TraceRecorder("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        recorder.engine_restarted(1.0)
+    recorder.close()
+    assert recorder._file is None
+
+
 def test_a_path_that_cannot_be_opened_raises_at_once(tmp_path: Path) -> None:
     """Before any engine runs."""
     with pytest.raises(FileNotFoundError):
