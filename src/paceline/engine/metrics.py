@@ -78,8 +78,7 @@ class Metrics(Instrument):
             live = self._times.find(key)
             if live is None:
                 self._num_stray += 1
-            elif not live.has_started:
-                live.has_started = True
+            elif live.start():
                 self._count(table.QUEUED, -1)
                 self._count(table.RESIDENT, 1)
                 self._observe(table.QUEUE_S, now_s - live.record.submitted_s)

@@ -13,12 +13,17 @@ from paceline.scheduling.instrument import RequestRecord, TickRecord
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has not ended. last_s: by choice, when its last token came, where it has an interval to end."""
+    """A request. last_s: by choice, when its last token came, where an interval runs since then."""
 
     record: RequestRecord
     has_started: bool = False
     has_token: bool = False
     last_s: dict[int, float] = field(default_factory=dict)
+
+    def start(self) -> bool:
+        """It got a slot. Answers whether this was the first time."""
+        is_first, self.has_started = not self.has_started, True
+        return is_first
 
 
 @dataclass(slots=True)
@@ -30,10 +35,14 @@ class TickTimes:
 
 
 class TokenTimes:
-    """The requests that live, by key, and when they had their tokens."""
+    """The requests that live, by key, and when they had their tokens.
+
+    A request may end before the tick is told that brought its last token, so that what had a slot is kept until then.
+    """
 
     def __init__(self) -> None:
         self._live: dict[int, Live] = {}
+        self._ending: dict[int, Live] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -54,7 +63,10 @@ class TokenTimes:
 
     def pop(self, key: int) -> Live | None:
         """The request, which ends with this."""
-        return self._live.pop(key, None)
+        live = self._live.pop(key, None)
+        if live is not None and live.has_started:
+            self._ending[key] = live
+        return live
 
     def pause(self, key: int) -> None:
         """Its reader keeps it waiting: no interval runs until the next token."""
@@ -68,7 +80,9 @@ class TokenTimes:
         found = TickTimes([], {})
         intervals_s = found.intervals_s
         for row in record.rows:
-            live = self._live.get(row.key) if row.num_new else None
+            if not row.num_new:
+                continue
+            live = self._live.get(row.key) or self._ending.get(row.key)
             if live is None:
                 continue
             last_s = live.last_s.get(row.choice)
@@ -79,4 +93,5 @@ class TokenTimes:
             if row.first and not live.has_token:
                 live.has_token = True
                 found.ttft_s.append(now_s - live.record.submitted_s)
+        self._ending.clear()
         return found

@@ -56,8 +56,17 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseated:
+    """The end of a request that was in no slot then. is_embedding: whether it needed none."""
+
+    now_s: float
+    ending: Ending
+    is_embedding: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """All that a picture shows. unseated: when and how requests ended that never had a slot."""
+    """All that a picture shows. requests, ends: by key."""
 
     start_s: float
     end_s: float
@@ -65,7 +74,7 @@ class Layout:
     has_embedding: bool
     columns: tuple[Column, ...]
     stays: tuple[Stay, ...]
-    unseated: tuple[tuple[float, Ending], ...]
+    unseated: tuple[Unseated, ...]
     requests: dict[int, RequestRecord]
     ends: dict[int, EndRecord]
 
@@ -168,11 +177,14 @@ class _Seating:
 
     def __init__(self) -> None:
         self.stays: list[Stay] = []
-        self.unseated: list[tuple[float, Ending]] = []
+        self.unseated: list[Unseated] = []
+        self._embedding: set[int] = set()
         self._latest: dict[int, dict[int, Stay]] = {}  # by key and choice
 
     def follow(self, event: TraceEvent) -> None:
         match event:
+            case RequestRecord(kind="embed"):
+                self._embedding.add(event.key)
             case Started():
                 stay = Stay(event.slot, event.key, event.choice, event.now_s)
                 self.stays.append(stay)
@@ -197,7 +209,7 @@ class _Seating:
             stay.end_s = event.now_s if stay.end_s is None else stay.end_s
         last_s = max((stay.end_s or 0.0 for stay in seated), default=None)
         if last_s is None:
-            self.unseated.append((event.now_s, ending))
+            self.unseated.append(Unseated(event.now_s, ending, event.key in self._embedding))
         for stay in seated:
             stay.ending = ending if stay.end_s == last_s else "ended"
 

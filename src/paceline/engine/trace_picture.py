@@ -142,8 +142,10 @@ def _draw_marks(group: Shape, layout: Layout, frame: Frame) -> None:
     for stay in layout.stays:
         if stay.ending is not None and stay.end_s is not None:
             _draw_mark(group, stay.ending, frame.x(stay.end_s), frame.y(stay.slot) + frame.cell / 2)
-    for moment_s, ending in layout.unseated:
-        _draw_mark(group, ending, frame.x(moment_s), frame.queue_top + QUEUE / 2)
+    for end in layout.unseated:
+        is_seen = end.is_embedding and layout.has_embedding
+        y = frame.y(None) + frame.cell / 2 if is_seen else frame.queue_top + QUEUE / 2
+        _draw_mark(group, end.ending, frame.x(end.now_s), y)
 
 
 def _draw_mark(group: Shape, ending: Ending, x: float, y: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.engine import metric_table as table
 from paceline.engine.metrics import Metrics
 from paceline.engine.token_times import TokenTimes
-from paceline.engine.trace_events import Paused, Trace
+from paceline.engine.trace_events import Paused, Started, Trace
 from paceline.scheduling.instrument import EndRecord, RequestRecord, TickRecord
 from paceline.streaming.chunk import FinishReason
 
@@ -83,6 +83,10 @@ def _token_times(trace: Trace) -> tuple[tuple[float, ...], tuple[float, ...]]:
         match event:
             case RequestRecord():
                 times.add(event)
+            case Started():
+                live = times.find(event.key)
+                if live is not None:
+                    live.start()
             case Paused(is_paused=True):
                 times.pause(event.key)
             case EndRecord():

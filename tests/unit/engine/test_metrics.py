@@ -155,6 +155,22 @@ def test_a_burst_counts_as_many_equal_intervals() -> None:
     assert (found.count, found.sum, found.smallest, found.largest) == (4, 1.0, 0.25, 0.25)
 
 
+def test_tokens_count_although_the_end_was_told_before_their_tick() -> None:
+    """An engine tells ends while it applies a tick, and the tick when it is done with it."""
+    metrics = Metrics()
+    for key in (1, 2):
+        metrics.request_queued(request(key))
+        metrics.request_started(key, 0, key, 0.1)
+    metrics.tick_finished(tick(1.0, row(1, first=True)))
+    metrics.request_ended(end(1))
+    metrics.request_ended(end(2))
+    metrics.tick_finished(tick(2.0, row(1), row(2, first=True)))
+    metrics.tick_finished(tick(3.0, row(1), row(2)))
+    now = metrics.snapshot()
+    assert (now.histogram("paceline_ttft_seconds").count, now.histogram("paceline_ttft_seconds").sum) == (2, 3.0)
+    assert (now.histogram("paceline_itl_seconds").count, now.histogram("paceline_itl_seconds").sum) == (1, 1.0)
+
+
 def test_a_slow_reader_s_pause_is_no_interval() -> None:
     """The engine could have gone on; the pause is counted on its own."""
     metrics = Metrics()

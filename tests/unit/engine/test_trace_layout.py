@@ -8,7 +8,7 @@ import pytest
 from tests.unit.engine.recorded import busy, two_requests
 
 from paceline.engine.trace_events import Preempted, SlotFreed, Started, Trace, TraceEvent
-from paceline.engine.trace_layout import MAX_EMPTY_SLOTS, Cell, arrange
+from paceline.engine.trace_layout import MAX_EMPTY_SLOTS, Cell, Unseated, arrange
 from paceline.scheduling.instrument import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
@@ -142,7 +142,7 @@ def test_an_end_without_a_slot_is_kept() -> None:
     events = [end(1, FinishReason.CANCELLED, 1.0), Started(2, 0, 0, 1.0)]
     events += [Preempted(2, 0, 9, 2.0), end(2, FinishReason.SHUTDOWN, 4.0)]
     found = arrange(Trace(tuple(events)), 10)
-    assert found.unseated == ((1.0, "cancelled"), (4.0, "failed"))
+    assert found.unseated == (Unseated(1.0, "cancelled", False), Unseated(4.0, "failed", False))
     assert found.stays[0].ending == "preempted"
 
 

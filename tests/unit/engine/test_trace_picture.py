@@ -7,14 +7,16 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 import pytest
-from tests.unit.engine.recorded import busy, two_requests
+from tests.unit.engine.recorded import Recorded, busy, two_requests
+from tests.unit.engine.simulated import Simulation
 
 from paceline.engine.svg import fit
 from paceline.engine.trace_events import Trace
 from paceline.engine.trace_frame import LEFT, RIGHT, round_moments
 from paceline.engine.trace_picture import draw
 from paceline.errors import InvalidParams
-from paceline.scheduling.instrument import TickRecord
+from paceline.scheduling.instrument import EndRecord, RequestRecord, TickRecord
+from paceline.streaming.chunk import FinishReason, Usage
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -88,6 +90,35 @@ def test_embedding_shows_only_where_there_was_some() -> None:
     assert "embed" in texts(with_it) and "embedding" in texts(with_it)
     assert "embed" not in texts(without) and "embedding" not in texts(without)
     assert any(cell.get("class") == "embed l4" for cell in cells(with_it))
+
+
+def test_an_end_without_a_slot_is_marked_where_it_waited() -> None:
+    """A request for vectors in their lane, another one in the queue's strip."""
+    recorded = Recorded()
+    for key, kind in ((1, "generate"), (2, "embed")):
+        recorded.request_queued(
+            RequestRecord(
+                key=key,
+                request_id=None,
+                kind=kind,  # type: ignore[arg-type]
+                prompt_tokens=5,
+                num_choices=1,
+                max_tokens=None,
+                priority=0,
+                submitted_s=0.0,
+            )
+        )
+    simulation = Simulation(recorded)
+    simulation.embed(1, 5)
+    for key in (1, 2):
+        reason = (FinishReason.CANCELLED, FinishReason.END)[key - 1]
+        recorded.request_ended(EndRecord(key=key, reason=reason, usage=Usage(), now_s=simulation.now_s))
+    picture = draw(recorded.trace())
+    ways = {
+        str(each.get("class")): float(str(each.get("d")).split()[1].split("m")[0]) for each in group(picture, "marks")
+    }
+    (cell,) = cells(picture)
+    assert float(cell.get("y", 0)) < ways["ended"] < float(cell.get("y", 0)) + 14 < ways["cancelled"]
 
 
 def test_the_queue_is_drawn_up_to_its_peak() -> None:
