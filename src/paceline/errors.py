@@ -8,6 +8,7 @@
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
     │   ├── BatchError        some of several prompts failed; it has all outcomes
+    │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
@@ -93,6 +94,12 @@ class BatchError(RequestError):
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.outcomes = tuple(outcomes)
+
+
+class TraceError(RequestError, ValueError):
+    """The file is no trace of an engine, is damaged, or was written by a version that is not known here."""
+
+    code = "trace_error"
 
 
 class CapacityError(PacelineError):
