@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 
 from paceline.errors import PacelineError
 
@@ -84,11 +86,18 @@ class StreamChunk:
 
     def joined(self, later: StreamChunk) -> StreamChunk:
         """This chunk and the next one of the same choice as one; nothing is lost, the later one's ending stands."""
+        return StreamChunk.joined_all((self, later))
+
+    @staticmethod
+    def joined_all(chunks: Sequence[StreamChunk]) -> StreamChunk:
+        """Chunks of one choice that follow each other, at least one, as one chunk, in time that grows with their length."""
+        if len(chunks) == 1:
+            return chunks[0]
         return replace(
-            later,
-            index=self.index,
-            token_ids=self.token_ids + later.token_ids,
-            text=self.text + later.text,
-            logprobs=self.logprobs + later.logprobs,
-            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+            chunks[-1],
+            index=chunks[0].index,
+            token_ids=tuple(chain.from_iterable([chunk.token_ids for chunk in chunks])),
+            text="".join([chunk.text for chunk in chunks]),
+            logprobs=tuple(chain.from_iterable([chunk.logprobs for chunk in chunks])),
+            prompt_logprobs=tuple(chain.from_iterable([chunk.prompt_logprobs for chunk in chunks])),
         )

@@ -1,0 +1,229 @@
+"""The engine's end of a channel, and what both ends share.
+
+    NEW --attach--> ATTACHED --finish--> FINISHED          `cancelled` is a flag beside them
+
+push, finish and release belong to the engine's thread and never wait for a reader: what he has not taken is joined into
+one chunk a choice. The engine holds a feed and not its channel, so that a channel which its reader forgets is collected,
+and cancels.
+
+Cancelling takes no lock: it happens in finalizers, which the garbage collector runs in the middle of anything, and in
+signal handlers. Callbacks are called without the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from paceline import validation
+from paceline.errors import InvalidParams
+from paceline.streaming.backlog import Backlog, whole
+from paceline.streaming.chunk import StreamChunk
+from paceline.streaming.waiting import Waiters, wake
+
+
+class StreamState(Enum):
+    """Where a channel is in its life."""
+
+    NEW = "new"
+    ATTACHED = "attached"
+    FINISHED = "finished"
+
+
+class Nothing(Enum):
+    """What `get` answers instead of a chunk."""
+
+    TIMEOUT = "timeout"
+    END = "end"
+
+
+TIMEOUT: Final = Nothing.TIMEOUT
+"""Nothing came in time; ask again."""
+END: Final = Nothing.END
+"""The terminal chunk was taken; nothing will ever come."""
+
+_ATTACHED, _FINISHED = StreamState.ATTACHED, StreamState.FINISHED  # found faster, several times a token
+
+
+class StreamFeed:
+    """What `StreamChannel.attach` answers: the engine pushes into it, finishes it, and tells when the slot is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = Waiters(self._lock)
+        self._end_waiters = Waiters(self._lock)
+        self._release_waiters = Waiters(self._lock)
+        self._backlog = Backlog()
+        self._on_backlog: Callable[[], None] | None = None
+        self._on_cancel: list[Callable[[], None]] = []  # none or one; who pops it calls it
+        self._state = StreamState.NEW
+        self._terminal: StreamChunk | None = None
+        self._is_terminal_taken = False
+        self._is_cancelled = False
+        self._is_released = False
+
+    def attach(
+        self,
+        interval: int,
+        max_buffered_tokens: int | None,
+        on_cancel: Callable[[], None] | None,
+        on_backlog: Callable[[], None] | None,
+    ) -> None:
+        """See `StreamChannel.attach`."""
+        validation.integer("interval", interval, 1)
+        if max_buffered_tokens is not None:
+            validation.integer("max_buffered_tokens", max_buffered_tokens, 1)
+        with self._lock:
+            if self._state is not StreamState.NEW:
+                raise InvalidParams(
+                    f"this channel is {self._state.value}: it serves one request in its life, make a new one"
+                )
+            self._backlog = Backlog(interval, max_buffered_tokens)
+            self._on_backlog = on_backlog
+            self._state = _ATTACHED
+        if on_cancel is not None:
+            self._on_cancel.append(on_cancel)
+        if self._is_cancelled:  # before; one that comes now pops the callback itself, or leaves it to us
+            self._call_on_cancel()
+
+    # ---- the engine's thread
+
+    def push(self, chunk: StreamChunk) -> None:
+        """Adds what a tick brought to one choice; after the end it is ignored."""
+        with self._lock:
+            backlog = self._backlog
+            if self._state is not _ATTACHED:
+                return
+            has_fallen_behind = backlog.add(chunk)
+            wakers = self._readers.take() if self._readers.wakers and backlog.ripe else None
+        if wakers is not None:
+            wake(wakers)
+        if has_fallen_behind and self._on_backlog is not None:
+            self._on_backlog()
+
+    def finish(self, chunk: StreamChunk) -> bool:
+        """Ends the stream with its terminal chunk. The first call wins; answers whether it was this one. Never raises."""
+        with self._lock:
+            if self._state is not _ATTACHED:
+                return False
+            self._terminal = self._backlog.close(chunk)
+            self._state = _FINISHED
+            self._on_backlog = None
+            self._on_cancel.clear()  # a channel that is kept does not keep the engine
+            wakers = self._readers.take() + self._end_waiters.take()
+        wake(wakers)
+        return True
+
+    def release(self) -> None:
+        """Tells that the request's slot is free and its memory reclaimable."""
+        with self._lock:
+            self._is_released = True
+            wakers = self._release_waiters.take()
+        wake(wakers)
+
+    # ---- the reader's side, through his channel
+
+    def take(self) -> StreamChunk | Nothing:
+        """See `StreamChannel.get`; does not wait."""
+        with self._lock:
+            backlog = self._backlog
+            if not backlog.ripe:
+                return self._take_ending()
+            was_behind = backlog.is_behind
+            held = backlog.take()
+            on_backlog = self._on_backlog if was_behind and not backlog.is_behind else None
+        if on_backlog is not None:
+            on_backlog()
+        return whole(held)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Waits until `take` has something to answer."""
+        return self._readers.wait(self._has_something, timeout_s)
+
+    async def wait_async(self) -> None:
+        """As `wait`."""
+        await self._readers.wait_async(self._has_something)
+
+    def wait_finished(self, timeout_s: float | None) -> bool:
+        """See `StreamChannel.wait_finished`."""
+        return self._end_waiters.wait(lambda: self.is_finished, timeout_s)
+
+    async def wait_finished_async(self) -> None:
+        """As `wait_finished`."""
+        await self._end_waiters.wait_async(lambda: self.is_finished)
+
+    def wait_released(self, timeout_s: float | None) -> bool:
+        """See `StreamChannel.wait_released`."""
+        return self._release_waiters.wait(lambda: self._is_released, timeout_s)
+
+    async def wait_released_async(self) -> None:
+        """As `wait_released`."""
+        await self._release_waiters.wait_async(lambda: self._is_released)
+
+    def _has_something(self) -> bool:
+        return bool(self._backlog.ripe) or self.is_finished
+
+    def _take_ending(self) -> StreamChunk | Nothing:
+        if self._terminal is not None and not self._is_terminal_taken:
+            self._is_terminal_taken = True
+            return self._terminal
+        return END if self._state is _FINISHED else TIMEOUT
+
+    # ---- anybody, without the lock
+
+    def cancel(self) -> None:
+        """See `StreamChannel.cancel`."""
+        if self._is_cancelled or self.is_finished:
+            return
+        self._is_cancelled = True
+        self._call_on_cancel()
+
+    def _call_on_cancel(self) -> None:
+        try:
+            on_cancel = self._on_cancel.pop()  # one of several threads gets it
+        except IndexError:
+            return
+        on_cancel()
+
+    @property
+    def state(self) -> StreamState:
+        """Where the channel is in its life."""
+        return self._state
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the terminal chunk is there, or was taken."""
+        return self._state is _FINISHED
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody cancelled before the end."""
+        return self._is_cancelled
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the engine has told that the slot is free."""
+        return self._is_released
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has let more than `max_buffered_tokens` gather and not yet come back to half of them."""
+        return self._backlog.is_behind
+
+    @property
+    def num_times_behind(self) -> int:
+        """How often `is_behind` became true."""
+        return self._backlog.num_times_behind
+
+    @property
+    def num_buffered(self) -> int:
+        """Tokens that the reader has not taken yet."""
+        terminal = None if self._is_terminal_taken else self._terminal
+        return self._backlog.num_tokens + (0 if terminal is None else len(terminal.token_ids))
+
+    @property
+    def terminal(self) -> StreamChunk | None:
+        """The last chunk, once the stream is finished."""
+        return self._terminal

@@ -1,0 +1,216 @@
+"""What a caller of a program without an event loop holds."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+from tests.unit.streaming.pieces import arrival, delta, ending
+
+from paceline.errors import Closed, DecodeError, SamplingError
+from paceline.streaming import END, TIMEOUT, FinishReason, Stream, StreamChannel, StreamChunk, StreamFeed, Usage
+
+
+def pair() -> tuple[Stream, StreamFeed]:
+    channel = StreamChannel.create()
+    feed = channel.attach()
+    return Stream(channel), feed
+
+
+def test_a_stream_yields_every_chunk_and_then_knows_its_end() -> None:
+    """Before the end reason and usage are None; a loop to the end cancels nothing."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+    assert (stream.finish_reason, stream.usage, stream.is_finished, stream.num_buffered) == (None, None, False, 1)
+    feed.finish(ending(1, FinishReason.END, 2))
+    assert [chunk.token_ids for chunk in stream] == [(1,), (2,)]
+    assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.END, Usage(), True)
+    assert (stream.is_cancelled, stream.error) == (False, None)
+    assert list(stream) == []
+
+
+def test_single_chunks_can_be_taken() -> None:
+    """`get` answers chunks, TIMEOUT and END as a channel does, and leaves the stream open."""
+    stream, feed = pair()
+    assert stream.get(0) is TIMEOUT
+    feed.push(delta(0, 1))
+    assert stream.get() == delta(0, 1)
+    assert not stream.is_cancelled
+    feed.finish(ending(1))
+    assert stream.get() == ending(1)
+    assert stream.get() is END
+
+
+def test_a_failed_stream_yields_its_last_chunk_and_then_raises_its_error() -> None:
+    """There is one terminal chunk as ever, nothing is lost, and nobody takes a failure for an answer."""
+    stream, feed = pair()
+    error = DecodeError("broken")
+    feed.push(delta(0, 1))
+    feed.finish(ending(1, FinishReason.ERROR, 2, error=error))
+    seen: list[StreamChunk] = []
+    with pytest.raises(DecodeError) as caught:
+        stream.consume(seen.append)
+    assert caught.value is error
+    assert [(chunk.token_ids, chunk.finish_reason) for chunk in seen] == [((1,), None), ((2,), FinishReason.ERROR)]
+    with pytest.raises(DecodeError):
+        list(stream)
+
+
+def test_the_error_of_one_choice_is_raised_after_all_have_ended() -> None:
+    """With several choices the first error counts, wherever it stands."""
+    stream, feed = pair()
+    feed.push(ending(0, FinishReason.ERROR, choice=1, error=SamplingError("first")))
+    feed.push(ending(0, FinishReason.ERROR, choice=2, error=SamplingError("second")))
+    feed.finish(ending(0, FinishReason.END, 5, choice=0))
+    seen: list[int] = []
+    with pytest.raises(SamplingError, match="first"):
+        stream.consume(lambda chunk: seen.append(chunk.choice))
+    assert seen == [1, 2, 0]
+
+
+def test_get_raises_no_error_of_the_request() -> None:
+    """Who takes chunks one by one looks at them."""
+    stream, feed = pair()
+    feed.finish(ending(0, FinishReason.ERROR, error=DecodeError("broken")))
+    assert isinstance(stream.get(), StreamChunk)
+    assert stream.get() is END
+    assert isinstance(stream.error, DecodeError)
+
+
+def test_consume_answers_the_reason() -> None:
+    """The callback has had every chunk by then."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+    feed.finish(ending(1, FinishReason.STOP))
+    seen: list[StreamChunk] = []
+    assert stream.consume(seen.append) is FinishReason.STOP
+    assert len(seen) == 2
+
+
+def test_a_failing_callback_cancels_and_is_raised() -> None:
+    """The request does not run on for a handler that is gone."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+
+    def handler(_: StreamChunk) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stream.consume(handler)
+    assert feed.is_cancelled
+
+
+def test_leaving_the_loop_cancels_though_the_stream_is_held() -> None:
+    """The loop is the reader, not the variable."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+    for _ in stream:
+        break
+    assert feed.is_cancelled
+    assert stream.is_cancelled
+
+
+def test_leaving_the_block_cancels() -> None:
+    """However it is left; what had ended before stays as it was."""
+    stream, feed = pair()
+    with stream:
+        pass
+    assert feed.is_cancelled
+    stream, feed = pair()
+    with pytest.raises(ZeroDivisionError), stream:
+        raise ZeroDivisionError
+    assert feed.is_cancelled
+    stream, feed = pair()
+    with stream as entered:
+        assert entered is stream
+        feed.finish(ending(0, FinishReason.END))
+    assert (feed.is_cancelled, stream.finish_reason) == (False, FinishReason.END)
+
+
+def test_a_cancelled_stream_can_be_read_to_its_end() -> None:
+    """`cancel` keeps what was generated; the engine adds the ending."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+    stream.cancel()
+    assert feed.is_cancelled
+    feed.finish(ending(1, FinishReason.CANCELLED, 2))
+    assert [chunk.token_ids for chunk in stream] == [(1,), (2,)]
+    assert stream.finish_reason is FinishReason.CANCELLED
+
+
+def test_a_closed_stream_reads_no_more() -> None:
+    """`close` may be called twice; reading says what is wrong; the end can still be seen."""
+    stream, feed = pair()
+    stream.close()
+    stream.close()
+    with pytest.raises(Closed, match="was closed"):
+        stream.get(0)
+    with pytest.raises(Closed, match="was closed"):
+        next(iter(stream))
+    with pytest.raises(Closed, match="was closed"), stream:
+        pass
+    feed.finish(ending(0, FinishReason.CANCELLED))
+    assert stream.finish_reason is FinishReason.CANCELLED
+
+
+def test_a_forgotten_stream_cancels() -> None:
+    """Nobody can read it any more."""
+    stream, feed = pair()
+    feed.push(delta(0, 1))
+    del stream
+    gc.collect()
+    assert feed.is_cancelled
+
+
+def test_a_forgotten_stream_that_ended_cancels_nothing() -> None:
+    """Not even when its last chunk was not read."""
+    stream, feed = pair()
+    feed.finish(ending(0))
+    del stream
+    gc.collect()
+    assert not feed.is_cancelled
+
+
+class Owner:
+    """What made a stream."""
+
+
+def test_a_stream_keeps_its_maker_until_it_is_closed_or_forgotten() -> None:
+    """An iterator alone is enough to keep it; closing lets it go."""
+    for let_go in ("close", "forget"):
+        owner = Owner()
+        watched = weakref.ref(owner)
+        channel = StreamChannel.create()
+        channel.attach()
+        stream = Stream(channel, keep_alive=owner)
+        iterator = iter(stream)
+        del owner, channel
+        gc.collect()
+        assert watched() is not None
+        if let_go == "close":
+            stream.close()
+        del stream
+        gc.collect()
+        assert (watched() is None) == (let_go == "close")
+        del iterator
+        gc.collect()
+        assert watched() is None
+
+
+def test_waiting_for_the_slot() -> None:
+    """`wait_released` answers whether the slot is free, also for a closed stream."""
+    stream, feed = pair()
+    stream.close()
+    assert not stream.wait_released(0)
+    waiting = arrival(feed._release_waiters)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(stream.wait_released()))
+    thread.start()
+    assert waiting.wait(30)
+    feed.finish(ending(0, FinishReason.CANCELLED))
+    assert answers == []
+    feed.release()
+    thread.join(30)
+    assert answers == [True]
