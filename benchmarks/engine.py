@@ -162,7 +162,8 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
         stream.close()
         stream.wait_released()
     usage = chunks[-1].usage
-    assert usage is not None and usage.ttft_s is not None
+    assert usage is not None
+    assert usage.ttft_s is not None
     busy = [record for record in ticks.records[start - 1 :] if record.num_decode == num_streams]
     ends = [record.start_s + record.elapsed_s for record in busy]
     while_prefilling = [
@@ -219,7 +220,7 @@ class SlotFreed(Instrument):
     def tick_finished(self, record: TickRecord) -> None:
         self.num_ticks = record.index
 
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
+    def slot_freed(self, *_: object) -> None:
         self.freed_at.append(self.num_ticks)
 
 

@@ -51,7 +51,7 @@ _HOMES = {
     "demo_model_path": "paceline.demo",
 }
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - sorted as sorted() does
     "AsyncLLM",
     "AsyncStream",
     "BatchStrategy",

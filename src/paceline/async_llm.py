@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from paceline.completion import Completion, Score, completion_of
+from paceline.completion import Completion, Score
 from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.engine.collecting import AsyncBatch, collect_async
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
-from paceline.errors import InvalidType, PacelineError, QueueFull
+from paceline.errors import InvalidType
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request
-from paceline.streaming import AsyncStream, StreamChannel, StreamChunk
+from paceline.streaming import AsyncStream, StreamChannel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,8 +64,9 @@ class AsyncLLM:
         sampling, rest = request_arguments(engine.sampling_defaults, params, options)
         rest = collected_at_the_end(rest)
         if is_batch(prompt):
-            return batch_outcome(await _generate_all(engine, prompt, sampling, rest))
-        return await _generate(engine, prompt, sampling, rest, 0)
+            return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
+        request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
+        return await collect_async(request, engine.accept(request))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> AsyncStream:
         """As `LLM.stream`: an async context manager and iterator. What is wrong with the request is raised on entering."""
@@ -141,60 +141,3 @@ class AsyncLLM:
             load = asyncio.to_thread(LocalEngine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
-
-
-async def _generate(
-    engine: LocalEngine, prompt: Prompt, params: SamplingParams, options: RequestOptions, index: int
-) -> Completion:
-    request = await asyncio.to_thread(engine.prepare, prompt, params, options)
-    return await _collect(request, engine.accept(request, index))
-
-
-async def _collect(request: Request, channel: StreamChannel) -> Completion:
-    """Leaving the loop, as a cancelled task does, cancels the request."""
-    chunks: list[StreamChunk] = [chunk async for chunk in channel]
-    completion = completion_of(
-        chunks,
-        prompt=request.prompt,
-        wants_logprobs=request.params.logprobs is not None,
-        wants_prompt_logprobs=request.params.prompt_logprobs is not None,
-        index=channel.request_index,
-    )
-    completion.raise_for_error()
-    return completion
-
-
-async def _generate_all(
-    engine: LocalEngine, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions
-) -> list[Completion | PacelineError]:
-    """The outcome of every prompt. As many are in the engine at once as it takes."""
-    tasks: list[asyncio.Task[Completion]] = []
-
-    async def start(index: int, prompt: Prompt) -> asyncio.Task[Completion]:
-        request = await asyncio.to_thread(engine.prepare, prompt, params, options)
-        while True:
-            try:
-                return asyncio.create_task(_collect(request, engine.accept(request, index)))
-            except QueueFull:
-                running = [task for task in tasks if not task.done()]
-                if not running:
-                    raise
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-
-    async def fail(error: PacelineError) -> Completion:
-        raise error
-
-    try:
-        for index, prompt in enumerate(prompts):
-            try:
-                tasks.append(await start(index, prompt))
-            except PacelineError as error:
-                tasks.append(asyncio.create_task(fail(error)))
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for outcome in outcomes:
-        if not isinstance(outcome, (Completion, PacelineError)):
-            raise outcome
-    return [outcome for outcome in outcomes if isinstance(outcome, (Completion, PacelineError))]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
-from paceline.completion import Completion, Score, completion_of
+from paceline.completion import Completion, Score
 from paceline.engine.arguments import request_arguments
+from paceline.engine.collecting import Batch, cancelled_if_left, collect
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
-from paceline.errors import InvalidType, PacelineError, QueueFull
+from paceline.errors import InvalidType
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request
-from paceline.streaming import Stream, StreamChannel
+from paceline.streaming import Stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,9 +72,10 @@ class LLM:
         sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)
         rest = collected_at_the_end(rest)
         if is_batch(prompt):
-            return batch_outcome(self._generate_all(prompt, sampling, rest, progress))
+            with _progress_bar(len(prompt), progress) as advance:
+                return batch_outcome(Batch(self._engine, sampling, rest, advance).run(prompt))
         request = self._engine.prepare(prompt, sampling, rest)
-        return _finish(request, self._engine.accept(request))
+        return collect(request, self._engine.accept(request))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer to a prompt as it comes. Options as for `generate`; leaving the stream cancels the request.
@@ -103,14 +102,14 @@ class LLM:
         """
         is_one = isinstance(texts, str)
         future = self._engine.embed([texts] if isinstance(texts, str) else texts, pooling, embedding_options(options))
-        with _cancelled_if_left(future.cancel):
+        with cancelled_if_left(future.cancel):
             found = vectors(future.result(), normalize, self._engine.model.n_embd_out)
         return found[0] if is_one else found
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """How well each document fits the query, best first, by a reranking model."""
         future = self._engine.rerank(query, documents, embedding_options(options))
-        with _cancelled_if_left(future.cancel):
+        with cancelled_if_left(future.cancel):
             return scores(future.result())
 
     @property
@@ -141,73 +140,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _generate_all(
-        self, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions, progress: bool
-    ) -> list[Completion | PacelineError]:
-        """The outcome of every prompt. As many are in the engine at once as it takes."""
-        outcomes: dict[int, Completion | PacelineError] = {}
-        running: deque[tuple[int, Request, StreamChannel]] = deque()
-
-        def finish_oldest() -> None:
-            index, request, channel = running[0]
-            try:
-                outcomes[index] = _finish(request, channel)
-            except PacelineError as error:
-                outcomes[index] = error
-            running.popleft()
-            advance()
-
-        def start(index: int, prompt: Prompt) -> None:
-            request = self._engine.prepare(prompt, params, options)
-            while True:
-                try:
-                    running.append((index, request, self._engine.accept(request, index)))
-                except QueueFull:
-                    if not running:
-                        raise
-                    finish_oldest()
-                else:
-                    return
-
-        def cancel_all() -> None:
-            for _, _, channel in running:
-                channel.cancel()
-
-        with _progress_bar(len(prompts), progress) as advance, _cancelled_if_left(cancel_all):
-            for index, prompt in enumerate(prompts):
-                try:
-                    start(index, prompt)
-                except PacelineError as error:
-                    outcomes[index] = error
-                    advance()
-            while running:
-                finish_oldest()
-        return [outcomes[index] for index in range(len(prompts))]
-
-
-def _finish(request: Request, channel: StreamChannel) -> Completion:
-    """Waits for the answer; leaving before cancels it. Raises the error that ended it."""
-    with _cancelled_if_left(channel.cancel):
-        completion = completion_of(
-            channel,
-            prompt=request.prompt,
-            wants_logprobs=request.params.logprobs is not None,
-            wants_prompt_logprobs=request.params.prompt_logprobs is not None,
-            index=channel.request_index,
-        )
-    completion.raise_for_error()
-    return completion
-
-
-@contextmanager
-def _cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C, or whatever else leaves the block, ends what nobody waits for any more."""
-    try:
-        yield
-    except BaseException:
-        cancel()
-        raise
 
 
 @contextmanager

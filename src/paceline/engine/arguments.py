@@ -13,8 +13,19 @@ from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 
 _MODEL_NAMES = frozenset(
-    "n_gpu_layers devices split_mode tensor_split main_gpu load_mode check_tensors use_extra_bufts kv_overrides progress "
-    "cancel".split()
+    (
+        "n_gpu_layers",
+        "devices",
+        "split_mode",
+        "tensor_split",
+        "main_gpu",
+        "load_mode",
+        "check_tensors",
+        "use_extra_bufts",
+        "kv_overrides",
+        "progress",
+        "cancel",
+    )
 )
 # Context options that follow from the engine's own.
 _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})

@@ -26,8 +26,21 @@ _MOST_RECURRENT_SLOTS = 128
 _ITL_TARGET_MS = {"cpu": 250.0, "gpu": 50.0}
 # Context options that embedders take over; the others are about a memory that they do not have.
 _EMBEDDER_OPTIONS = frozenset(
-    "n_threads n_threads_batch flash_attn offload_kqv op_offload rope_scaling rope_freq_base rope_freq_scale "
-    "yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx".split()
+    (
+        "n_threads",
+        "n_threads_batch",
+        "flash_attn",
+        "offload_kqv",
+        "op_offload",
+        "rope_scaling",
+        "rope_freq_base",
+        "rope_freq_scale",
+        "yarn_ext_factor",
+        "yarn_attn_factor",
+        "yarn_beta_fast",
+        "yarn_beta_slow",
+        "yarn_orig_ctx",
+    )
 )
 
 

@@ -29,7 +29,7 @@ _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 class Runner:
     """Owns the thread. abort: ends the pass that is running. at_end: called on the thread when all has ended."""
 
-    def __init__(  # noqa: PLR0913 - the parts of an engine
+    def __init__(
         self,
         engine: Engine,
         inbox: Inbox,

@@ -25,7 +25,7 @@ _log = logging.getLogger("paceline.engine")
 
 
 def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
-    """paceline's defaults, with those of the model in their place; values that make no sense are left out and logged."""
+    """The usual defaults, with those of the model in their place; values that make no sense are left out and logged."""
     params = SamplingParams()
     for key, (field, kind) in _FIELDS.items():
         text = metadata.get(f"general.sampling.{key}")

@@ -41,10 +41,7 @@ def prompt_source(sequence: Sequence, *, can_share_part: bool) -> Source | NoSou
 
 
 def must_stop_before_last(sequence: Sequence) -> bool:
-    """Whether the prompt's last token has to wait for a tick of its own, where memory can only be shared as a whole:
-
-    others will want what lies before it.
-    """
+    """Whether the prompt's last token has to wait for a tick: others will want all before it, and only as a whole."""
     return sequence.num_computed < sequence.num_prompt - 1 and any(
         one.slot is None and one.reason is None and one.num_known == one.num_prompt
         for one in sequence.request.sequences
