@@ -48,6 +48,6 @@ def test_scheduling_and_the_core_have_no_threads_clocks_or_logs() -> None:
         (path.name, name)
         for path in pure
         for name in imported_names(path)
-        if WAITS & set(name.split(".")) or ".runtime" in name
+        if WAITS & set(name.split(".")) or "paceline.runtime" in name
     }
     assert found == set()

@@ -13,7 +13,8 @@ class Limits:
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
     of one sequence in a tick. max_positions: tokens that one sequence can hold. num_cells: KV cells that all share; None
     where memory is not made of cells. max_scored: rows of logits that a tick can spend on prompt tokens. can_share_part:
-    whether a sequence can take over a part of another's memory; otherwise only the whole. embed_tokens, embed_texts: most of an embedding tick.
+    whether a sequence can take over a part of another's memory; otherwise only the whole. embed_tokens, embed_texts: most of
+    an embedding tick.
     itl_target_s, max_tick_s: the time between two tokens that is aimed at, the longest tick while nobody decodes.
     """
 
