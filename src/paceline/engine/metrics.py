@@ -166,7 +166,8 @@ class Metrics(Instrument):
         self._count(table.DECODE, num_decode + num_drafts)
         self._count(table.GENERATED, num_new)
         self._observe(table.TICK_ROWS, len(record.rows))
-        self._observe(table.OCCUPANCY, record.num_running / record.num_slots)
+        if record.num_slots:  # a trace may say anything
+            self._observe(table.OCCUPANCY, record.num_running / record.num_slots)
         times = self._times.tick(record)
         for ttft_s in times.ttft_s:
             self._observe(table.TTFT_S, ttft_s)
