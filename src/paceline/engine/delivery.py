@@ -50,8 +50,10 @@ class Delivery:
         self._feeds[key] = feed
         try:
             inbox.submit(request, len(request.prompt))
-        except PacelineError:
+        except PacelineError as error:
             del self._feeds[key]
+            # Else the channel would cancel when it is dropped, and the request may be tried again.
+            feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             raise
         return channel
 
