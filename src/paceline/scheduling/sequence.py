@@ -118,7 +118,7 @@ class Sequence:
         self.priority, self.submitted_s = options.priority, request.submitted_s
         self.slot: int | None = None
         self.seq_id: int | None = None
-        self.shares_prefix = False
+        self.shares_prefix: object | None = None  # the same for all that have the same cells of the prompt
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Copy, Operation, Remove
 from paceline.scheduling.seq_ids import SeqIds
-from paceline.scheduling.sequence import Request, Sequence
+from paceline.scheduling.sequence import Sequence
 
 
 class Slots:
@@ -41,7 +41,7 @@ class Slots:
         self._operations.append(Copy(source.seq_id, sequence.seq_id, num_tokens, sequence))
         sequence.num_computed = num_tokens
         sequence.request.shared_prefix = num_tokens
-        source.shares_prefix = sequence.shares_prefix = True
+        source.shares_prefix = sequence.shares_prefix = source.shares_prefix or object()
 
     def free(self, sequence: Sequence) -> int:
         """Takes everything back, and answers the slot; its computed tokens are gone."""
@@ -54,7 +54,7 @@ class Slots:
         self._operations.append(Remove(seq_id))
         sequence.slot = sequence.seq_id = None
         sequence.num_computed = 0
-        sequence.shares_prefix = False
+        sequence.shares_prefix = None
         return slot
 
     def take_operations(self) -> list[Operation]:
@@ -75,13 +75,13 @@ class Slots:
         return committed + num_tokens <= self._limits.num_cells
 
     def _cells(self, lengths: list[int]) -> int:
-        """A shared prefix counts once."""
+        """A shared prefix counts once; of one request several may have been computed."""
         total = sum(lengths)
-        shared: dict[Request, int] = {}
+        shared: dict[object, list[int]] = {}
         for sequence in self.running:
-            if sequence.shares_prefix:
-                shared[sequence.request] = shared.get(sequence.request, 0) + 1
-        return total - sum((count - 1) * request.shared_prefix for request, count in shared.items())
+            if sequence.shares_prefix is not None:
+                shared.setdefault(sequence.shares_prefix, []).append(sequence.request.shared_prefix)
+        return total - sum(sum(group[1:]) for group in shared.values())
 
     def check(self) -> None:
         """Asserts that every slot and id is in one place."""
