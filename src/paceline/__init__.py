@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, Embedder, Model, Sampler, Tokenizer
-    from paceline.scheduling.instrument import Instrument
-    from paceline.scheduling.view import BatchStrategy
+    from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, TickRecord
+    from paceline.scheduling.view import BatchStrategy, Share, View
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
     from paceline.text import TextPipe
 
@@ -34,20 +34,25 @@ _HOMES = {
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Embedder": "paceline.runtime",
+    "EndRecord": "paceline.scheduling.instrument",
     "FinishReason": "paceline.streaming",
     "Instrument": "paceline.scheduling.instrument",
     "LLM": "paceline.llm",
     "Model": "paceline.runtime",
     "RequestOptions": "paceline.request",
+    "RequestRecord": "paceline.scheduling.instrument",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
     "Score": "paceline.completion",
+    "Share": "paceline.scheduling.view",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
     "TextPipe": "paceline.text",
+    "TickRecord": "paceline.scheduling.instrument",
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
+    "View": "paceline.scheduling.view",
     "demo_model_path": "paceline.demo",
 }
 
@@ -60,6 +65,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Completion",
     "Context",
     "Embedder",
+    "EndRecord",
     "EngineError",
     "FinishReason",
     "Instrument",
@@ -69,15 +75,19 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "PacelineError",
     "RequestError",
     "RequestOptions",
+    "RequestRecord",
     "Sampler",
     "SamplingParams",
     "Score",
+    "Share",
     "Stream",
     "StreamChannel",
     "StreamChunk",
     "TextPipe",
+    "TickRecord",
     "Tokenizer",
     "Usage",
+    "View",
     "__version__",
     "demo_model_path",
 ]

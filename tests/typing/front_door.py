@@ -1,0 +1,58 @@
+"""Programs as users write them, read by the type checker and never run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import paceline
+
+
+def blocking(llm: paceline.LLM) -> None:
+    one = llm.generate("Once upon a time", max_tokens=20)
+    assert_type(one, paceline.Completion)
+    assert_type(one.text, str)
+    assert_type(llm.generate([1, 2, 3]), paceline.Completion)
+    assert_type(llm.generate(["a", "b"], progress=True), list[paceline.Completion])
+    assert_type(llm.generate([[1, 2], [3]], paceline.SamplingParams(n=2)), list[paceline.Completion])
+    with llm.stream("A fox", interval=4) as stream:
+        for chunk in stream:
+            assert_type(chunk, paceline.StreamChunk)
+            assert_type(chunk.finish_reason, paceline.FinishReason | None)
+    assert_type(llm.embed(["one", "two"]), npt.NDArray[np.float32])
+    assert_type(llm.rerank("query", ["one"])[0].score, float)
+
+
+async def awaiting() -> None:
+    async with paceline.AsyncLLM(num_slots=2) as llm:
+        assert_type(await llm.generate("a"), paceline.Completion)
+        assert_type(await llm.generate(["a", "b"]), list[paceline.Completion])
+        async with llm.stream("a") as stream:
+            async for chunk in stream:
+                assert_type(chunk.text, str)
+        assert_type(await llm.embed("one"), npt.NDArray[np.float32])
+
+
+class First:
+    """A strategy is any object with such a method."""
+
+    def plan(self, view: paceline.View, budget: int) -> Sequence[paceline.Share]:
+        first = view.sequences[0]
+        return [paceline.Share(first.key, min(budget, first.limit))]
+
+
+class Counter(paceline.Instrument):
+    """An instrument overrides what it needs."""
+
+    ended = 0
+
+    def request_ended(self, record: paceline.EndRecord) -> None:
+        self.ended += 1
+
+
+def own_parts() -> paceline.LLM:
+    strategy: paceline.BatchStrategy = First()
+    return paceline.LLM("model.gguf", strategy=strategy, instruments=(Counter(),))
