@@ -12,37 +12,72 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import CapacityError, EngineError, ModelError, PacelineError, RequestError
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
+    from paceline.completion import Choice, Completion, Score
     from paceline.demo import demo_model_path
+    from paceline.llm import LLM
     from paceline.params import SamplingParams
+    from paceline.request import RequestOptions
     from paceline.runtime import Context, Embedder, Model, Sampler, Tokenizer
+    from paceline.scheduling.instrument import Instrument
+    from paceline.scheduling.view import BatchStrategy
+    from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
     from paceline.text import TextPipe
 
 __version__ = _version("paceline")
 
 _HOMES = {
+    "AsyncLLM": "paceline.async_llm",
+    "AsyncStream": "paceline.streaming",
+    "BatchStrategy": "paceline.scheduling.view",
+    "Choice": "paceline.completion",
+    "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Embedder": "paceline.runtime",
+    "FinishReason": "paceline.streaming",
+    "Instrument": "paceline.scheduling.instrument",
+    "LLM": "paceline.llm",
     "Model": "paceline.runtime",
+    "RequestOptions": "paceline.request",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
+    "Score": "paceline.completion",
+    "Stream": "paceline.streaming",
+    "StreamChannel": "paceline.streaming",
+    "StreamChunk": "paceline.streaming",
     "TextPipe": "paceline.text",
     "Tokenizer": "paceline.runtime",
+    "Usage": "paceline.streaming",
     "demo_model_path": "paceline.demo",
 }
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - sorted as sorted() does
+    "AsyncLLM",
+    "AsyncStream",
+    "BatchStrategy",
     "CapacityError",
+    "Choice",
+    "Completion",
     "Context",
     "Embedder",
     "EngineError",
+    "FinishReason",
+    "Instrument",
+    "LLM",
     "Model",
     "ModelError",
     "PacelineError",
     "RequestError",
+    "RequestOptions",
     "Sampler",
     "SamplingParams",
+    "Score",
+    "Stream",
+    "StreamChannel",
+    "StreamChunk",
     "TextPipe",
     "Tokenizer",
+    "Usage",
     "__version__",
     "demo_model_path",
 ]

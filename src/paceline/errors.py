@@ -8,6 +8,7 @@
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
     │   ├── BatchError        some of several prompts failed; it has all outcomes
+    │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
@@ -19,6 +20,8 @@
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
     │   ├── StrategyError     a batch strategy planned what cannot be
     │   ├── EngineStopped     the engine takes no requests any more
+    │   ├── Cancelled         the request was cancelled before it had a result
+    │   ├── DeadlineExceeded  the request ran out of time before it had a result
     │   └── Closed            the object was closed before
     └── ModelError            the file's
         ├── ModelLoadError    not a model llama.cpp can load
@@ -93,6 +96,12 @@ class BatchError(RequestError):
         self.outcomes = tuple(outcomes)
 
 
+class TraceError(RequestError, ValueError):
+    """The file is no trace of an engine, is damaged, or was written by a version that is not known here."""
+
+    code = "trace_error"
+
+
 class CapacityError(PacelineError):
     """There is no room now; less of it, or later, can work."""
 
@@ -151,6 +160,18 @@ class EngineStopped(EngineError):
     """The engine was shut down, or is about to be: it takes no requests any more."""
 
     code = "engine_stopped"
+
+
+class Cancelled(EngineError):
+    """The request was cancelled before it had a result. A stream says so with its finish reason instead."""
+
+    code = "cancelled"
+
+
+class DeadlineExceeded(EngineError):
+    """The request ran out of time before it had a result. A stream says so with its finish reason instead."""
+
+    code = "deadline_exceeded"
 
 
 class Closed(EngineError):

@@ -13,6 +13,9 @@ from paceline.errors import InvalidType
 Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
 
+SECONDS_PER_PRIORITY = 10.0
+"""Waiting turns into priority: so many seconds make up for one level."""
+
 _LARGE = 1_000_000
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
@@ -40,7 +43,7 @@ class RequestOptions:
     timeout_s: float | None = None
     truncate: Truncate | None = None
     interval: int = 1
-    lora: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    lora: Any = ()
     max_buffered_tokens: int | None = None
     slow_reader: SlowReader = "pause"
     add_special: bool = True

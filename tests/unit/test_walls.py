@@ -35,3 +35,19 @@ def test_only_the_runtime_imports_the_compiled_core() -> None:
     found = importers("_native")
     assert found
     assert {path for path in found if not path.startswith("runtime/")} == set()
+
+
+WAITS = {"threading", "asyncio", "time", "logging"}
+
+
+def test_scheduling_and_the_core_have_no_threads_clocks_or_logs() -> None:
+    """What decides is pure: time comes in through a Clock, commands through a list, and it never loads the runtime."""
+    pure = [*(PACKAGE / "scheduling").rglob("*.py"), PACKAGE / "engine" / "core.py"]
+    assert len(pure) > 15
+    found = {
+        (path.name, name)
+        for path in pure
+        for name in imported_names(path)
+        if WAITS & set(name.split(".")) or "paceline.runtime" in name
+    }
+    assert found == set()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli import terminal
+from paceline.cli import terminal, trace
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
 from paceline.cli.info import info
@@ -58,6 +58,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.callback()(_common)
     for command in (generate, tokenize, embed, info):
         app.command(no_args_is_help=command is not info)(command)
+    app.add_typer(trace.commands, name="trace")
     return app
 
 

@@ -82,7 +82,7 @@ class Embedder(Closing):
             raise InvalidParams('pooling "none" has a vector for each token; use embed_tokens()')
         ids = self._all_ids(texts)
         vectors = self._compute(ids)
-        return vectors if self.pooling == "rank" else _normalized(vectors, normalize)
+        return vectors if self.pooling == "rank" else normalized(vectors, normalize)
 
     def embed_tokens(
         self, texts: Iterable[Text], *, normalize: Normalization = "none"
@@ -91,7 +91,7 @@ class Embedder(Closing):
         if self.pooling != "none":
             raise InvalidParams(f'embed_tokens() needs pooling "none", and this embedder has {self.pooling!r}')
         ids = self._all_ids(texts)
-        rows = _normalized(self._compute(ids), normalize)
+        rows = normalized(self._compute(ids), normalize)
         ends = np.cumsum([len(one) for one in ids])
         return [rows[end - len(one) : end] for one, end in zip(ids, ends, strict=True)]
 
@@ -147,7 +147,8 @@ def _checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
     return chosen
 
 
-def _normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> npt.NDArray[np.float32]:
+def normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> npt.NDArray[np.float32]:
+    """Vectors, (n, dimension), with the length that `Embedder.embed` says of each kind of normalisation."""
     validation.choice("normalize", normalize, ("l2", "max_abs", "none"))
     if normalize == "none":
         return vectors

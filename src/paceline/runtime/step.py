@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,13 @@ def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
     for index, row in enumerate(rows):
         _check_types(index, row)
     return {
-        "seq_ids": _ints("seq_id", (row.seq_id for row in rows)),
-        "positions": _ints("position", (row.position for row in rows)),
-        "num_tokens": _ints("token_ids", (len(row.token_ids) for row in rows)),
-        "num_drafts": _ints("num_drafts", (row.num_drafts for row in rows)),
-        "num_samplers": _ints("samplers", (len(row.samplers) for row in rows)),
-        "num_scored": _ints("targets", (len(row.targets) for row in rows)),
-        "num_logprobs": _ints("num_logprobs", (-1 if row.num_logprobs is None else row.num_logprobs for row in rows)),
+        "seq_ids": _ints("seq_id", [row.seq_id for row in rows]),
+        "positions": _ints("position", [row.position for row in rows]),
+        "num_tokens": _ints("token_ids", [len(row.token_ids) for row in rows]),
+        "num_drafts": _ints("num_drafts", [row.num_drafts for row in rows]),
+        "num_samplers": _ints("samplers", [len(row.samplers) for row in rows]),
+        "num_scored": _ints("targets", [len(row.targets) for row in rows]),
+        "num_logprobs": _ints("num_logprobs", [-1 if row.num_logprobs is None else row.num_logprobs for row in rows]),
         "token_ids": _joined("token_ids", (row.token_ids for row in rows)),
         "targets": _joined("targets", (row.targets for row in rows)),
         "mask_slots": _ints("mask_slots", _mask_slots(rows)),
@@ -146,10 +147,16 @@ class _Cursor:
 def _check_types(index: int, row: object) -> None:
     if not isinstance(row, StepRow):
         raise errors.InvalidType(f"rows[{index}] must be a StepRow, not {type(row).__name__}")
-    for name in ("token_ids", "samplers", "targets", "mask_slots"):
-        if not hasattr(getattr(row, name), "__len__"):
-            raise errors.InvalidType(f"rows[{index}].{name} must be a sequence, not {getattr(row, name)!r:.80}")
-    if not all(isinstance(sampler, Sampler) for sampler in row.samplers):
+    try:
+        len(row.token_ids), len(row.samplers), len(row.targets), len(row.mask_slots)
+    except TypeError:
+        for name in ("token_ids", "samplers", "targets", "mask_slots"):
+            if not hasattr(getattr(row, name), "__len__"):
+                raise errors.InvalidType(
+                    f"rows[{index}].{name} must be a sequence, not {getattr(row, name)!r:.80}"
+                ) from None
+        raise
+    if row.samplers and not all([isinstance(sampler, Sampler) for sampler in row.samplers]):  # noqa: C419 - the faster way
         raise errors.InvalidType(f"rows[{index}].samplers must be Samplers, not {row.samplers!r:.80}")
 
 
@@ -169,14 +176,16 @@ def _slots_of(row: StepRow) -> tuple[int, ...]:
 
 def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
     """The parts one after the other; arrays of the right kind as they are, since prompts are long."""
-    arrays = [_ints(name, part) for part in parts]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
+    listed = list(parts)
+    if not any(isinstance(part, np.ndarray) for part in listed):  # the many short rows of a tick: one array at once
+        return _ints(name, list(chain.from_iterable(listed)))
+    return np.concatenate([_ints(name, part) for part in listed])
 
 
 def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
     if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
         return values
-    listed: list[object] = list(values)
+    listed: list[object] = values if isinstance(values, list) else list(values)
     if not set(map(type, listed)) <= {int}:  # a bool is no int, and NumPy would round 1.5 and read "1"
         wrong = [value for value in listed if isinstance(value, bool) or not isinstance(value, (int, np.integer))]
         if wrong:

@@ -186,6 +186,11 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"<Tokenizer {self.vocab_type}, {self._n_vocab} tokens>"
 
+    @property
+    def add_sep(self) -> bool:
+        """Whether the `sep` token stands between the two texts of a pair."""
+        return bool(self._vocab.add_sep)
+
     @cached_property
     def _ids_by_text(self) -> dict[bytes, int]:
         return {text: token for token, text in enumerate(self._vocab.texts())}

@@ -46,7 +46,11 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickRecord:
-    """A tick that computed something. Seconds on the engine's clock; own_s: of elapsed_s, outside of the pass itself."""
+    """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
+
+    num_running: sequences that have one of the num_slots slots, with or without a row; num_waiting: requests in the queue.
+    An embedding tick has no rows: num_embedded texts of num_embedded_tokens tokens became vectors.
+    """
 
     index: int
     kind: Literal["generate", "embed"]
@@ -54,11 +58,18 @@ class TickRecord:
     elapsed_s: float
     step_s: float
     rows: tuple[RowRecord, ...]
+    num_slots: int
     num_running: int
     num_waiting: int
     num_cells: int
     budget: int
     num_embedded: int = 0
+    num_embedded_tokens: int = 0
+
+    @property
+    def own_s(self) -> float:
+        """What the engine took for itself: of elapsed_s, outside of the pass."""
+        return self.elapsed_s - self.step_s
 
     @property
     def num_decode(self) -> int:
@@ -102,6 +113,15 @@ class Instrument:
 
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
         """So many tokens of a prompt were taken from memory instead of computed; source as in `Usage.cached_from`."""
+
+    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
+        """Of a long cached prompt only the beginning matched: the sign of a template that re-renders what was said."""
+
+    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
+        """So many tokens of idle prefixes were thrown away; source: where they were, "device" or "host"."""
+
+    def engine_restarted(self, now_s: float) -> None:
+        """The engine's process died and another one took over."""
 
     def paused(self, key: int, is_paused: bool, now_s: float) -> None:
         """A slow reader made its request pause, or go on again."""

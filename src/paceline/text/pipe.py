@@ -39,6 +39,10 @@ class TextPipe:
         pipe._detokenizer = Detokenizer.from_state(state[1])
         return pipe
 
+    def go_on_from(self, earlier: TextPipe) -> None:
+        """Takes over what another pipe, which looked for no stops, holds back; this one has to be new."""
+        self._detokenizer = earlier._detokenizer
+
     @property
     def match(self) -> StopMatch | None:
         """The stop that was found; nothing may be pushed any more, and `finish` still has to be called."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
@@ -50,10 +51,9 @@ class StopFilter:
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        encoded = _encode(stops)
+        self._automaton = automaton = _shared_automaton(tuple(_encode(stops)))
         self._stops = {stop.encode(): stop for stop in stops}
-        self._automaton = _Automaton(encoded)
-        self._first_bytes = frozenset(stop[0] for stop in encoded)
+        self._first_bytes = automaton.first_bytes
         self._node = _ROOT
         self._data = bytearray()  # the bytes that are held back
         self._begin = 0  # where in the sequence they begin
@@ -145,6 +145,7 @@ class _Automaton:
     """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
+        self.first_bytes = frozenset(stop[0] for stop in stops)
         self._next: list[dict[int, int]] = [{}]
         self._fallback = [_ROOT]
         self.depth = [0]
@@ -185,6 +186,17 @@ class _Automaton:
                 self._fallback[following] = fallback
                 self.stop_length[following] = self.stop_length[following] or self.stop_length[fallback]
                 queue.append(following)
+
+
+_automata: WeakValueDictionary[tuple[bytes, ...], _Automaton] = WeakValueDictionary()
+
+
+def _shared_automaton(stops: tuple[bytes, ...]) -> _Automaton:
+    """One for all who look for the same stops at the same time; it never changes once it is made."""
+    automaton = _automata.get(stops)
+    if automaton is None:
+        automaton = _automata[stops] = _Automaton(stops)
+    return automaton
 
 
 def _encode(stops: Sequence[str]) -> list[bytes]:

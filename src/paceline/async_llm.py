@@ -1,0 +1,143 @@
+"""The front door for event loops: `AsyncLLM`. As `LLM`, awaitable; nothing here blocks the loop.
+
+Tokenising and compiling grammars happen in threads of the loop's executor, the passes on the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from paceline.completion import Completion, Score
+from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.engine.collecting import AsyncBatch, collect_async
+from paceline.engine.local_engine import LocalEngine
+from paceline.engine.prompts import Prompt, is_batch
+from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.errors import InvalidType
+from paceline.params import SamplingParams
+from paceline.streaming import AsyncStream, StreamChannel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.runtime import Model, Tokenizer
+    from paceline.runtime.embedder import Normalization
+
+
+class AsyncLLM:
+    """A model and its engine for an event loop; arguments as for `LLM`.
+
+    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. One event loop uses
+    it; `aclose()` or the end of the `async with` block ends it.
+    """
+
+    def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
+        engine_arguments(options)  # what is wrong with them is said here
+        self._model, self._options = model, options
+        self._starting: asyncio.Future[LocalEngine] | None = None
+
+    async def start(self) -> Self:
+        """Loads the model and starts the engine, once."""
+        await self._engine()
+        return self
+
+    @overload
+    async def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+    ) -> Completion: ...
+    @overload
+    async def generate(
+        self, prompt: Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None, **options: Any
+    ) -> list[Completion]: ...
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams | None = None, **options: Any
+    ) -> Completion | list[Completion]:
+        """As `LLM.generate`. Cancelling the task cancels the request."""
+        engine = await self._engine()
+        sampling, rest = request_arguments(engine.sampling_defaults, params, options)
+        rest = collected_at_the_end(rest)
+        if is_batch(prompt):
+            return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
+        request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
+        return await collect_async(request, engine.accept(request))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> AsyncStream:
+        """As `LLM.stream`: an async context manager and iterator. What is wrong with the request is raised on entering."""
+        if is_batch(prompt):
+            raise InvalidType("stream takes one prompt, a str or token ids; make a stream for each of several")
+
+        async def submit() -> StreamChannel:
+            engine = await self._engine()
+            sampling, rest = request_arguments(engine.sampling_defaults, params, options)
+            request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
+            return engine.accept(request)
+
+        return AsyncStream(submit, keep_alive=self)
+
+    async def embed(
+        self,
+        texts: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: str | None = None,
+        normalize: bool | Normalization = True,
+        **options: Any,
+    ) -> npt.NDArray[np.float32]:
+        """As `LLM.embed`."""
+        engine = await self._engine()
+        many = [texts] if isinstance(texts, str) else texts
+        future = await asyncio.to_thread(engine.embed, many, pooling, embedding_options(options))
+        found = vectors(await asyncio.wrap_future(future), normalize, engine.model.n_embd_out)
+        return found[0] if isinstance(texts, str) else found
+
+    async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
+        """As `LLM.rerank`."""
+        engine = await self._engine()
+        future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
+        return scores(await asyncio.wrap_future(future))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; the engine must have been started."""
+        return self._started.tokenizer
+
+    @property
+    def model(self) -> Model:
+        """The model; the engine must have been started."""
+        return self._started.model
+
+    def stats(self) -> MetricsSnapshot:
+        """As `LLM.stats`; the engine must have been started."""
+        return self._started.stats()
+
+    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """As `LLM.close`, without blocking the loop."""
+        if self._starting is not None:
+            engine = await asyncio.shield(self._starting)
+            await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def _started(self) -> LocalEngine:
+        if self._starting is None or not self._starting.done():
+            raise RuntimeError("the engine has not been started: use `async with`, or await start()")
+        return self._starting.result()
+
+    async def _engine(self) -> LocalEngine:
+        if self._starting is None:
+            load = asyncio.to_thread(LocalEngine, self._model, self._options)
+            self._starting = asyncio.ensure_future(load)
+        return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for

@@ -1,0 +1,51 @@
+"""How an engine is set up: one frozen record, resolved once. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from paceline import validation
+
+_MAX_SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The options of an engine; llama.cpp's own go beside it. Immutable; wrong values raise `InvalidParams`.
+
+    num_slots: sequences that run at once. chunk_size: most prompt tokens of one sequence in a tick.
+    strategy: what goes into a tick: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
+    with a `plan` method (see `BatchStrategy`).
+    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 on a GPU.
+    max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
+    max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
+    Beyond, `QueueFull`.
+    """
+
+    num_slots: int = 8
+    chunk_size: int = 512
+    strategy: Any = "paced"
+    itl_target_ms: float | None = None
+    max_tick_ms: float = 1000.0
+    max_queue: int = 256
+    max_queue_tokens: int | None = None
+
+    def __new__(cls, **options: Any) -> Self:
+        """Refuses unknown options with the nearest known one."""
+        validation.reject_unknown(options, CONFIG_NAMES)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        validation.integer("num_slots", self.num_slots, 1, _MAX_SLOTS)
+        validation.integer("chunk_size", self.chunk_size, 1)
+        if self.itl_target_ms is not None:
+            validation.number("itl_target_ms", self.itl_target_ms, above=0)
+        validation.number("max_tick_ms", self.max_tick_ms, above=0)
+        validation.integer("max_queue", self.max_queue, 0)
+        if self.max_queue_tokens is not None:
+            validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+
+
+CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))

@@ -1,0 +1,74 @@
+"""What callers write as keywords, sorted: sampling, request options, engine, model and context."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from paceline import validation
+from paceline.config import CONFIG_NAMES, EngineConfig
+from paceline.errors import InvalidType
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import OPTION_NAMES, RequestOptions
+
+_MODEL_NAMES = frozenset(
+    (
+        "n_gpu_layers",
+        "devices",
+        "split_mode",
+        "tensor_split",
+        "main_gpu",
+        "load_mode",
+        "check_tensors",
+        "use_extra_bufts",
+        "kv_overrides",
+        "progress",
+        "cancel",
+    )
+)
+# Context options that follow from the engine's own.
+_DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments:
+    """The keywords of `LLM` and `AsyncLLM`, by whom they are for."""
+
+    config: EngineConfig
+    model: Mapping[str, Any]
+    context: Mapping[str, Any]
+    lora: Any
+    instruments: Any
+
+
+def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
+    """Sorts them. Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest that is known."""
+    from paceline.runtime.context_options import ContextOptions
+
+    context_names = ContextOptions.names() - _DERIVED
+    others = {"lora", "instruments"}
+    validation.reject_unknown(options, CONFIG_NAMES | _MODEL_NAMES | context_names | others)
+    return EngineArguments(
+        config=EngineConfig(**_only(options, CONFIG_NAMES)),
+        model=_only(options, _MODEL_NAMES),
+        context=_only(options, context_names),
+        lora=options.get("lora", ()),
+        instruments=options.get("instruments", ()),
+    )
+
+
+def request_arguments(
+    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
+) -> tuple[SamplingParams, RequestOptions]:
+    """The keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
+    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES)
+    base = defaults if params is None else params
+    sampling = _only(options, FIELDS)
+    return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
+
+
+def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in names}

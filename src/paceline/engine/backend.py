@@ -1,0 +1,54 @@
+"""What the engine needs of whatever computes: llama.cpp, or a fake. One thread calls `copy` to `embed`; any thread the rest.
+
+Errors: whatever is raised belongs to all rows or texts of that call, and nothing of it may have been kept. An error of one
+row alone goes into its `RowOutput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any, Protocol
+
+from paceline.params import SamplingParams
+from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.plan import Row, RowOutput
+
+Lora = tuple[tuple[str, float], ...]
+
+
+class Backend(Protocol):
+    """Computes rows and texts."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens' bytes and the ends of generation."""
+
+    def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[object, ...]:
+        """One sampler for each of `params.n` choices, told the prompt. May take long; raises `RequestError`s."""
+
+    def check_lora(self, lora: Lora) -> None:
+        """Raises `InvalidParams` for a name that the engine was not given."""
+
+    def prepare_embedding(self, pooling: str | None) -> str:
+        """Makes ready for texts pooled so, and answers the way of pooling; may take long. Raises `RequestError`s."""
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """The first tokens of one sequence id become those of another, which is empty."""
+
+    def remove(self, seq_id: int) -> None:
+        """Empties a sequence id."""
+
+    def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
+        """One pass over the rows, and a draw where a row wants one."""
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        """A vector, or a score, for each text; one pass."""
+
+    def positions(self, seq_id: int) -> int:
+        """How many tokens a sequence id holds, from the first on; for checks."""
+
+    def abort(self) -> None:
+        """Ends the pass that is running, which raises `Aborted`."""
+
+    def close(self) -> None:
+        """Gives the memory back."""

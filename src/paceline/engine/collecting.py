@@ -1,0 +1,152 @@
+"""Waits for the answers of requests, one or many; used by the front doors, on their callers' threads and loops.
+
+Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancelled task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from paceline.completion import Completion, completion_of
+from paceline.engine.local_engine import LocalEngine
+from paceline.engine.prompts import Prompt
+from paceline.errors import PacelineError, QueueFull
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.sequence import Request
+from paceline.streaming import StreamChannel, StreamChunk
+
+Outcome = Completion | PacelineError
+
+
+@contextmanager
+def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
+    """Calls `cancel` where the block is left by an exception, whatever it is."""
+    try:
+        yield
+    except BaseException:
+        cancel()
+        raise
+
+
+def collect(request: Request, channel: StreamChannel) -> Completion:
+    """The answer. Raises the error that ended it."""
+    with cancelled_if_left(channel.cancel):
+        return _completion(request, channel, channel)
+
+
+async def collect_async(request: Request, channel: StreamChannel) -> Completion:
+    """As `collect`, for an event loop."""
+    return _completion(request, channel, [chunk async for chunk in channel])
+
+
+def _completion(request: Request, channel: StreamChannel, chunks: Iterable[StreamChunk]) -> Completion:
+    completion = completion_of(
+        chunks,
+        prompt=request.prompt,
+        wants_logprobs=request.params.logprobs is not None,
+        wants_prompt_logprobs=request.params.prompt_logprobs is not None,
+        index=channel.request_index,
+    )
+    completion.raise_for_error()
+    return completion
+
+
+class Batch:
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own."""
+
+    def __init__(
+        self, engine: LocalEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
+    ) -> None:
+        self._engine, self._params, self._options, self._advance = engine, params, options, advance
+        self._running: deque[tuple[int, Request, StreamChannel]] = deque()
+        self._outcomes: dict[int, Outcome] = {}
+
+    def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+        """The outcomes, in the order of the prompts."""
+        with cancelled_if_left(self._cancel):
+            for index, prompt in enumerate(prompts):
+                try:
+                    self._start(index, prompt)
+                except PacelineError as error:
+                    self._outcomes[index] = error
+                    self._advance()
+            while self._running:
+                self._finish_oldest()
+        return [self._outcomes[index] for index in range(len(prompts))]
+
+    def _start(self, index: int, prompt: Prompt) -> None:
+        request = self._engine.prepare(prompt, self._params, self._options)
+        while True:
+            try:
+                self._running.append((index, request, self._engine.accept(request, index)))
+            except QueueFull:
+                if not self._running:
+                    raise
+                self._finish_oldest()
+            else:
+                return
+
+    def _finish_oldest(self) -> None:
+        index, request, channel = self._running[0]
+        try:
+            self._outcomes[index] = collect(request, channel)
+        except PacelineError as error:
+            self._outcomes[index] = error
+        self._running.popleft()
+        self._advance()
+
+    def _cancel(self) -> None:
+        for _, _, channel in self._running:
+            channel.cancel()
+
+
+class AsyncBatch:
+    """As `Batch`, for an event loop."""
+
+    def __init__(self, engine: LocalEngine, params: SamplingParams, options: RequestOptions) -> None:
+        self._engine, self._params, self._options = engine, params, options
+        self._tasks: list[asyncio.Task[Outcome]] = []
+
+    async def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+        """The outcomes, in the order of the prompts."""
+        try:
+            for index, prompt in enumerate(prompts):
+                await self._start(index, prompt)
+            return list(await asyncio.gather(*self._tasks))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _start(self, index: int, prompt: Prompt) -> None:
+        try:
+            request = await asyncio.to_thread(self._engine.prepare, prompt, self._params, self._options)
+            channel = await self._accept(request, index)
+        except PacelineError as error:
+            self._tasks.append(asyncio.create_task(_answer(error)))
+        else:
+            self._tasks.append(asyncio.create_task(_outcome(request, channel)))
+
+    async def _accept(self, request: Request, index: int) -> StreamChannel:
+        while True:
+            try:
+                return self._engine.accept(request, index)
+            except QueueFull:
+                running = [task for task in self._tasks if not task.done()]
+                if not running:
+                    raise
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _answer(error: PacelineError) -> Outcome:
+    return error
+
+
+async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    try:
+        return await collect_async(request, channel)
+    except PacelineError as error:
+        return error

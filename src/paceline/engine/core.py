@@ -1,0 +1,73 @@
+"""The engine without its thread: commands in, events out, one forward pass a tick.
+
+Sans-IO: it sleeps nowhere, owns no clock of its own and knows no reader. `runner.Runner` gives it a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.executor import Executor
+from paceline.errors import PacelineError
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.events import Event
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.sequence import Request
+
+
+class Commands(Protocol):
+    """Where commands come from: an `Inbox`, or a list in a test."""
+
+    def take(self) -> Many[Command]:
+        """All commands since the last call, in order."""
+
+
+class Engine:
+    """Scheduler and backend put together."""
+
+    def __init__(self, commands: Commands, scheduler: Scheduler, executor: Executor) -> None:
+        self._commands = commands
+        self._scheduler = scheduler
+        self._executor = executor
+
+    def tick(self) -> list[Event]:
+        """One turn of the loop: what was asked for, a plan, a pass, its events."""
+        self._take_commands()
+        plan = self._scheduler.plan()
+        output = self._executor.run(plan)
+        return self._scheduler.apply(plan, output)
+
+    def fail_all(self, error: PacelineError) -> list[Event]:
+        """Ends every request with an error, after a failure that none of them caused."""
+        return self._scheduler.fail_all(error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last tick had nothing to do; only a command or a deadline changes that."""
+        return self._scheduler.is_idle
+
+    def next_deadline_s(self) -> float:
+        """When there is something to do even without a command; infinite where there is nothing."""
+        return self._scheduler.next_deadline_s()
+
+    def _take_commands(self) -> None:
+        for command in self._commands.take():
+            match command:
+                case Submit(request):
+                    self._submit(request)
+                case Cancel(key):
+                    self._scheduler.cancel(key)
+                case SetPaused(key, is_paused):
+                    self._scheduler.set_paused(key, is_paused=is_paused)
+                case EndSlow(key):
+                    self._scheduler.end_slow(key)
+                case Stop():
+                    self._scheduler.stop()
+
+    def _submit(self, request: Request | EmbeddingRequest) -> None:
+        if isinstance(request, Request):
+            self._scheduler.submit(request)
+        else:
+            self._scheduler.submit_embedding(request)

@@ -1,0 +1,116 @@
+"""From a tick's events to those who wait for them: channels of streams, futures of embeddings.
+
+`deliver` runs on the engine's thread and never waits; everything else may come from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+from paceline.engine.commands import Cancel, EndSlow, SetPaused
+from paceline.engine.inbox import Inbox
+from paceline.errors import PacelineError
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
+
+
+class Delivery:
+    """Knows the reader of every request that has not ended; of a channel only the feed, so that it can be forgotten."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._telling = threading.Lock()
+        self._feeds: dict[int, StreamFeed] = {}
+        self._futures: dict[int, Future[list[Any]]] = {}
+
+    def submit(self, request: Request, request_index: int) -> StreamChannel:
+        """Accepts a request, and answers its channel. Raises `QueueFull` or `EngineStopped`."""
+        channel, key, options, inbox = StreamChannel.create(), request.key, request.options, self._inbox
+
+        def cancel() -> None:
+            request.cancelled = True
+            inbox.put(Cancel(key))
+
+        def tell_backlog() -> None:
+            with self._telling:  # so that what is told last is how things are
+                is_behind = feed.is_behind
+                inbox.put(EndSlow(key) if is_behind and options.slow_reader == "cancel" else SetPaused(key, is_behind))
+
+        feed = channel.attach(
+            request_index=request_index,
+            interval=options.interval,
+            max_buffered_tokens=options.max_buffered_tokens,
+            on_cancel=cancel,
+            on_backlog=tell_backlog,
+        )
+        self._feeds[key] = feed
+        try:
+            inbox.submit(request, len(request.prompt))
+        except PacelineError as error:
+            del self._feeds[key]
+            # Else the channel would cancel when it is dropped, and the request may be tried again.
+            feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
+            raise
+        return channel
+
+    def submit_embedding(self, request: EmbeddingRequest) -> Future[list[Any]]:
+        """Accepts an embedding request; the future gives the vectors, and cancels when it is cancelled."""
+        future: Future[list[Any]] = Future()
+        self._futures[request.key] = future
+
+        def cancel_if_wanted(done: Future[list[Any]]) -> None:
+            if done.cancelled():
+                request.cancelled = True
+                self._inbox.put(Cancel(request.key))
+
+        try:
+            self._inbox.submit(request, request.num_tokens)
+        except PacelineError:
+            del self._futures[request.key]
+            raise
+        future.add_done_callback(cancel_if_wanted)
+        return future
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hands out what a tick brought, in order."""
+        for event in events:
+            match event:
+                case Delta(key, chunk):
+                    self._feeds[key].push(chunk)
+                case Ended(key, chunk):
+                    self._feeds[key].finish(chunk)
+                case Started(key):
+                    self._inbox.started(key)
+                case Released(key):
+                    self._release(key)
+                case Embedded(key, vectors, error):
+                    _resolve(self._futures.pop(key), vectors, error)
+
+    def end_all(self, error: PacelineError) -> None:
+        """Ends whatever is still open with an error; where all is well, nothing is."""
+        for key, feed in tuple(self._feeds.items()):
+            feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
+            self._release(key)
+        for key in tuple(self._futures):
+            _resolve(self._futures.pop(key), [], error)
+            self._inbox.ended(key)
+
+    def _release(self, key: int) -> None:
+        feed = self._feeds.pop(key, None)
+        self._inbox.ended(key)
+        if feed is not None:
+            feed.release()
+
+
+def _resolve(future: Future[list[Any]], vectors: list[Any], error: PacelineError | None) -> None:
+    try:
+        if error is None:
+            future.set_result(vectors)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:  # its caller cancelled it: nobody waits
+        return

@@ -1,0 +1,97 @@
+"""Carries a plan out. A pass that fails is tried again in halves, until whoever makes it fail is alone.
+
+Runs on the engine's thread. Knows no scheduling; keeps nothing from one plan to the next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.engine.backend import Backend, Lora
+from paceline.errors import Aborted, EngineError, PacelineError
+from paceline.scheduling.clock import Clock
+from paceline.scheduling.embedding import EmbeddingItem
+from paceline.scheduling.plan import Copy, EmbeddingPlan, Operation, Plan, PlanOutput, Row, RowOutput
+from paceline.scheduling.sequence import Sequence
+
+
+class Executor:
+    """Runs plans on a backend and tells what came of each row; never raises for what a row or a pass does wrong."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+
+    def run(self, plan: Plan) -> PlanOutput:
+        """The outcome of every row or text of the plan."""
+        output = PlanOutput()
+        failed = self._operate(plan.operations)
+        start = self._clock.now()
+        if isinstance(plan, EmbeddingPlan):
+            self._embed(plan.items, plan.pooling, output)
+        elif plan.rows:
+            output.rows = self._step(plan.rows, plan.lora, failed, output)
+        output.step_s = self._clock.now() - start
+        return output
+
+    def _operate(self, operations: list[Operation]) -> dict[Sequence, PacelineError]:
+        """The memory operations, in order; those of a sequence that failed, with the reason."""
+        failed: dict[Sequence, PacelineError] = {}
+        for operation in operations:
+            if isinstance(operation, Copy):
+                try:
+                    self._backend.copy(operation.from_seq_id, operation.to_seq_id, operation.num_tokens)
+                except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+                    failed[operation.sequence] = as_paceline_error(error)
+            else:
+                self._backend.remove(operation.seq_id)
+        return failed
+
+    def _step(
+        self, rows: list[Row], lora: Lora, failed: dict[Sequence, PacelineError], output: PlanOutput
+    ) -> list[RowOutput]:
+        if not failed:
+            return self._step_in_parts(rows, lora, output)
+        sound = [row for row in rows if row.sequence not in failed]
+        results = iter(self._step_in_parts(sound, lora, output) if sound else [])
+        return [
+            RowOutput(error=failed[row.sequence], computed=False) if row.sequence in failed else next(results)
+            for row in rows
+        ]
+
+    def _step_in_parts(self, rows: list[Row], lora: Lora, output: PlanOutput) -> list[RowOutput]:
+        output.num_passes += 1
+        try:
+            return self._backend.step(rows, lora)
+        except Aborted as error:
+            return [RowOutput(error=error, computed=False) for _ in rows]
+        except Exception as error:  # noqa: BLE001 - an engine outlives whatever a pass raises
+            if len(rows) == 1:
+                return [RowOutput(error=as_paceline_error(error), computed=False)]
+        half = len(rows) // 2
+        return self._step_in_parts(rows[:half], lora, output) + self._step_in_parts(rows[half:], lora, output)
+
+    def _embed(self, items: list[EmbeddingItem], pooling: str | None, output: PlanOutput) -> None:
+        output.num_passes += 1
+        vectors: list[Any] = [None] * len(items)
+        errors: list[PacelineError | None] = [None] * len(items)
+        try:
+            vectors = self._backend.embed([item.token_ids for item in items], pooling)
+        except Exception as error:  # noqa: BLE001 - as above
+            if len(items) > 1 and not isinstance(error, Aborted):
+                half = len(items) // 2
+                self._embed(items[:half], pooling, output)
+                self._embed(items[half:], pooling, output)
+                return
+            errors = [as_paceline_error(error)] * len(items)
+        output.vectors += vectors
+        output.errors += errors
+
+
+def as_paceline_error(error: Exception) -> PacelineError:
+    """The error itself where it is ours, else one that carries it."""
+    if isinstance(error, PacelineError):
+        return error
+    wrapped = EngineError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

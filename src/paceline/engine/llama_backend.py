@@ -1,0 +1,151 @@
+"""llama.cpp as the engine's backend: one context for generation, one for each way of pooling that was asked for.
+
+`step`, `embed`, `copy` and `remove` run on the engine's thread; everything else may come from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import Any
+
+from paceline.engine.backend import Lora
+from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime import Adapter, Context, Embedder, Model, Sampler
+from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
+from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.plan import Row, RowOutput
+from paceline.streaming.chunk import TokenLogprobs
+
+
+class LlamaBackend:
+    """Computes rows on a context and texts on embedders.
+
+    context: None for a model that cannot generate. adapters: by the names that requests use. embedder_options: of the
+    contexts that are made when somebody asks for embeddings.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context | None,
+        adapters: Mapping[str, Adapter],
+        embedder_options: Mapping[str, Any],
+    ) -> None:
+        tokenizer = model.tokenizer
+        self.vocabulary = Vocabulary(tokenizer.pieces(False), tokenizer.pieces(True), tokenizer.eog_ids)
+        self._model, self._context = model, context
+        self._adapters = dict(adapters)
+        self._lora: Lora = ()
+        self._embedder_options = dict(embedder_options)
+        self._embedders: dict[str | None, Embedder] = {}
+        self._making = threading.Lock()
+
+    def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler, ...]:
+        """One for each choice, all with the same seed. Compiles the grammar, which may take long."""
+        first = Sampler(params, self._model)
+        first.accept_prompt(prompt)
+        return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
+
+    def check_lora(self, lora: Lora) -> None:
+        """Raises `InvalidParams` for a name that the engine was not given."""
+        for name, _ in lora:
+            if name not in self._adapters:
+                known = ", ".join(map(repr, self._adapters)) or "none; give them to the engine with lora=[...]"
+                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {known}")
+
+    def prepare_embedding(self, pooling: str | None) -> str:
+        """Makes the context for this way of pooling, and answers which it is. Raises `Unsupported`, `NotEnoughMemory`."""
+        with self._making:
+            if pooling not in self._embedders:
+                embedder = Embedder(self._model, pooling=pooling, **self._embedder_options)  # type: ignore[arg-type]
+                if embedder.pooling == "none":
+                    embedder.close()
+                    raise Unsupported('pooling "none" has a vector for each token; use an Embedder of your own')
+                self._embedders[pooling] = self._embedders.setdefault(embedder.pooling, embedder)
+            return self._embedders[pooling].pooling
+
+    def max_embedding_tokens(self, pooling: str) -> int:
+        """The longest text that can be embedded so."""
+        return self._embedders[pooling].max_tokens
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Shares the first tokens of a sequence id; nothing is computed or moved."""
+        self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
+
+    def remove(self, seq_id: int) -> None:
+        """Empties a sequence id."""
+        self._generating.remove(seq_id)
+
+    def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
+        """One pass and its draws, in one native call."""
+        context = self._generating
+        if lora != self._lora:
+            context.set_adapters({self._adapters[name]: scale for name, scale in lora})
+            self._lora = lora
+        result = context.step([_step_row(row) for row in rows])
+        return [_row_output(row) for row in result.rows]
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        """Vectors, float32 (dimension,), as the pooling gives them; not normalised."""
+        return list(self._embedders[pooling].embed(texts, normalize="none"))
+
+    def positions(self, seq_id: int) -> int:
+        """How many tokens a sequence id holds."""
+        held = self._generating.positions(seq_id)
+        return 0 if held is None else held.last + 1
+
+    def abort(self) -> None:
+        """Ends what runs; a pass raises `Aborted`."""
+        for one in (self._context, *self._embedders.values()):
+            if one is not None:
+                one.abort()
+
+    def close(self) -> None:
+        """Gives the contexts' memory back; the model is its owner's."""
+        with self._making:
+            for one in (self._context, *self._embedders.values(), *self._adapters.values()):
+                if one is not None:
+                    one.close()
+
+    @property
+    def _generating(self) -> Context:
+        if self._context is None:
+            raise Unsupported("this model cannot generate")
+        return self._context
+
+
+def _step_row(row: Row) -> StepRow:
+    sequence = row.sequence
+    assert sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
+    return StepRow(
+        seq_id=sequence.seq_id,
+        position=row.position,
+        token_ids=row.token_ids,
+        samplers=(sequence.sampler,) if row.draws else (),  # type: ignore[arg-type]
+        targets=row.targets,
+        num_logprobs=row.num_logprobs,
+    )
+
+
+def _row_output(result: StepRowResult) -> RowOutput:
+    scored = _records(result.scored)
+    if not result.draws:
+        return RowOutput(scored=scored)
+    draws = result.draws[0]
+    error: PacelineError | None = draws.error
+    return RowOutput(draws.token_ids, _records(draws.logprobs), scored, error)
+
+
+def _records(logprobs: TopLogprobs | None) -> list[TokenLogprobs]:
+    if logprobs is None:
+        return []
+    rows = zip(logprobs.own.tolist(), logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)
+    return [_record(own, ids, values) for own, ids, values in rows]
+
+
+def _record(own: float, ids: list[int], values: list[float]) -> TokenLogprobs:
+    count = ids.index(-1) if -1 in ids else len(ids)
+    return TokenLogprobs(own, tuple(ids[:count]), tuple(values[:count]))

@@ -1,0 +1,61 @@
+"""From what the engine brings to what callers get: outcomes of lists, vectors, scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import validation
+from paceline.completion import Completion, Score
+from paceline.errors import BatchError, PacelineError
+from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.runtime.embedder import Normalization, normalized
+
+# What a request without a stream of tokens can be asked.
+_EMBEDDING_OPTIONS = frozenset(
+    {"priority", "queue_timeout_s", "timeout_s", "request_id", "add_special", "parse_special"}
+)
+
+
+def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Completion]:
+    """All completions. Raises `BatchError` with every outcome where some are errors."""
+    errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]
+    if errors:
+        index, first = errors[0]
+        raise BatchError(
+            f"{len(errors)} of {len(outcomes)} prompts failed, the first is number {index}: {first}; `outcomes` has all",
+            outcomes,
+        ) from first
+    return [one for one in outcomes if isinstance(one, Completion)]
+
+
+def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
+    """The request options of an embedding. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _EMBEDDING_OPTIONS & OPTION_NAMES)
+    return RequestOptions(**options)
+
+
+def vectors(rows: list[Any], normalize: bool | Normalization, dimension: int) -> npt.NDArray[np.float32]:
+    """The rows as float32 (n, dimension), normalised as asked."""
+    kind = ("l2" if normalize else "none") if isinstance(normalize, bool) else normalize
+    if not rows:
+        return np.empty((0, dimension), dtype=np.float32)
+    return normalized(np.stack(rows).astype(np.float32, copy=False), kind)
+
+
+def scores(rows: list[Any]) -> list[Score]:
+    """One score a document, best first; of a classifier with several outputs, the first."""
+    found = [Score(index, float(row[0])) for index, row in enumerate(rows)]
+    return sorted(found, key=lambda one: -one.score)
+
+
+def collected_at_the_end(options: RequestOptions) -> RequestOptions:
+    """The options of a request that nobody reads before it has ended: no chunk wakes a reader, no reader is slow."""
+    return dataclasses.replace(options, interval=_WHOLE, max_buffered_tokens=None)
+
+
+_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more

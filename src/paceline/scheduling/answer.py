@@ -1,0 +1,119 @@
+"""The answer of one choice: its tokens, what they read as, and whether one of them ended it.
+
+Runs on the engine's thread. Decides whether a token ends the answer before it turns bytes into text, so that what was
+held back leaves with the last chunk on every path.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.errors import PacelineError
+from paceline.params import SamplingParams
+from paceline.scheduling.limits import Vocabulary
+from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs
+from paceline.text import TextPiece, TextPipe
+
+_NO_LIMIT = 2**63
+
+
+class Answer:
+    """Takes one token after the other; `chunk` gives what came since the last one."""
+
+    __slots__ = (
+        "_armed", "_choice", "_ends", "_held", "_ids", "_logprobs", "_max_tokens", "_min_tokens", "_num_emitted",
+        "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self, params: SamplingParams, vocabulary: Vocabulary, choice: int, *, special: bool, echo: str
+    ) -> None:
+        self._choice = choice
+        pieces = vocabulary.pieces_special if special else vocabulary.pieces
+        self._ends = frozenset() if params.ignore_eos else vocabulary.eog_ids
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._min_tokens = params.min_tokens
+        self._max_tokens = _NO_LIMIT if params.max_tokens is None else params.max_tokens
+        self._armed = self._min_tokens == 0
+        self._stopping_pipe = TextPipe(pieces, params.stop)  # made here, since many stops take time
+        self._pipe = self._stopping_pipe if self._armed else TextPipe(pieces)
+        self._ids: list[int] = []
+        self._texts: list[str] = [echo] if echo else []
+        self._logprobs: list[TokenLogprobs] = []
+        self._held: deque[TokenLogprobs] = deque()
+        self._num_emitted = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_generated = 0
+        self.stop: str | int | None = None
+        self.stop_token_ids: tuple[int, ...] = ()
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> FinishReason | None:
+        """The next token; answers why it is the last, if it is."""
+        self.num_generated += 1
+        if token_id in self._ends or token_id in self._stop_ids:
+            self.stop, self.stop_token_ids = token_id, (token_id,)
+            return FinishReason.END if token_id in self._ends else FinishReason.STOP
+        if not self._armed and self.num_generated > self._min_tokens:
+            self._arm()
+        if logprobs is not None:
+            self._held.append(logprobs)
+        self._add(self._pipe.push(token_id))
+        if self._pipe.match is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_generated >= self._max_tokens else None
+
+    def finish(self) -> bool:
+        """The answer has ended, however it did: lets go of what was held back. Answers whether a stop string is complete."""
+        self._add(self._pipe.finish())
+        match = self._pipe.match
+        if match is None:
+            return False
+        # An end that came within a stop is part of what the stop took.
+        self.stop, self.stop_token_ids = match.stop, match.token_ids + self.stop_token_ids
+        return True
+
+    def chunk(self) -> StreamChunk | None:
+        """What came since the last chunk; None where nothing can be shown yet."""
+        if not (self._ids or self._texts or self.prompt_logprobs):
+            return None
+        ids, text = tuple(self._ids), "".join(self._texts)
+        chunk = StreamChunk(
+            index=self._num_emitted,
+            token_ids=ids,
+            text=text,
+            logprobs=tuple(self._logprobs),
+            choice=self._choice,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+        )
+        self._num_emitted += len(ids)
+        self._ids, self._texts, self._logprobs, self.prompt_logprobs = [], [], [], []
+        return chunk
+
+    def last_chunk(self, reason: FinishReason, error: PacelineError | None) -> StreamChunk:
+        """The chunk that ends the choice, with all that is left; `finish` comes before it."""
+        return StreamChunk(
+            index=self._num_emitted,
+            token_ids=tuple(self._ids),
+            text="".join(self._texts),
+            logprobs=tuple(self._logprobs),
+            choice=self._choice,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            finish_reason=reason,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            error=error,
+        )
+
+    def _arm(self) -> None:
+        """From here on stop strings count; what came before cannot be part of one."""
+        self._stopping_pipe.go_on_from(self._pipe)
+        self._pipe = self._stopping_pipe
+        self._armed = True
+
+    def _add(self, piece: TextPiece) -> None:
+        if piece.token_ids:
+            self._ids += piece.token_ids
+            if self._held:
+                self._logprobs += [self._held.popleft() for _ in piece.token_ids]
+        if piece.text:
+            self._texts.append(piece.text)

@@ -1,0 +1,265 @@
+"""What goes into the next tick, and what the last one brought. Pure: no threads, no llama.cpp; time comes from a clock.
+
+    waiting ──admit──> running (a slot each) ──apply──> ended
+       ^                  │
+       └─────preempt──────┘
+
+One thread calls it. `Request.cancelled` alone may be set from others.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import Aborted, NoKvSlot, PacelineError, StrategyError
+from paceline.scheduling.adapter_turns import AdapterTurns
+from paceline.scheduling.admission import Admission
+from paceline.scheduling.clock import Clock
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.embedding_ticks import EmbeddingTicks
+from paceline.scheduling.endings import Endings
+from paceline.scheduling.events import Delta, Event
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.pace import Pace
+from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
+from paceline.scheduling.reports import Reports, Watch, row_record
+from paceline.scheduling.rows import rows_of, set_limits
+from paceline.scheduling.sequence import Request, Sequence
+from paceline.scheduling.slots import Slots
+from paceline.scheduling.view import BatchStrategy, View
+from paceline.scheduling.waiting import Waiting
+from paceline.streaming.chunk import FinishReason
+
+
+class Scheduler:
+    """Admission, plans and their results for one engine.
+
+    `plan` and `apply` take turns; commands come between them. Everything that a request is told goes out as the events
+    that `apply` answers.
+    """
+
+    def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, watch: Watch) -> None:
+        self._limits, self._strategy, self._clock = limits, strategy, clock
+        self._events: list[Event] = []
+        self._reports = Reports(watch, limits)
+        self._slots = Slots(limits)
+        self._waiting = Waiting()
+        self._requests: dict[int, Request] = {}
+        self._admission = Admission(limits, self._slots, self._waiting, self._reports, self._events)
+        self._endings = Endings(self._slots, self._waiting, self._requests, self._reports, self._events)
+        self._embedding = EmbeddingTicks(limits, self._reports, self._events)
+        self._turns = AdapterTurns(limits.itl_target_s)
+        self.pace = Pace(n_ubatch=limits.n_ubatch)
+        self._tick = 0
+        self._num_sequences = 0
+        self._is_stopping = False
+        self.is_idle = True
+
+    # ---- commands
+
+    def submit(self, request: Request) -> None:
+        """Takes a request in; it waits for its turn."""
+        self._requests[request.key] = request
+        self._reports.watch.request_queued(request.record())
+        for sequence in request.sequences:
+            self._num_sequences += 1
+            sequence.key = sequence.order = self._num_sequences
+        for sequence in request.sequences:
+            if sequence.num_left > 0 and (sequence.drawing or sequence.is_scoring):
+                self._waiting.add(sequence)
+            else:
+                sequence.end(FinishReason.LENGTH)
+                self._endings.finish(sequence, self._clock.now())
+
+    def submit_embedding(self, request: EmbeddingRequest) -> None:
+        """Takes an embedding request in."""
+        self._reports.watch.request_queued(request.record())
+        self._embedding.submit(request)
+
+    def cancel(self, key: int) -> None:
+        """Ends a request before the next plan; nothing happens where it has ended."""
+        request = self._requests.get(key) or self._embedding.find(key)
+        if request is not None:
+            request.cancelled = True
+
+    def set_paused(self, key: int, *, is_paused: bool) -> None:
+        """Lets a request sit out ticks, or go on."""
+        request = self._requests.get(key)
+        if request is not None and request.is_paused != is_paused:
+            request.is_paused = is_paused
+            self._reports.watch.paused(key, is_paused, self._clock.now())
+
+    def end_slow(self, key: int) -> None:
+        """Ends a request whose reader is too slow, before the next plan."""
+        request = self._requests.get(key)
+        if request is not None:
+            request.is_slow = True
+
+    def stop(self) -> None:
+        """Ends everything before the next plan."""
+        self._is_stopping = True
+
+    def fail_all(self, error: PacelineError) -> list[Event]:
+        """Ends everything at once with an error, and answers the events: after a failure of our own."""
+        now = self._clock.now()
+        for request in tuple(self._requests.values()):
+            self._endings.end_request(request, FinishReason.ERROR, now, error)
+        self._embedding.fail_all(error, now)
+        return self._take_events()
+
+    # ---- a tick
+
+    def plan(self) -> Plan:
+        """What the next tick does. May be empty: then there is nothing to do before a command or a deadline."""
+        now = self._clock.now()
+        self._endings.poll(now, is_stopping=self._is_stopping)
+        self._embedding.poll(now, is_stopping=self._is_stopping)
+        self._admission.admit(now, self._tick)
+        ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
+        self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
+        self.is_idle = not ready and not len(self._embedding)
+        if self._embedding.has_turn(is_generating=bool(ready)):
+            return self._embedding.plan(self._slots.take_operations(), now, is_generating=bool(ready))
+        return self._plan_step(ready, now)
+
+    def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
+        lora, group = self._turns.choose(ready, now_s)
+        candidates = set_limits(group, self._limits)
+        rows = self._ask(candidates, now_s) if candidates else []
+        return StepPlan(self._slots.take_operations(), rows, lora, now_s, self._slots.num_cells)
+
+    def _ask(self, candidates: list[Sequence], now_s: float) -> list[Row]:
+        """The strategy's rows. What it does wrong ends those that it was asked to plan, and nobody else."""
+        self._tick += 1
+        view = View(
+            sequences=tuple(candidates),
+            chunk_size=self._limits.chunk_size,
+            num_cells=self._slots.num_cells,
+            tick=self._tick,
+            now_s=now_s,
+            itl_target_s=self._limits.itl_target_s,
+            max_tick_s=self._limits.max_tick_s,
+            cost=self.pace,
+        )
+        try:
+            return rows_of(self._strategy.plan(view, self._limits.n_batch), candidates, self._limits.n_batch)
+        except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
+            failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
+            failure.__cause__ = error
+            for sequence in candidates:
+                sequence.end(FinishReason.ERROR, failure)
+                self._endings.finish(sequence, now_s)
+            return []
+
+    def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
+        """Takes in what came of the plan, and answers everything that has to be told."""
+        now = self._clock.now()
+        if isinstance(plan, EmbeddingPlan):
+            self._embedding.apply(plan, output, now)
+        elif plan.rows:
+            self._apply_step(plan, output, now)
+        return self._take_events()
+
+    def _apply_step(self, plan: StepPlan, output: PlanOutput, now_s: float) -> None:
+        watched = self._reports.watch.wants_ticks
+        records = []
+        is_pressed = False
+        for row, result in zip(plan.rows, output.rows, strict=True):
+            if watched and result.computed:
+                records.append(row_record(row, result))
+            if not result.computed and isinstance(result.error, (NoKvSlot, Aborted)):
+                is_pressed = is_pressed or isinstance(result.error, NoKvSlot)
+            else:
+                self._apply_row(row, result, now_s)
+        if output.num_passes == 1 and not is_pressed:
+            num_tokens = sum(len(row.token_ids) for row in plan.rows)
+            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+        self._embedding.note_generation(output.step_s)
+        if watched:
+            self._reports.tick(plan, output, tuple(records), now_s)
+        if is_pressed:
+            self._relieve(now_s)
+
+    def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
+        sequence = row.sequence
+        if result.computed:
+            sequence.num_computed += len(row.token_ids)
+            sequence.last_tick = self._tick
+            if result.scored:
+                sequence.num_scored += len(result.scored)
+                sequence.answer.prompt_logprobs += result.scored
+            if result.token_ids:
+                self._accept(sequence, result, now_s)
+            elif sequence.num_left == 0:
+                sequence.end(FinishReason.LENGTH)
+        if result.error is not None:
+            sequence.end(FinishReason.ERROR, result.error)
+        if sequence.request.cancelled:
+            sequence.end(FinishReason.CANCELLED)
+        if sequence.reason is not None:
+            self._endings.finish(sequence, now_s)
+        elif (chunk := sequence.answer.chunk()) is not None:
+            self._events.append(Delta(sequence.request.key, chunk))
+
+    def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
+        """Takes the drawn tokens in, one after the other, to the one that ends the answer."""
+        request = sequence.request
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        logprobs = result.logprobs
+        for index, token_id in enumerate(result.token_ids):
+            sequence.known.append(token_id)
+            sequence.num_known += 1
+            reason = sequence.answer.take(token_id, logprobs[index] if logprobs else None)
+            if reason is None and sequence.num_known > self._limits.max_positions:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                sequence.end(reason)
+                return
+
+    def _relieve(self, now_s: float) -> None:
+        """Memory is full: one gives way, the least important and youngest; alone, it has no room at all."""
+        running = self._slots.running
+        if len(running) > 1:
+            self._admission.preempt(now_s)
+        elif running:
+            error = NoKvSlot("the KV cache has no room for this request, though it runs alone; raise n_ctx")
+            running[0].end(FinishReason.ERROR, error)
+            self._endings.finish(running[0], now_s)
+
+    def _take_events(self) -> list[Event]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    # ---- what it holds
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that have a slot, by admission; read-only."""
+        return tuple(self._slots.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences and embedding requests that wait."""
+        return len(self._waiting) + len(self._embedding)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests) + len(self._embedding)
+
+    def next_deadline_s(self) -> float:
+        """When the first request would end for want of time; infinite where none has a limit."""
+        return min([self._endings.next_deadline_s(), self._embedding.next_deadline_s()])
+
+    def check(self) -> None:
+        """Asserts what must hold between ticks."""
+        self._slots.check()
+        running, waiting = self._slots.running, list(self._waiting)
+        assert len(set(running) | set(waiting)) == len(running) + len(waiting)  # noqa: S101 - our own invariants
+        for request in self._requests.values():
+            open_ones = [one for one in request.sequences if one.reason is None]
+            assert len(open_ones) == request.num_open > 0, request  # noqa: S101
+            assert all((one in running) != (one in waiting) for one in open_ones)  # noqa: S101
+        for sequence in running:
+            assert sequence.num_computed <= sequence.num_known <= self._limits.max_positions  # noqa: S101
+        assert all(one.num_computed == 0 and one.slot is None for one in waiting)  # noqa: S101

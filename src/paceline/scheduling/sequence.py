@@ -1,0 +1,150 @@
+"""A request in the engine, and its sequences: one for each answer that it wants.
+
+A sequence counts tokens, not phases: what is known of it and not computed yet is its work. Prefill, decode, a shared
+prefix and the recomputation after a preemption are the same row with other numbers. Engine's thread only; `cancelled` may
+be set from any.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar, dataclass, field
+
+from paceline.errors import PacelineError
+from paceline.params import SamplingParams
+from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
+from paceline.scheduling.answer import Answer
+from paceline.scheduling.instrument import RequestRecord
+from paceline.scheduling.limits import Vocabulary
+from paceline.streaming.chunk import FinishReason, Usage
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What a caller submitted, and what has become of it. Made on the caller's thread, then the engine's.
+
+    samplers: one a choice, the backend's own. lora: names of adapters with their scales. echo: the prompt's text where it is
+    part of the answer. Times are seconds on the engine's clock.
+    """
+
+    key: int
+    prompt: list[int]
+    params: SamplingParams
+    options: RequestOptions
+    samplers: tuple[object, ...]
+    submitted_s: float
+    lora: tuple[tuple[str, float], ...] = ()
+    echo: str = ""
+    vocabulary: InitVar[Vocabulary]
+    cancelled: bool = False
+    is_paused: bool = False
+    is_slow: bool = False
+    shared_prefix: int = 0  # cells of the prompt that several of its sequences have in common
+    started_s: float | None = None
+    first_token_s: float | None = None
+    num_cached: int = 0
+    cached_from: str | None = None
+    has_deadline: bool = field(init=False)
+    sequences: list[Sequence] = field(init=False)
+    num_open: int = field(init=False)
+
+    def __post_init__(self, vocabulary: Vocabulary) -> None:
+        options = self.options
+        timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
+        self.has_deadline = any(timeout is not None for timeout in timeouts)
+        self.num_open = self.params.n
+        self.sequences = [Sequence(self, choice, vocabulary) for choice in range(self.params.n)]
+
+    def deadline_s(self) -> float:
+        """When it ends for want of time, as things stand."""
+        options, limits = self.options, [math.inf]
+        if options.timeout_s is not None:
+            limits.append(options.timeout_s)
+        if options.ttft_timeout_s is not None and self.first_token_s is None:
+            limits.append(options.ttft_timeout_s)
+        if options.queue_timeout_s is not None and self.started_s is None:
+            limits.append(options.queue_timeout_s)
+        return self.submitted_s + min(limits)
+
+    def usage(self, now_s: float) -> Usage:
+        """What it took."""
+        started = now_s if self.started_s is None else self.started_s
+        first = self.first_token_s
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.num_cached,
+            cached_from=self.cached_from,
+            completion_tokens=sum(one.answer.num_generated for one in self.sequences),
+            queue_s=started - self.submitted_s,
+            prefill_s=(now_s if first is None else first) - started,
+            decode_s=0.0 if first is None else now_s - first,
+            ttft_s=None if first is None else first - self.submitted_s,
+        )
+
+    def record(self) -> RequestRecord:
+        """As instruments see it."""
+        return RequestRecord(
+            key=self.key,
+            request_id=self.options.request_id,
+            kind="generate",
+            prompt_tokens=len(self.prompt),
+            num_choices=self.params.n,
+            max_tokens=self.params.max_tokens,
+            priority=self.options.priority,
+            submitted_s=self.submitted_s,
+        )
+
+
+class Sequence:
+    """One choice's life. What a strategy may read of it is `view.SequenceView`."""
+
+    __slots__ = (
+        "answer", "choice", "drawing", "error", "key", "known", "last_tick", "limit", "num_computed", "num_known",
+        "num_prompt", "num_scored", "order", "priority", "reason", "request", "sampler", "seq_id", "shares_prefix", "slot",
+        "submitted_s",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
+        params, options = request.params, request.options
+        self.request, self.choice = request, choice
+        self.key = self.order = 0
+        self.sampler = request.samplers[choice] if request.samplers else None
+        self.known = list(request.prompt)
+        self.num_known = self.num_prompt = len(self.known)
+        self.num_computed = 0
+        self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
+        self.drawing = params.max_tokens != 0
+        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=request.echo)
+        self.priority, self.submitted_s = options.priority, request.submitted_s
+        self.slot: int | None = None
+        self.seq_id: int | None = None
+        self.shares_prefix: object | None = None  # the same for all that have the same cells of the prompt
+        self.last_tick = 0
+        self.limit = 0
+        self.reason: FinishReason | None = None
+        self.error: PacelineError | None = None
+
+    @property
+    def turn_key(self) -> tuple[float, int]:
+        """Whose turn comes first. Waiting becomes priority at a constant rate, so that time changes nothing about it."""
+        return (self.submitted_s - SECONDS_PER_PRIORITY * self.priority, self.order)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute; of a prompt that nothing is drawn after, all but the last."""
+        return self.num_known - self.num_computed - (not self.drawing)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it has generated and only its newest token is left to compute."""
+        return self.num_known > self.num_prompt and self.num_known - self.num_computed == 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens are left whose log-probabilities were asked for."""
+        return self.num_scored < self.num_prompt - 1
+
+    def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:
+        """Latches why it ends; within one tick the reason of the higher rank stays."""
+        if self.reason is None or reason.rank < self.reason.rank:
+            self.reason, self.error = reason, error

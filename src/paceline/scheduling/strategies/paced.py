@@ -1,0 +1,81 @@
+"""Paced: as much prefill beside decoding as the time between two tokens allows. The default. Pure."""
+
+from __future__ import annotations
+
+from paceline import validation
+from paceline.request import SECONDS_PER_PRIORITY
+from paceline.scheduling.strategies.filling import (
+    Filling,
+    longest_waiting_first,
+    num_wanted,
+    split,
+    ticks_without_row,
+)
+from paceline.scheduling.view import SequenceView, Share, View
+
+
+class Paced:
+    """Decode rows first; prompts get what keeps the tick within `view.itl_target_s`, as `view.cost` expects it.
+
+    Never less than a least share, so that prompts go on where decoding alone takes longer than the target: the most that
+    makes the tick `least_growth` longer than decoding alone (0.25: a quarter), and at least `least_tokens`. While
+    nobody decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
+
+    Prompts come in the order of `submitted_s + what it still takes alone - 10 s * priority`: the shortest first, but a long
+    one comes before all that are submitted after the time at which it could have been done. Each gets as much as it may.
+
+    Where decoding alone fills the budget, who waits longest comes first, and prompts that had no row for more than
+    `patience` ticks get `least_tokens`, at most half of the budget, before everybody else.
+    """
+
+    def __init__(self, *, least_growth: float = 0.25, least_tokens: int = 16, patience: int = 8) -> None:
+        self._growth = 1 + validation.number("least_growth", least_growth, 0, 100)
+        self._least_tokens = validation.integer("least_tokens", least_tokens, 1)
+        self._patience = validation.integer("patience", patience, 1)
+
+    def plan(self, view: View, budget: int) -> list[Share]:
+        """The shares of the next tick."""
+        decoders, prompts = split(view.sequences)
+        prompts = self._earliest_due_first(prompts, view, budget)
+        filling = Filling(budget)
+        if ticks_without_row(prompts, view.tick) > self._patience:
+            filling.give(prompts, max(1, min(self._least_tokens, budget // 2)))
+        num_early = budget - filling.left
+        filling.give_rows(longest_waiting_first(decoders), budget)
+        num_decode = budget - filling.left - num_early
+        most = min(budget - num_decode, num_wanted(prompts))
+        filling.give(prompts, self._prefill_tokens(view, num_decode, most) - num_early)
+        return filling.shares()
+
+    def _earliest_due_first(self, prompts: list[SequenceView], view: View, budget: int) -> list[SequenceView]:
+        if len(prompts) < 2:
+            return prompts
+        chunk = max(1, min(view.chunk_size, budget))
+        token_s = view.cost.seconds(chunk, view.num_cells) / chunk
+        return sorted(
+            prompts,
+            key=lambda one: (one.submitted_s + one.num_left * token_s - SECONDS_PER_PRIORITY * one.priority, one.order),
+        )
+
+    def _prefill_tokens(self, view: View, num_decode: int, most: int) -> int:
+        """How many tokens prompts get in this tick, beside so many of decoding: at most `most`."""
+        limit_s = view.max_tick_s
+        if num_decode:
+            alone_s = view.cost.seconds(num_decode, view.num_cells)
+            limit_s = max(view.itl_target_s, self._growth * alone_s)
+        return _largest_within(view, num_decode, min(self._least_tokens, most), most, limit_s)
+
+
+def _largest_within(view: View, num_decode: int, least: int, most: int, limit_s: float) -> int:
+    """The largest prefill in [least, most] for which the tick is expected to take at most `limit_s`, else `least`."""
+
+    def fits(num_tokens: int) -> bool:
+        return view.cost.seconds(num_decode + num_tokens, view.num_cells + num_tokens) <= limit_s
+
+    if most <= least or fits(most):
+        return most
+    low, high = least, most  # low is allowed anyway, high is too much
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

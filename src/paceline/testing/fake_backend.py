@@ -1,0 +1,197 @@
+"""A backend without a model: the next token is a hash of what lies in the sequence's memory.
+
+So neither batching, nor chunking, nor sharing can change an answer, unless the engine makes a mistake: a token at a wrong
+place, or a wrong copy, changes everything after it. Tokens 0 to 255 are the bytes, 256 ends generation, 257 begins a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.engine.backend import Lora
+from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.params import SamplingParams
+from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.plan import Row, RowOutput
+from paceline.streaming.chunk import TokenLogprobs
+from paceline.testing.fake_memory import FakeMemory, Kind, mix
+from paceline.testing.manual_clock import ManualClock
+
+EOS, BOS = 256, 257
+
+_LETTERS = b" etaoinshrdlu,.\n"
+Failure = Callable[[int, Many[Row]], Exception | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeCost:
+    """What a pass takes on the manual clock: base_s + token_s for each of its tokens."""
+
+    base_s: float = 0.01
+    token_s: float = 0.001
+
+
+class FakeSampler:
+    """Draws from a hash. Obeys seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids."""
+
+    def __init__(self, params: SamplingParams, choice: int, eos_every: int) -> None:
+        self._params, self._eos_every = params, eos_every
+        self._key = 0 if params.temperature == 0 else mix((params.seed or 0) * 1000 + choice + 1)
+        self.num_generated = 0
+
+    def draw(self, history: int) -> int:
+        """The next token after tokens of this hash."""
+        value = mix(history ^ self._key)
+        banned = self._banned()
+        while (token := self._token(value)) in banned:
+            value = mix(value + 1)
+        self.num_generated += 1
+        return token
+
+    def _banned(self) -> set[int]:
+        params = self._params
+        banned = {EOS} if params.ignore_eos else set()
+        return banned | {EOS, *params.stop_token_ids} if self.num_generated < params.min_tokens else banned
+
+    def _token(self, value: int) -> int:
+        allowed = self._params.allowed_token_ids
+        if allowed is not None:
+            return allowed[value % len(allowed)]
+        if value % self._eos_every == 0:
+            return EOS
+        value //= self._eos_every
+        if value % 8 == 0:
+            return value // 8 % 256  # any byte, so that characters come in pieces and broken
+        return _LETTERS[value // 8 % len(_LETTERS)]
+
+
+class FakeBackend:
+    """Computes on hashes; see the module.
+
+    num_cells, num_seq_ids: the size of its memory; kind and window: its manners (`fake_memory`). eos_every: one token of so
+    many ends an answer. cost and clock: what time passes take. fail: called with the number of the pass and its rows; an
+    exception that it answers is raised, and nothing is kept. fail_row: the same for one row's draw. adapters: names that
+    `lora` may use; they change what is drawn.
+    """
+
+    def __init__(  # noqa: PLR0913 - one option for each manner
+        self,
+        *,
+        num_cells: int = 4096,
+        num_seq_ids: int = 8,
+        kind: Kind = "attention",
+        window: int = 16,
+        eos_every: int = 40,
+        clock: ManualClock | None = None,
+        cost: FakeCost = FakeCost(),
+        fail: Failure | None = None,
+        fail_row: Callable[[Row], PacelineError | None] | None = None,
+        adapters: Many[str] = (),
+    ) -> None:
+        self.memory = FakeMemory(num_cells, num_seq_ids, kind, window)
+        self.vocabulary = Vocabulary(
+            pieces=(*(bytes([byte]) for byte in range(256)), b"", b""),
+            pieces_special=(*(bytes([byte]) for byte in range(256)), b"<eos>", b"<bos>"),
+            eog_ids=frozenset({EOS}),
+        )
+        self.num_passes = 0
+        self.is_closed = False
+        self._eos_every, self._clock, self._cost = eos_every, clock, cost
+        self._fail, self._fail_row = fail, fail_row
+        self._adapters = frozenset(adapters)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text: its bytes."""
+        return list(text.encode())
+
+    def make_samplers(self, params: SamplingParams, _prompt: list[int]) -> tuple[FakeSampler, ...]:
+        """One for each choice. Grammars and the like raise `Unsupported`."""
+        if params.grammar or params.json_schema or params.regex or params.choice:
+            raise Unsupported("the fake backend knows no grammars")
+        return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
+
+    def check_lora(self, lora: Lora) -> None:
+        """Raises `InvalidParams` for an unknown name."""
+        for name, _ in lora:
+            if name not in self._adapters:
+                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {sorted(self._adapters)}")
+
+    def prepare_embedding(self, pooling: str | None) -> str:
+        """Everything is pooled in the same way."""
+        return pooling or "mean"
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """As the kind of memory allows."""
+        self.memory.copy(from_seq_id, to_seq_id, num_tokens)
+
+    def remove(self, seq_id: int) -> None:
+        """Empties a sequence id."""
+        self.memory.remove(seq_id)
+
+    def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
+        """All rows, or none of them."""
+        self._begin(rows, sum(len(row.token_ids) for row in rows))
+        for row in rows:
+            assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
+            if row.position != self.memory.length(row.sequence.seq_id):
+                raise InvalidParams(f"sequence {row.sequence.seq_id} does not go on at {row.position}")
+        self.memory.needs(sum(len(row.token_ids) for row in rows))
+        return [self._compute(row, lora) for row in rows]
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        """Three numbers for each text, which depend on its tokens and the way of pooling."""
+        self._begin((), sum(map(len, texts)))
+        vectors = []
+        for text in texts:
+            value = mix(len(pooling or ""))
+            for token_id in text:
+                value = mix(value + token_id + 1)
+            vectors.append([(value >> shift & 0xFFFF) / 65536 for shift in (0, 16, 32)])
+        return vectors
+
+    def positions(self, seq_id: int) -> int:
+        """Tokens that a sequence id holds."""
+        return self.memory.length(seq_id)
+
+    def abort(self) -> None:
+        """A pass takes no time here."""
+
+    def close(self) -> None:
+        """Notes it down."""
+        self.is_closed = True
+
+    def _begin(self, rows: Many[Row], num_tokens: int) -> None:
+        self.num_passes += 1
+        if self._clock is not None:
+            self._clock.advance(self._cost.base_s + self._cost.token_s * num_tokens)
+        error = self._fail(self.num_passes, rows) if self._fail is not None else None
+        if error is not None:
+            raise error
+
+    def _compute(self, row: Row, lora: Lora) -> RowOutput:
+        sequence = row.sequence
+        assert sequence.seq_id is not None  # noqa: S101
+        history = self.memory.append(sequence.seq_id, row.position, row.token_ids)
+        error = self._fail_row(row) if self._fail_row is not None and row.draws else None
+        if error is not None:
+            return RowOutput(error=error)
+        output = RowOutput()
+        if row.targets:
+            output.scored = [self._logprobs(history ^ index, token, row) for index, token in enumerate(row.targets)]
+        if row.draws:
+            for name, scale in lora:
+                history = mix(history + len(name) + round(scale * 1000))
+            assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
+            token = sequence.sampler.draw(history)
+            output.token_ids = [token]
+            if row.num_logprobs is not None:
+                output.logprobs = [self._logprobs(history, token, row)]
+        return output
+
+    def _logprobs(self, history: int, token_id: int, row: Row) -> TokenLogprobs:
+        k = row.num_logprobs or 0
+        own = -(mix(history + token_id) % 1000) / 100
+        return TokenLogprobs(own, tuple(range(k)), tuple(-float(rank) for rank in range(k)))

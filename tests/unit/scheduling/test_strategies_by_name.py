@@ -1,0 +1,144 @@
+"""From what a caller gives to a strategy: names, `module:attr`, entry points, objects; and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidParams, InvalidType
+from paceline.scheduling import strategies
+from paceline.scheduling.strategies import ENTRY_POINT_GROUP, resolve_strategy
+from paceline.scheduling.strategies.balanced import Balanced
+from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
+from paceline.scheduling.strategies.paced import Paced
+from paceline.scheduling.strategies.prefill_priority import PrefillPriority
+from paceline.scheduling.view import BatchStrategy
+
+OWN = """
+class Own:
+    def plan(self, view, budget):
+        return []
+
+class Needs(Own):
+    def __init__(self, size):
+        self.size = size
+
+class Outer:
+    ready = Own()
+
+nothing = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_strategies.py").write_text(OWN)
+    (tmp_path / "broken_strategies.py").write_text("raise RuntimeError('no such luck')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_strategies", raising=False)
+    return "own_strategies"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("balanced", Balanced),
+        ("decode_maximal", DecodeMaximal),
+        ("paced", Paced),
+        ("prefill_priority", PrefillPriority),
+    ],
+)
+def test_a_name_is_a_shipped_strategy(name: str, kind: type) -> None:
+    """Each of the four names answers an object of its class, which is a `BatchStrategy`."""
+    strategy = resolve_strategy(name)
+    assert type(strategy) is kind and isinstance(strategy, BatchStrategy)
+
+
+def test_an_object_is_answered_as_it_is() -> None:
+    """A strategy itself is not copied."""
+    strategy = Paced(least_tokens=4)
+    assert resolve_strategy(strategy) is strategy
+
+
+def test_a_module_and_attribute_name_a_class_or_an_object(own_module: str) -> None:
+    """A class is called without arguments, an object is taken as it is, and the attribute may have dots."""
+    assert type(resolve_strategy(f"{own_module}:Own")).__name__ == "Own"
+    ready = resolve_strategy(f"{own_module}:Outer.ready")
+    assert ready is sys.modules[own_module].Outer.ready
+
+
+def test_an_entry_point_names_a_strategy(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package announces one under the group; the shipped names come first."""
+    announced = [
+        EntryPoint("theirs", f"{own_module}:Own", ENTRY_POINT_GROUP),
+        EntryPoint("paced", f"{own_module}:Own", ENTRY_POINT_GROUP),
+    ]
+
+    def entry_points(*, group: str) -> EntryPoints:
+        return EntryPoints(announced).select(group=group)
+
+    monkeypatch.setattr(strategies, "entry_points", entry_points)
+    assert type(resolve_strategy("theirs")).__name__ == "Own"
+    assert type(resolve_strategy("paced")) is Paced
+    with pytest.raises(InvalidParams, match="did you mean 'theirs'"):
+        resolve_strategy("their")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_out() -> None:
+    """The error shows the names, the nearest of them, and how to give one's own."""
+    with pytest.raises(
+        InvalidParams, match=r"strategy must be one of .* not 'pacd'; did you mean 'paced'\?.*module:attr"
+    ):
+        resolve_strategy("pacd")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module:Own", "ModuleNotFoundError"),
+        ("own_strategies:Missing", "AttributeError"),
+        ("own_strategies:", "AttributeError"),
+        (":Own", "ValueError"),
+        ("own_strategies:Needs", "size"),
+        ("broken_strategies:Own", "RuntimeError: no such luck"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named_with_the_reason(own_module: str, path: str, reason: str) -> None:
+    """Whatever an import or a constructor raises comes with the strategy's name."""
+    with pytest.raises(InvalidParams, match=rf"^strategy '{path}' cannot be loaded: .*{reason}") as caught:
+        resolve_strategy(path)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("value", [None, 3, True, object(), b"paced"])
+def test_an_object_without_a_plan_is_no_strategy(value: Any) -> None:
+    """The error is a TypeError and says what is missing."""
+    with pytest.raises(InvalidType, match="method plan"):
+        resolve_strategy(value)
+
+
+def test_a_module_may_name_no_strategy(own_module: str) -> None:
+    """What `module:attr` leads to is checked like an object, and named."""
+    with pytest.raises(InvalidType, match="'own_strategies:nothing' must be an object with a method plan"):
+        resolve_strategy(f"{own_module}:nothing")
+
+
+def test_a_class_instead_of_an_object_is_refused_with_the_way_out() -> None:
+    """A class has a plan too, but nothing to call it on."""
+    with pytest.raises(InvalidType, match=r"pass Paced\(\)"):
+        resolve_strategy(Paced)  # type: ignore[arg-type]
+
+
+def test_strategies_are_loaded_when_they_are_asked_for() -> None:
+    """Asking for one does not import the others."""
+    code = (
+        "import sys; from paceline.scheduling.strategies import resolve_strategy; resolve_strategy('balanced');"
+        "print(sorted(m.rsplit('.', 1)[1] for m in sys.modules if m.startswith('paceline.scheduling.strategies.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "['balanced', 'filling']"

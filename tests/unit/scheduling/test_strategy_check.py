@@ -1,0 +1,182 @@
+"""`check_strategy`: it passes what is right, and names the first rule that a strategy breaks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidParams, InvalidType, StrategyError
+from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
+from paceline.scheduling.view import Share, View
+from paceline.testing import check_strategy
+
+Change = Callable[[list[Share], View, int], Any]
+
+
+class Changed:
+    """A good strategy whose plans are changed."""
+
+    def __init__(self, change: Change) -> None:
+        self._change = change
+
+    def plan(self, view: View, budget: int) -> Any:
+        return self._change(DecodeMaximal().plan(view, budget), view, budget)
+
+
+def over_budget(shares: list[Share], view: View, budget: int) -> list[Share]:
+    return [Share(sequence.key, sequence.limit) for sequence in view.sequences]
+
+
+def over_limit(shares: list[Share], view: View, budget: int) -> list[Share]:
+    limit = next(sequence.limit for sequence in view.sequences if sequence.key == shares[0].key)
+    return [Share(shares[0].key, limit + 1), *shares[1:]]
+
+
+def raising(shares: list[Share], view: View, budget: int) -> list[Share]:
+    raise KeyError("slot 3")
+
+
+@pytest.mark.parametrize("name", ["balanced", "decode_maximal", "paced", "prefill_priority"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_shipped_strategies_pass(name: str, seed: int) -> None:
+    """All four keep every rule and starve nobody."""
+    check_strategy(name, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (over_budget, r"planned \d+ tokens, over the budget of \d+"),
+        (over_limit, r"planned \d+ tokens for key \d+, which may have 1 to \d+"),
+        (lambda shares, view, budget: [*shares, shares[0]], "not in the view or came before"),
+        (lambda shares, view, budget: [*shares[1:], Share(10**6, 1)], "planned key 1000000, which is not in the view"),
+        (lambda shares, view, budget: [Share(shares[0].key, 0), *shares[1:]], "planned 0 tokens"),
+        (lambda shares, view, budget: [Share(shares[0].key, -1), *shares[1:]], "planned -1 tokens"),
+        (
+            lambda shares, view, budget: [Share(shares[0].key, True), *shares[1:]],
+            "must plan an int of tokens, not True",
+        ),
+        (lambda shares, view, budget: [Share(shares[0].key, 1.0), *shares[1:]], "must plan an int of tokens, not 1.0"),  # type: ignore[arg-type]
+        (lambda shares, view, budget: [], "planned nothing, though there is work"),
+        (lambda shares, view, budget: None, "must answer a list or a tuple of Share, not None"),
+        (lambda shares, view, budget: iter(shares), "must answer a list or a tuple of Share"),
+        (
+            lambda shares, view, budget: [(share.key, share.num_tokens) for share in shares],
+            r"must answer Shares, not \(",
+        ),
+        (raising, "raised KeyError"),
+    ],
+)
+def test_a_plan_against_the_rules_is_named(change: Change, message: str) -> None:
+    """The error names the strategy, the rule, and the view with which it was broken."""
+    with pytest.raises(StrategyError, match=message) as caught:
+        check_strategy(Changed(change))
+    assert str(caught.value).startswith("batch strategy Changed ")
+    assert "it was asked in tick " in str(caught.value)
+
+
+def test_an_error_of_the_strategy_is_the_cause() -> None:
+    """What it raised can be looked into."""
+    with pytest.raises(StrategyError) as caught:
+        check_strategy(Changed(raising))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_strategy_that_changes_the_view_fails() -> None:
+    """The sequences of a view are read-only, and the error says who tried."""
+
+    def change(shares: list[Share], view: View, budget: int) -> list[Share]:
+        view.sequences[0].limit = 1  # type: ignore[misc]
+        return shares
+
+    with pytest.raises(StrategyError, match="Changed raised FrozenInstanceError"):
+        check_strategy(Changed(change))
+
+
+class Counting:
+    """Every third plan it gives one token less."""
+
+    def __init__(self) -> None:
+        self._num_plans = 0
+
+    def plan(self, view: View, budget: int) -> Sequence[Share]:
+        self._num_plans += 1
+        shares = DecodeMaximal().plan(view, budget)
+        if self._num_plans % 3 == 0 and shares[0].num_tokens > 1:
+            shares[0] = Share(shares[0].key, shares[0].num_tokens - 1)
+        return shares
+
+
+class Remembering:
+    """Gives a sequence that it has seen before nothing, where another one has work."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def plan(self, view: View, budget: int) -> Sequence[Share]:
+        fresh = [sequence for sequence in view.sequences if sequence.key not in self._seen]
+        self._seen.update(sequence.key for sequence in view.sequences)
+        return [Share(sequence.key, 1) for sequence in (fresh or view.sequences)[:budget]]
+
+
+@pytest.mark.parametrize("strategy", [Counting(), Remembering()])
+def test_state_between_plans_is_found(strategy: Any) -> None:
+    """Equal views must get equal plans, whatever was planned in between."""
+    with pytest.raises(StrategyError, match="gave two equal views different plans.* it keeps state"):
+        check_strategy(strategy)
+
+
+class Ordered:
+    """Serves sequences in an order, each as far as it may go."""
+
+    def __init__(self, key: Callable[[Any], Any]) -> None:
+        self._key = key
+
+    def plan(self, view: View, budget: int) -> Sequence[Share]:
+        shares = []
+        for sequence in sorted(view.sequences, key=self._key):
+            if budget:
+                shares.append(Share(sequence.key, min(sequence.limit, budget)))
+                budget -= shares[-1].num_tokens
+        return shares
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(lambda one: -one.order, id="newest first"),
+        pytest.param(lambda one: (-one.priority, one.order), id="strictly by priority"),
+        pytest.param(lambda one: (not one.is_decoding, one.num_left, -one.order), id="shortest first"),
+        pytest.param(lambda one: one.key % 5, id="by key"),
+    ],
+)
+def test_a_strategy_that_starves_somebody_is_found(key: Callable[[Any], Any]) -> None:
+    """Somebody who is never served while others keep coming is named."""
+    with pytest.raises(StrategyError, match=r"Ordered starves sequence \d+, which is not done after \d+ ticks"):
+        check_strategy(Ordered(key))
+
+
+def test_first_come_first_served_starves_nobody() -> None:
+    """The plainest fair order passes."""
+    check_strategy(Ordered(lambda one: one.order))
+
+
+def test_what_is_no_strategy_is_refused_as_by_the_engine() -> None:
+    """An object without a plan, an unknown name and a bad seed are errors of the call."""
+    with pytest.raises(InvalidType, match="method plan"):
+        check_strategy(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match="did you mean 'paced'"):
+        check_strategy("pacd")
+    with pytest.raises(InvalidParams, match="seed"):
+        check_strategy("paced", seed=-1)
+
+
+def test_importing_the_check_loads_no_models() -> None:
+    """`paceline.testing` needs neither the compiled core nor NumPy nor gguf."""
+    code = "import sys, paceline.testing; print([m for m in ('paceline._native', 'numpy', 'gguf') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
