@@ -66,10 +66,9 @@ class StreamChannel:
         """The next chunk; `TIMEOUT` where none came in time (None waits for ever), `END` after the terminal one."""
         timeout_s = _seconds(timeout_s)
         taken = self._feed.take()
-        if taken is not TIMEOUT or timeout_s == 0:
-            return taken
-        self._feed.wait(timeout_s)
-        return self._feed.take()
+        while taken is TIMEOUT and timeout_s != 0 and self._feed.wait(timeout_s):
+            taken = self._feed.take()
+        return taken
 
     async def get_async(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
         """As `get`, for an event loop. Cancelling the task that waits takes nothing out of the channel."""
@@ -79,10 +78,12 @@ class StreamChannel:
             return taken
         try:
             async with asyncio.timeout(timeout_s):
-                await self._feed.wait_async()
+                while taken is TIMEOUT:
+                    await self._feed.wait_async()
+                    taken = self._feed.take()
         except TimeoutError:
-            pass
-        return self._feed.take()
+            pass  # nothing was taken: that is done last
+        return taken
 
     def __iter__(self) -> ChunkIterator:
         """Every chunk to the terminal one. Leaving the loop before cancels the request."""

@@ -325,7 +325,7 @@ def test_a_cancel_while_the_stream_opens_reaches_the_request() -> None:
         stream = AsyncStream(door.open)
         entering = asyncio.create_task(stream.__aenter__())
         await door.began.wait()
-        threading.Thread(target=stream.cancel).start()
+        threading.Thread(daemon=True, target=stream.cancel).start()
         while not stream.is_cancelled:
             await asyncio.sleep(0)
         door.may_submit.set()

@@ -68,12 +68,23 @@ def test_of_many_cancels_at_once_one_reaches_the_engine() -> None:
             barrier.wait(30)
             channel.cancel()
 
-        threads = [threading.Thread(target=cancel) for _ in range(8)]
+        threads = [threading.Thread(daemon=True, target=cancel) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
         assert calls == [1]
+
+
+def test_two_cancels_that_saw_no_flag_call_the_engine_once() -> None:
+    """The one that comes second finds nobody to call, though it looked at the flag before the first set it."""
+    calls: list[int] = []
+    channel = StreamChannel.create()
+    feed = channel.attach(on_cancel=lambda: calls.append(1))
+    channel.cancel()
+    feed._is_cancelled = False
+    channel.cancel()
+    assert calls == [1]
 
 
 def test_a_cancel_races_attach_and_is_heard_once() -> None:
@@ -87,7 +98,7 @@ def test_a_cancel_races_attach_and_is_heard_once() -> None:
             barrier.wait(30)
             channel.cancel()
 
-        thread = threading.Thread(target=cancel)
+        thread = threading.Thread(daemon=True, target=cancel)
         thread.start()
         barrier.wait(30)
         channel.attach(on_cancel=lambda calls=calls: calls.append(1))  # type: ignore[misc]
@@ -101,7 +112,7 @@ def test_cancel_wakes_a_waiting_reader_with_the_engines_last_chunk() -> None:
     engine = Engine(channel)
     waiting = arrival(engine.feed._readers)
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(channel.get()))
+    thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
     channel.cancel()
@@ -117,7 +128,7 @@ def test_cancel_does_not_keep_consume_from_the_last_chunk() -> None:
     waiting = arrival(feed._readers)
     seen: list[StreamChunk] = []
     reasons: list[FinishReason] = []
-    thread = threading.Thread(target=lambda: reasons.append(channel.consume(seen.append)))
+    thread = threading.Thread(daemon=True, target=lambda: reasons.append(channel.consume(seen.append)))
     thread.start()
     assert waiting.wait(30)
     channel.cancel()
@@ -296,3 +307,23 @@ def test_cancelling_needs_no_lock() -> None:
     assert calls == [1]
     assert facts[0]
     assert facts[3] == 1
+
+
+def test_a_channel_that_is_done_goes_without_the_garbage_collector() -> None:
+    """Nothing in it refers back to it, so that 100,000 requests leave nothing to collect."""
+    import weakref
+
+    gc.disable()
+    try:
+        channel = StreamChannel.create()
+        feed = channel.attach(max_buffered_tokens=3, on_cancel=list, on_backlog=list)
+        for index in range(100):
+            feed.push(delta(index, index))
+        feed.finish(ending(100))
+        assert len(list(channel)) == 2
+        assert channel.wait_finished(0)
+        watched = [weakref.ref(channel), weakref.ref(feed)]
+        del channel, feed
+        assert [one() for one in watched] == [None, None]
+    finally:
+        gc.enable()

@@ -206,7 +206,7 @@ def test_waiting_for_the_slot() -> None:
     assert not stream.wait_released(0)
     waiting = arrival(feed._release_waiters)
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(stream.wait_released()))
+    thread = threading.Thread(daemon=True, target=lambda: answers.append(stream.wait_released()))
     thread.start()
     assert waiting.wait(30)
     feed.finish(ending(0, FinishReason.CANCELLED))

@@ -27,7 +27,7 @@ def test_a_reader_that_waits_is_woken_by_a_chunk() -> None:
     channel, feed = pair()
     waiting = arrival(feed._readers)
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(channel.get()))
+    thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
     feed.push(delta(0, 1))
@@ -40,7 +40,7 @@ def test_a_reader_that_waits_is_woken_by_the_end() -> None:
     channel, feed = pair()
     waiting = arrival(feed._readers)
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(channel.get()))
+    thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
     feed.finish(ending(0))
@@ -54,7 +54,7 @@ def test_a_reader_is_not_woken_for_what_it_cannot_take() -> None:
     feed = channel.attach(interval=2)
     waiting = arrival(feed._readers)
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(channel.get()))
+    thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
     feed.push(delta(0, 1))
@@ -69,7 +69,7 @@ def test_who_waits_for_the_end_sleeps_through_the_tokens() -> None:
     channel, feed = pair()
     waiting = arrival(feed._end_waiters)
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(channel.wait_finished()))
+    thread = threading.Thread(daemon=True, target=lambda: answers.append(channel.wait_finished()))
     thread.start()
     assert waiting.wait(30)
     for index in range(10):
@@ -132,7 +132,7 @@ def test_whatever_the_threads_do_a_reader_gets_everything_in_order(
             barrier.wait(30)
             read(channel, seen)
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(daemon=True, target=run)
         thread.start()
         barrier.wait(30)
         for index in range(20):
@@ -158,7 +158,7 @@ def test_cancel_races_the_natural_end() -> None:
             barrier.wait(30)
             channel.cancel()
 
-        thread = threading.Thread(target=cancel)
+        thread = threading.Thread(daemon=True, target=cancel)
         thread.start()
         barrier.wait(30)
         feed.push(delta(0, 1))
@@ -178,7 +178,7 @@ def test_being_behind_settles_on_what_is_there() -> None:
         pokes: list[bool] = []
         feed = channel.attach(max_buffered_tokens=1, on_backlog=lambda pokes=pokes: pokes.append(True))  # type: ignore[misc]
         seen: list[StreamChunk] = []
-        thread = threading.Thread(target=lambda channel=channel, seen=seen: seen.extend(channel))  # type: ignore[misc]
+        thread = threading.Thread(daemon=True, target=lambda channel=channel, seen=seen: seen.extend(channel))  # type: ignore[misc]
         thread.start()
         for index in range(30):
             feed.push(delta(2 * index, 2 * index, 2 * index + 1))
@@ -215,7 +215,7 @@ def test_an_event_loop_reads_without_blocking() -> None:
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(beat())
-        thread = threading.Thread(target=produce)
+        thread = threading.Thread(daemon=True, target=produce)
         thread.start()
         seen = [chunk async for chunk in channel]
         reading = False
