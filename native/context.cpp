@@ -91,7 +91,7 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     }
     n_outputs_max_ = llama_model_has_encoder(model_->get()) ? n_batch() : params.n_outputs_max;
     batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
-    attach_threads(params.n_threads, params.n_threads_batch);
+    pools_.attach(get(), params.n_threads, params.n_threads_batch);
 }
 
 std::mutex & Context::mutex() const {
@@ -227,6 +227,14 @@ std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
     return lost;
 }
 
+int32_t Context::run_pass(int32_t (*pass)(llama_context *, llama_batch)) {
+    pools_.before_pass();
+    const int32_t status = pass(get(), batch_.get());
+    llama_synchronize(get());
+    pools_.after_pass(status == 0);
+    return status;
+}
+
 void Context::decode_locked(const Batch & batch) {
     batch_.clear();
     for (size_t i = 0; i < batch.size(); ++i) {
@@ -236,11 +244,8 @@ void Context::decode_locked(const Batch & batch) {
     const std::vector<Snapshot> snapshots = take_snapshots(batch);
     LogCapture                  log;
     const Call                  call(*this);
-    const int32_t               status = llama_decode(get(), batch_.get());
-    if (status == 0) {
-        llama_synchronize(get());
-    }
-    const std::string lost = status == 0 ? "" : roll_back(snapshots);
+    const int32_t               status = run_pass(llama_decode);
+    const std::string           lost = status == 0 ? "" : roll_back(snapshots);
     drop_snapshots(snapshots);
     if (status == 1 || status == 2) {
         log.play_down();
@@ -278,7 +283,7 @@ void Context::encode(std::span<const int32_t> tokens) {
     encoded_ = false;
     LogCapture    log;
     const Call    call(*this);
-    const int32_t status = llama_encode(get(), batch_.get());
+    const int32_t status = run_pass(llama_encode);
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "the encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
     }
@@ -344,29 +349,6 @@ std::vector<float> Context::embeddings(int32_t index) const {
 
 // ---- threads and adapters
 
-void Context::attach_threads(int32_t n_threads, int32_t n_threads_batch) {
-    auto start = [](int32_t count) {
-        const size_t num_workers = static_cast<size_t>(count) - 1;
-        if (WorkerPool(num_workers).num_workers() < num_workers) { // ggml would assert
-            fail("NotEnoughMemory", "the system does not let this process start " + str(count) + " threads; lower n_threads and n_threads_batch");
-        }
-        ggml_threadpool_params params = ggml_threadpool_params_default(count);
-        params.poll                   = 1; // idle threads spin for a millisecond or two between passes, then sleep
-        ggml_threadpool *      pool   = ggml_threadpool_new(&params);
-        if (!pool) {
-            fail("NotEnoughMemory", "cannot start " + str(count) + " threads");
-        }
-        return std::shared_ptr<ggml_threadpool>(pool, FreeAtHome{});
-    };
-    std::shared_ptr<ggml_threadpool> next       = start(n_threads);
-    std::shared_ptr<ggml_threadpool> next_batch = n_threads_batch == n_threads ? next : start(n_threads_batch);
-    llama_set_n_threads(get(), n_threads, n_threads_batch);
-    llama_attach_threadpool(get(), next.get(), next_batch.get());
-    retired_.insert(retired_.end(), {threads_, threads_batch_});
-    threads_       = std::move(next);
-    threads_batch_ = std::move(next_batch);
-}
-
 void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {
     std::lock_guard<std::mutex> lock(mutex());
     for (int32_t count : {n_threads, n_threads_batch}) {
@@ -374,7 +356,7 @@ void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {
             fail("InvalidParams", "n_threads and n_threads_batch must be in [1, " + str(GGML_MAX_N_THREADS) + "], not " + str(count));
         }
     }
-    attach_threads(n_threads, n_threads_batch);
+    pools_.attach(get(), n_threads, n_threads_batch);
     workers_.reset();
 }
 

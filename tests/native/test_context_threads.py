@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.native.aborting import aborting
 from tests.native.conftest import TinyModels
+from tests.native.contexts import goes_on
 
-from paceline.errors import Aborted, Closed
+from paceline.errors import Aborted, Closed, NoKvSlot
 from paceline.runtime import Context, Model
 
 pytestmark = pytest.mark.native
@@ -90,6 +92,43 @@ def test_the_number_of_threads_changes_nothing(llama: Model) -> None:
         context.clear()
         context.decode([1, 2, 3])
         assert np.allclose(context.logits(2), expected, atol=1e-5)
+
+
+def num_threads() -> int:
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        pytest.skip("the system does not list the threads of a process")
+    return len(list(tasks.iterdir()))
+
+
+@pytest.mark.parametrize("num_passes", [0, 1])
+def test_replaced_threads_end(context: Context, num_passes: int) -> None:
+    """After each change the threads of before end with the next pass, or at once where they have computed nothing."""
+    context.set_threads(2, 3)
+    context.decode([1, 2])
+    before = num_threads()
+    for round_ in range(50):
+        context.set_threads(2, 3)
+        for _ in range(num_passes):
+            context.clear()
+            context.decode([1] * (1 + round_ % 2))  # with the threads for one token, and with those for more
+    context.decode([1])
+    assert num_threads() == before
+
+
+def test_threads_replaced_after_a_refused_pass_end(context: Context) -> None:
+    """A pass that found no cells ends none that may still be needed, and the next one ends all."""
+    context.set_threads(2)
+    for _ in range(4):
+        context.decode([1] * 128)
+    before = num_threads()
+    for _ in range(10):
+        context.set_threads(2)
+        with pytest.raises(NoKvSlot):
+            context.decode([1], seq_ids=1)
+    context.remove(0, 500)
+    goes_on(context, 1)
+    assert num_threads() == before
 
 
 def test_a_closed_context_says_so(llama: Model) -> None:
