@@ -151,6 +151,7 @@ def test_a_drawn_token_can_always_be_accepted(vocabulary: Model) -> None:
         sampler = Sampler(SamplingParams(grammar=grammar, seed=seed, **OPEN), vocabulary)
         for k in range(12):
             sampler.accept(sampler.sample(row(100 * seed + k, sampler.n_vocab)))
+        assert sampler.num_generated == 12
 
 
 def test_a_lazy_grammar_begins_at_its_trigger(vocabulary: Model) -> None:
@@ -312,7 +313,8 @@ def test_only_a_rule_of_the_grammar_can_be_its_root(vocabulary: Model) -> None:
     for root in ("other", "root x", "a group in line 1", 'root ::= "x"\nroot', ""):
         with pytest.raises(GrammarError, match="no rule"):
             Sampler(SamplingParams(grammar='root ::= ("a") x\nx ::= "y"', grammar_root=root), vocabulary)
-    Sampler(SamplingParams(grammar='root ::= ("a") x\nx ::= "y"', grammar_root="x"), vocabulary)
+    params = SamplingParams(grammar='root ::= ("a") x\nx ::= "y"', grammar_root="x", seed=1)
+    assert text_of(Sampler(params, vocabulary), vocabulary) == "y"
 
 
 def test_a_grammar_of_almost_a_megabyte_works(vocabulary: Model) -> None:
@@ -364,7 +366,12 @@ def test_every_grammar_of_the_source_tree_is_taken(vocabulary: Model, llama_cpp_
     assert len(grammars) > 3
     for path in grammars:
         sampler = Sampler(SamplingParams(grammar=path.read_text(), seed=2), vocabulary)
-        sampler.accept(sampler.sample(row(1, sampler.n_vocab)))
+        allowed = bits(sampler.allowed_mask(), sampler.n_vocab)
+        assert 0 < len(allowed) < sampler.n_vocab, path.name
+        token = sampler.sample(row(1, sampler.n_vocab))
+        assert token in allowed, path.name
+        sampler.accept(token)
+        assert bits(sampler.allowed_mask(), sampler.n_vocab) != allowed, path.name
 
 
 @pytest.mark.parametrize(
@@ -403,6 +410,18 @@ def test_a_grammar_that_is_too_ambiguous_says_so_and_nothing_moves(vocabulary: M
     assert sampler.state() == before
     sampler.accept(sampler.sample(row(1, sampler.n_vocab)))
     assert sampler.num_generated == 1
+
+
+def test_a_mask_in_an_ambiguous_text_is_within_the_limit(vocabulary: Model) -> None:
+    """Forty letters that can be read in ever so many ways leave room for the mask of a whole vocabulary."""
+    sampler = Sampler(
+        SamplingParams(grammar='root ::= e "+" e "!"\ne ::= [a-z] e e | [a-z] | [a-z] e', temperature=0), vocabulary
+    )
+    tokens = {vocabulary.tokenizer.token_bytes(token): token for token in range(sampler.n_vocab)}
+    accept_all(sampler, [tokens[b"a"]] * 40)
+    allowed = bits(sampler.allowed_mask(), sampler.n_vocab)
+    assert {tokens[b"z"], tokens[b"+"]} <= allowed
+    assert tokens[b"!"] not in allowed
 
 
 def test_deep_nesting_is_followed_and_left_again(vocabulary: Model) -> None:
