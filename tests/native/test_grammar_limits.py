@@ -12,7 +12,7 @@ from tests.native.grammars import accept_all, bits, row, spm, text_of
 
 from paceline.errors import GrammarError, SamplingError
 from paceline.params import SamplingParams
-from paceline.runtime import Model, Sampler
+from paceline.runtime import Model, Sampler, build_info
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,13 @@ def test_a_grammar_of_almost_a_megabyte_works(vocabulary: Model) -> None:
 
 
 def test_grammars_at_the_limits_run_on_a_small_stack(llama_cpp_source: Path) -> None:
-    """Grammars as deep as they may be compile and sample on a thread with a stack of 512 KiB."""
+    """Grammars as deep as they may be compile and sample on a thread with a stack of 512 KiB (sanitizers: 8 MiB)."""
+    kib = 8192 if build_info().sanitizers else 512  # their frames are many times as large
     script = """
 import sys, threading
 import numpy as np
 from paceline.params import SamplingParams
-from paceline.runtime import Model, Sampler
+from paceline.runtime import Model, Sampler, build_info
 model = Model.load(sys.argv[1], vocab_only=True)
 chain = "".join(f"r{i} ::= r{i + 1}\\n" for i in range(990))
 deep = [
@@ -107,7 +108,7 @@ def run():
         sampler.accept(sampler.sample(np.zeros(sampler.n_vocab, dtype=np.float32)))
         done.append(grammar)
 done = []
-threading.stack_size(512 * 1024)
+threading.stack_size(int(sys.argv[2]) * 1024)
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()
@@ -115,7 +116,7 @@ sys.exit(0 if len(done) == len(deep) else 1)
 """
     model = llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf"
     result = subprocess.run(
-        [sys.executable, "-c", script, str(model)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script, str(model), str(kib)], capture_output=True, text=True, check=False, timeout=60
     )
     assert result.returncode == 0, result.stderr[-2000:]
 
