@@ -114,7 +114,8 @@ function(paceline_fetch_source result cache_dir)
     set(${result} "${entry}" PARENT_SCOPE)
 endfunction()
 
-# Before it is compiled, every file of the pinned source must be as it was unpacked; else all of it is fetched anew.
+# Before it is compiled, every file of the pinned source must be as it was unpacked; else all of it is fetched anew. This
+# look takes 0.2 to 1 s, a glance at the landmarks 3 ms.
 function(paceline_require_whole_source user_tree cache_dir)
     if(user_tree STREQUAL "")
         paceline_fetch_source(tree "${cache_dir}")
