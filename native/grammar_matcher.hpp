@@ -22,7 +22,8 @@ namespace paceline {
 class GrammarMatcher {
 public:
     // Of one call: looks at elements and callers, and so many more for each item that is made. Grammars made to reach
-    // the limit did so in 0.2 to 1.7 s on one core (demo model: up to 1.2 s); a mask by a usual one takes 0.1 to 8 ms there.
+    // the limit did so in 0.2 to 1.7 s on one core, 2.3 s on a busy one (demo model: 1.2 s); a mask by a usual grammar
+    // takes 0.1 to 8 ms there.
     static constexpr uint64_t max_work  = 2'000'000'000;
     static constexpr uint64_t item_work = 10;
 
