@@ -123,6 +123,10 @@ macro(paceline_find_llama_cpp)
     paceline_launcher_cache(paceline_launchers)
     paceline_library_key(paceline_key "${LLAMA_CPP_ID}" "${PACELINE_BUILT_BACKEND}" "${paceline_initial_cache}")
     paceline_library_entry(PACELINE_LLAMA_CPP_ENTRY "${paceline_key}")
+    paceline_entry_problem(paceline_problem "${PACELINE_LLAMA_CPP_ENTRY}" "${paceline_key}")
+    if(NOT paceline_problem STREQUAL "")
+        paceline_require_whole_source("${PACELINE_LLAMA_CPP_SOURCE}" "${PACELINE_CACHE_DIR}")
+    endif()
     paceline_library_space(paceline_space)
     paceline_cache_entry("${PACELINE_LLAMA_CPP_ENTRY}" KEY "${paceline_key}"
         BUILDER paceline_build_llama_cpp SPACE_MB ${paceline_space}

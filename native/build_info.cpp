@@ -1,5 +1,6 @@
 #include "build_info.hpp"
 
+#include <cstdlib>
 #include <sstream>
 
 #include "build_facts.hpp"
@@ -17,6 +18,12 @@ std::vector<std::string> lines_of(const std::string & text) {
     return lines;
 }
 
+// A path in the home folder is kept with a ~ for it.
+std::string path_of(const std::string & fact) {
+    const char * home = std::getenv("HOME");
+    return home && fact.starts_with("~/") ? home + fact.substr(1) : fact;
+}
+
 #ifdef NDEBUG
 constexpr bool assertions = false;
 #else
@@ -31,14 +38,14 @@ BuildInfo build_info() {
         .backend_reason    = facts::backend_reason,
         .llama_cpp_version = facts::llama_cpp_version,
         .llama_cpp_commit  = facts::llama_cpp_commit,
-        .llama_cpp_source  = facts::llama_cpp_source,
+        .llama_cpp_source  = path_of(facts::llama_cpp_source),
         .build_type        = facts::build_type,
         .sanitizers        = facts::sanitizers,
         .flags             = lines_of(facts::flags),
         .compiler          = facts::compiler,
         .target            = facts::target,
-        .cache_dir         = facts::cache_dir,
-        .cache_entry       = facts::cache_entry,
+        .cache_dir         = path_of(facts::cache_dir),
+        .cache_entry       = path_of(facts::cache_entry),
         .assertions        = assertions,
     };
 }

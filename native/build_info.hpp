@@ -1,4 +1,5 @@
-// What this module was built from and how, fixed when it was compiled.
+// What this module was built from and how, fixed when it was compiled. Folders are those of the machine that built, except
+// that one in the home folder of then is told as one in the home folder of now.
 #pragma once
 
 #include <string>
@@ -11,13 +12,13 @@ struct BuildInfo {
     std::string              backend_reason;    // why it was chosen
     std::string              llama_cpp_version; // "unknown" where the tree does not say
     std::string              llama_cpp_commit;  // likewise
-    std::string              llama_cpp_source;  // folder of the source tree, on the machine that built
+    std::string              llama_cpp_source;  // folder of the source tree
     std::string              build_type;        // Release, Debug, ...
     std::string              sanitizers;        // empty, or such as "address,undefined"
     std::vector<std::string> flags;             // NAME=VALUE, as given to llama.cpp's build
     std::string              compiler;          // name and version
     std::string              target;            // system and processor
-    std::string              cache_dir;         // folder of built libraries, on the machine that built
+    std::string              cache_dir;         // folder of built libraries
     std::string              cache_entry;       // the one that was linked
     bool                     assertions;        // whether debug assertions are compiled in
 };

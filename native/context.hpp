@@ -15,9 +15,9 @@
 
 #include "adapter.hpp"
 #include "batch.hpp"
-#include "ggml-cpu.h"
 #include "model.hpp"
 #include "process.hpp"
+#include "thread_pools.hpp"
 #include "worker_pool.hpp"
 
 namespace paceline {
@@ -38,7 +38,6 @@ struct Positions {
 struct FreeAtHome {
     Home home;
     void operator()(llama_context * context) const noexcept { home.here() ? llama_free(context) : void(); }
-    void operator()(ggml_threadpool * pool) const noexcept { home.here() ? ggml_threadpool_free(pool) : void(); }
     void operator()(WorkerPool * pool) const noexcept { home.here() ? delete pool : void(); }
 };
 
@@ -131,7 +130,7 @@ private:
     std::vector<Snapshot> take_snapshots(const Batch & batch) const;
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
     std::string           roll_back(const std::vector<Snapshot> & snapshots); // answers what could not be brought back
-    void                  attach_threads(int32_t n_threads, int32_t n_threads_batch);
+    int32_t               run_pass(int32_t (*pass)(llama_context *, llama_batch)); // over batch_; answers llama.cpp's status
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
     void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);
 
@@ -144,10 +143,8 @@ private:
     bool                                  kv_unified_;
     bool                                  embeddings_;
     bool                                  encoded_ = false;
-    std::vector<std::shared_ptr<Adapter>> adapters_; // these and the threads outlive the context that uses them
-    std::shared_ptr<ggml_threadpool>      threads_;
-    std::shared_ptr<ggml_threadpool>      threads_batch_; // the same pool where the counts are the same
-    std::vector<std::shared_ptr<ggml_threadpool>> retired_; // replaced, but read once more by the next pass; kept to the end
+    std::vector<std::shared_ptr<Adapter>> adapters_; // these and the pools outlive the context that uses them
+    ThreadPools                           pools_;
     std::unique_ptr<llama_context, FreeAtHome> context_;
     OwnedBatch                            batch_; // reused by every decode
     std::vector<bool>                     has_output_;

@@ -78,8 +78,7 @@ void Context::embed_pack(std::span<const int32_t> tokens, std::span<const int32_
     }
     LogCapture    log;
     const Call    call(*this);
-    const int32_t status = of ? llama_decode(get(), batch_.get()) : llama_encode(get(), batch_.get());
-    llama_synchronize(get());
+    const int32_t status = run_pass(of ? llama_decode : llama_encode);
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "embedding failed (status " + str(status) + "): " + log.words("llama.cpp gave no reason"));
     }

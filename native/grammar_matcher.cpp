@@ -26,7 +26,7 @@ bool GrammarMatcher::Seen::insert(uint64_t key) {
         }
     }
     const size_t mask = slots_.size() - 1;
-    for (size_t i = (key * 0x9E3779B97F4A7C15) >> 20 & mask;; i = (i + 1) & mask) {
+    for (size_t i = (key * 0x9E3779B97F4A7C15) >> 40 & mask;; i = (i + 1) & mask) {
         if (slots_[i].second != round_) {
             slots_[i] = {key, round_};
             ++count_;
@@ -49,8 +49,17 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarRules> rules)
     steps_[0].level  = 0;
 }
 
+void GrammarMatcher::spend(uint64_t work) {
+    work_ += work;
+    if (work_ > max_work) {
+        fail("SamplingError", "grammar: there are too many ways to read the text by it; make its rules begin with what "
+                              "tells them apart");
+    }
+}
+
 // Calls `use` with the bounds of each range of the characters at `at`; answers what comes after them.
-template <typename Use> uint32_t GrammarMatcher::ranges(uint32_t at, Use use) const {
+template <typename Use> uint32_t GrammarMatcher::ranges(uint32_t at, Use use) {
+    const uint32_t first = at;
     do {
         if (element(at).kind == Kind::any) {
             use(0u, last_character);
@@ -62,10 +71,11 @@ template <typename Use> uint32_t GrammarMatcher::ranges(uint32_t at, Use use) co
         }
         ++at;
     } while (element(at).kind == Kind::also);
+    spend(at - first);
     return at;
 }
 
-bool GrammarMatcher::matches(const Item & item, uint32_t character, uint32_t & next) const {
+bool GrammarMatcher::matches(const Item & item, uint32_t character, uint32_t & next) {
     if (element(item.at).kind == Kind::token || element(item.at).kind == Kind::not_token) {
         return false;
     }
@@ -75,7 +85,7 @@ bool GrammarMatcher::matches(const Item & item, uint32_t character, uint32_t & n
 }
 
 // Whether any of these characters may come here.
-bool GrammarMatcher::touches(const Item & item, uint32_t low, uint32_t high) const {
+bool GrammarMatcher::touches(const Item & item, uint32_t low, uint32_t high) {
     const Kind kind = element(item.at).kind;
     if (kind == Kind::token || kind == Kind::not_token) {
         return false;
@@ -98,7 +108,7 @@ bool GrammarMatcher::touches(const Item & item, uint32_t low, uint32_t high) con
     return at <= high;
 }
 
-bool GrammarMatcher::may_become(const Step & step) const {
+bool GrammarMatcher::may_become(const Step & step) {
     const uint32_t low  = std::max(step.value << (6 * step.missing), step.least);
     const uint32_t high = std::min(((step.value + 1) << (6 * step.missing)) - 1, last_character);
     if (low > high || (is_surrogate(low) && is_surrogate(high))) {
@@ -119,9 +129,11 @@ bool GrammarMatcher::takes(int32_t token, std::string_view bytes) {
         return false;
     }
     const std::vector<Item> & items = levels_[0].items;
-    if (steps_[0].missing == 0 &&
-        std::any_of(items.begin(), items.end(), [&](const Item & item) { return names(item, token); })) {
-        return true;
+    if (levels_[0].named && steps_[0].missing == 0) {
+        spend(items.size());
+        if (std::any_of(items.begin(), items.end(), [&](const Item & item) { return names(item, token); })) {
+            return true;
+        }
     }
     return takes(bytes);
 }
@@ -194,14 +206,13 @@ bool GrammarMatcher::advance(const std::vector<Item> & seeds, bool with_characte
     const Level & before = levels_[num_levels_ - 1];
     Level &       level  = levels_[num_levels_];
     level.items.clear();
-    level.complete = false;
+    level.named = level.complete = false;
     nodes_.resize(before.nodes);
     first_ = static_cast<uint32_t>(nodes_.size());
     todo_.clear();
     seen_.clear();
     for (size_t i = 0; with_character && i < before.items.size(); ++i) {
         uint32_t next = 0;
-        ++work_;
         if (matches(before.items[i], character, next)) {
             put(next, before.items[i].node);
         }
@@ -230,15 +241,14 @@ void GrammarMatcher::close(Level & level) {
     while (!todo_.empty()) {
         const Item item = todo_.back();
         todo_.pop_back();
-        if (++work_ > max_work) {
-            fail("SamplingError", "grammar: there are too many ways to read the text by it; make its rules begin with "
-                                  "what tells them apart");
-        }
+        spend(item_work);
         if (item.at == 0) {
             end(item.node, level);
         } else if (element(item.at).kind == Kind::rule) {
             call(element(item.at).value, item.at + 1, item.node, level);
         } else {
+            const Kind kind = element(item.at).kind;
+            level.named |= kind == Kind::token || kind == Kind::not_token;
             level.items.push_back(item);
         }
     }
@@ -250,7 +260,7 @@ void GrammarMatcher::end(uint32_t node, Level & level) {
     for (const Item & caller : nodes_[node].callers) {
         put(caller.at, caller.node);
     }
-    work_ += nodes_[node].callers.size();
+    spend(nodes_[node].callers.size());
 }
 
 void GrammarMatcher::call(uint32_t rule, uint32_t next, uint32_t caller, Level & level) {
@@ -262,7 +272,7 @@ void GrammarMatcher::call(uint32_t rule, uint32_t next, uint32_t caller, Level &
             put(at, node);
             while (!rules_->ends(at)) {
                 ++at;
-                ++work_;
+                spend(1);
             }
             if (element(at).kind == Kind::end) {
                 break;
@@ -282,7 +292,7 @@ void GrammarMatcher::call(uint32_t rule, uint32_t next, uint32_t caller, Level &
 
 void GrammarMatcher::link(uint32_t node, const Item & caller) {
     std::vector<Item> & callers = nodes_[node].callers;
-    work_ += callers.size();
+    spend(callers.size());
     if (std::any_of(callers.begin(), callers.end(),
                     [&](const Item & other) { return other.at == caller.at && other.node == caller.node; })) {
         return;

@@ -91,7 +91,9 @@ void StateReader::get(std::vector<int32_t> & values) {
         fail("StateError", "the saved sampler is damaged: it ends too early");
     }
     values.resize(size);
-    get(values.data(), size * sizeof(int32_t));
+    if (size > 0) { // data() of none may be null, which memcpy must not be given
+        get(values.data(), size * sizeof(int32_t));
+    }
 }
 
 void StateReader::finish() const {

@@ -1,5 +1,7 @@
 #include "bindings.hpp"
 
+#include <list>
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -40,31 +42,31 @@ StepArrays to_arrays(StepOutput && output) {
     return arrays;
 }
 
+// Holds copies of the caller's arrays for as long as a step looks at them.
+class Copies {
+public:
+    std::span<const int32_t> of(const Ints & array) { return kept_.emplace_back(copied(array)); }
+
+private:
+    std::list<std::vector<int32_t>> kept_;
+};
+
 StepArrays run_step(Context & context, const Ints & seq_ids, const Ints & positions, const Ints & num_tokens,
                     const Ints & num_drafts, const Ints & num_samplers, const Ints & num_scored, const Ints & num_logprobs,
                     const Ints & token_ids, const Ints & targets, const Ints & mask_slots, const nb::list & samplers,
                     MaskSlots * masks, int64_t mask_timeout_ms) {
+    Copies    copies;
     StepInput input;
-    const auto owned_seq_ids = copied(seq_ids);
-    input.seq_ids = owned_seq_ids;
-    const auto owned_positions = copied(positions);
-    input.positions = owned_positions;
-    const auto owned_num_tokens = copied(num_tokens);
-    input.num_tokens = owned_num_tokens;
-    const auto owned_num_drafts = copied(num_drafts);
-    input.num_drafts = owned_num_drafts;
-    const auto owned_num_samplers = copied(num_samplers);
-    input.num_samplers = owned_num_samplers;
-    const auto owned_num_scored = copied(num_scored);
-    input.num_scored = owned_num_scored;
-    const auto owned_num_logprobs = copied(num_logprobs);
-    input.num_logprobs = owned_num_logprobs;
-    const auto owned_token_ids = copied(token_ids);
-    input.token_ids = owned_token_ids;
-    const auto owned_targets = copied(targets);
-    input.targets = owned_targets;
-    const auto owned_mask_slots = copied(mask_slots);
-    input.mask_slots = owned_mask_slots;
+    input.seq_ids      = copies.of(seq_ids);
+    input.positions    = copies.of(positions);
+    input.num_tokens   = copies.of(num_tokens);
+    input.num_drafts   = copies.of(num_drafts);
+    input.num_samplers = copies.of(num_samplers);
+    input.num_scored   = copies.of(num_scored);
+    input.num_logprobs = copies.of(num_logprobs);
+    input.token_ids    = copies.of(token_ids);
+    input.targets      = copies.of(targets);
+    input.mask_slots   = copies.of(mask_slots);
     input.masks        = masks;
     input.mask_timeout = std::chrono::milliseconds(mask_timeout_ms);
     for (nb::handle sampler : samplers) { // the list keeps them alive meanwhile
@@ -105,11 +107,10 @@ void bind_step(nb::module_ & m) {
         .def_ro("errors", &StepArrays::errors)
         .def_ro("decode_us", &StepArrays::decode_us)
         .def_ro("sample_us", &StepArrays::sample_us);
-    m.def("step", &run_step, nb::arg("context"), nb::arg("seq_ids").noconvert(), nb::arg("positions").noconvert(),
-          nb::arg("num_tokens").noconvert(), nb::arg("num_drafts").noconvert(), nb::arg("num_samplers").noconvert(),
-          nb::arg("num_scored").noconvert(), nb::arg("num_logprobs").noconvert(), nb::arg("token_ids").noconvert(),
-          nb::arg("targets").noconvert(), nb::arg("mask_slots").noconvert(), nb::arg("samplers"),
-          nb::arg("masks").none(), nb::arg("mask_timeout_ms"));
+    const auto ints = [](const char * name) { return nb::arg(name).noconvert(); };
+    m.def("step", &run_step, nb::arg("context"), ints("seq_ids"), ints("positions"), ints("num_tokens"), ints("num_drafts"),
+          ints("num_samplers"), ints("num_scored"), ints("num_logprobs"), ints("token_ids"), ints("targets"),
+          ints("mask_slots"), nb::arg("samplers"), nb::arg("masks").none(), nb::arg("mask_timeout_ms"));
 }
 
 } // namespace paceline

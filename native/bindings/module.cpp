@@ -24,10 +24,10 @@ void translate(const std::exception_ptr & pointer, void *) {
 
 NB_MODULE(_native, m) {
     nb::register_exception_translator(translate);
-    llama_backend_init();
     paceline::bind_process(m);
     paceline::bind_build_info(m);
-    paceline::bind_log(m);
+    paceline::bind_log(m); // before llama.cpp looks for devices, of which it tells
+    llama_backend_init();
     paceline::bind_device(m);
     paceline::bind_model(m);
     paceline::bind_vocab(m);

@@ -20,11 +20,17 @@ def find_cmake() -> str:
     return str(beside_python) if beside_python.exists() else shutil.which("cmake") or "cmake"
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    """Nothing of this machine but where its programs are, with Ninja from beside Python where it is nowhere else."""
+    path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
+    return {"PATH": path, "HOME": str(home), "CMAKE_GENERATOR": "Ninja"}
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment that knows nothing of this machine but where its programs are."""
+    """The environment of a user who has nothing yet."""
     (tmp_path / "home").mkdir()
-    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
+    return environment_of(tmp_path / "home")
 
 
 @pytest.fixture

@@ -108,12 +108,19 @@ def remove_file(cache: Cache) -> None:
     (cache.entry / "include/one.h").unlink()
 
 
+def add_file(cache: Cache) -> None:
+    (cache.entry / "include/two.h").write_text("")
+
+
 @pytest.mark.parametrize(
     "damage",
-    [truncate_marker, cut_list_of_files, overwrite_marker, empty_marker, remove_marker, change_file, remove_file],
-)
+    [
+        truncate_marker, cut_list_of_files, overwrite_marker, empty_marker, remove_marker, change_file, remove_file,
+        add_file,
+    ],
+)  # fmt: skip
 def test_a_damaged_entry_is_built_anew(run: ScriptRunner, cache: Cache, damage: Callable[[Cache], None]) -> None:
-    """An entry whose marker or files have changed is built anew, and is then whole."""
+    """An entry whose marker or files have changed, or that has another file, is built anew, and is then whole."""
     run(BUILD, **cache.variables)
     damage(cache)
     run(BUILD, **cache.variables)
@@ -121,6 +128,22 @@ def test_a_damaged_entry_is_built_anew(run: ScriptRunner, cache: Cache, damage: 
     assert cache.num_builds == 2
     assert (cache.entry / "lib/libone.a").read_text() == "one version 1\nflags -O2"
     assert (cache.entry / "include/one.h").read_text() == "two"
+    assert not (cache.entry / "include/two.h").exists()
+
+
+def test_the_damaged_file_is_named(run: ScriptRunner, cache: Cache) -> None:
+    """Who wonders why something is built again reads which file it is for."""
+    run(BUILD, **cache.variables)
+    remove_file(cache)
+    assert "the entry is damaged: include/one.h" in run(BUILD, **cache.variables).stdout
+
+
+def test_what_desktops_leave_in_every_folder_does_not_count(run: ScriptRunner, cache: Cache) -> None:
+    """A file of a file manager in the entry is no reason to compile for minutes."""
+    run(BUILD, **cache.variables)
+    (cache.entry / "lib/.DS_Store").write_text("")
+    run(BUILD, **cache.variables)
+    assert cache.num_builds == 1
 
 
 def test_a_foreign_folder_under_the_name_is_replaced(run: ScriptRunner, cache: Cache) -> None:
@@ -215,13 +238,24 @@ def test_a_full_disk_is_noticed_before_the_build(run: ScriptRunner, cache: Cache
     assert cache.num_builds == 0
 
 
-def test_only_sealed_files_are_watched(run: ScriptRunner, cache: Cache) -> None:
-    """With SEALED, other files of an entry may change without a rebuild."""
-    text = BUILD.replace("WHAT", "SEALED lib/*.a WHAT")
+def test_a_glance_sees_the_files_it_is_for(run: ScriptRunner, cache: Cache) -> None:
+    """With GLANCE a change elsewhere goes unseen, and one in a file that is looked at does not."""
+    text = BUILD.replace("WHAT", "GLANCE lib/libone.a WHAT")
     run(text, **cache.variables)
     (cache.entry / "include/one.h").write_text("changed")
     run(text, **cache.variables)
     assert cache.num_builds == 1
     (cache.entry / "lib/libone.a").write_text("changed")
     run(text, **cache.variables)
+    assert cache.num_builds == 2
+    assert (cache.entry / "include/one.h").read_text() == "two"
+
+
+def test_after_a_glance_a_full_look_sees_the_rest(run: ScriptRunner, cache: Cache) -> None:
+    """What a glance made or let pass is sealed as a whole all the same."""
+    run(BUILD.replace("WHAT", "GLANCE lib/libone.a WHAT"), **cache.variables)
+    run(BUILD, **cache.variables)
+    assert cache.num_builds == 1
+    change_file(cache)
+    run(BUILD, **cache.variables)
     assert cache.num_builds == 2

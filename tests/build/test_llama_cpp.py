@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.build.conftest import ROOT, find_cmake
+from tests.build.archive import vendored, write_archive
+from tests.build.conftest import ROOT, environment_of, find_cmake
 
 LIBRARIES = ["llama-common", "llama-common-base", "llama", "ggml", "ggml-cpu", "ggml-base", "cpp-httplib"]
 HEADERS = ["include/llama.h", "ggml/include/ggml.h", "src/llama-ext.h", "common/common.h", "vendor/nlohmann/json.hpp"]
@@ -17,8 +18,9 @@ TREE = "\n".join(
     [
         "project(llama.cpp C CXX)",
         "set(LLAMA_VERSION_MAJOR 1)\nset(LLAMA_VERSION_MINOR 2)\nset(LLAMA_VERSION_PATCH 3)",
-        'file(WRITE "${CMAKE_BINARY_DIR}/base.c" "int answer(void) { return ${GGML_ANSWER}; }")',
-        *(f'add_library({name} STATIC "${{CMAKE_BINARY_DIR}}/base.c")' for name in LIBRARIES),
+        'file(WRITE "${CMAKE_BINARY_DIR}/base.c"',
+        '    "int answer(void) { return ${GGML_ANSWER}; } const char * base(void) { return __FILE__; }")',
+        *(f'add_library({name} STATIC "${{CMAKE_BINARY_DIR}}/base.c" src/place.c)' for name in LIBRARIES),
         "target_link_libraries(ggml-base PRIVATE m)",
     ]
 )
@@ -55,6 +57,7 @@ class Checkout:
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             (self.tree / name).touch()
         (self.tree / "CMakeLists.txt").write_text(TREE)
+        (self.tree / "src/place.c").write_text("const char * place(void) { return __FILE__; }")
         (folder / "project").mkdir()
         (folder / "project/CMakeLists.txt").write_text(PROJECT)
 
@@ -91,6 +94,7 @@ class TwoBuilds:
     second: str
     answer: int
     compiled: str
+    libraries: list[bytes]
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +105,12 @@ def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
     ccache, log = folder / "bin/ccache", folder / "ccache.log"
     ccache.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
     ccache.chmod(0o755)
-    checkout = Checkout(folder, {"PATH": f"{ccache.parent}:{os.environ['PATH']}", "HOME": str(folder)})
+    environment = environment_of(folder)
+    checkout = Checkout(folder, environment | {"PATH": f"{ccache.parent}{os.pathsep}{environment['PATH']}"})
     first, second = checkout.configure("first"), checkout.configure("second")
     checkout.build("second")
-    return TwoBuilds(first, second, checkout.answer("second"), log.read_text())
+    libraries = [path.read_bytes() for path in checkout.cache.glob("llama.cpp/*/lib/*.a")]
+    return TwoBuilds(first, second, checkout.answer("second"), log.read_text(), libraries)
 
 
 def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds) -> None:
@@ -121,6 +127,16 @@ def test_ccache_is_used_where_it_is_installed(two_builds: TwoBuilds) -> None:
     assert "main.c" in two_builds.compiled
 
 
+def test_libraries_name_no_folder_of_their_builder(
+    two_builds: TwoBuilds, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where a file says its own name, that is the name in the tree."""
+    assert len(two_builds.libraries) == len(LIBRARIES)
+    for library in two_builds.libraries:
+        assert b"src/place.c" in library
+        assert str(tmp_path_factory.getbasetemp()).encode() not in library
+
+
 def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
     """A plain rebuild notices that the user's tree was edited, and links what comes of it."""
     checkout.configure()
@@ -128,6 +144,25 @@ def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
     (checkout.tree / "CMakeLists.txt").write_text(TREE.replace("${GGML_ANSWER}", "${GGML_ANSWER} + 1"))
     checkout.build()
     assert checkout.answer() == 43
+
+
+def test_a_changed_pinned_source_is_never_compiled(checkout: Checkout) -> None:
+    """The source is looked at before it is compiled, and left in peace where the libraries are at hand."""
+    files = {str(path.relative_to(checkout.tree)): path.read_text() for path in checkout.tree.rglob("*.*")}
+    sha256 = write_archive(checkout.folder / "index", vendored(files))
+    pin = f'set(PACELINE_PINNED_VERSION 9.9)\nset(PACELINE_PINNED_SHA256 "{sha256}")\n'
+    project = checkout.folder / "project/CMakeLists.txt"
+    project.write_text(PROJECT.replace("paceline_setting(PACELINE_BACKEND", pin + "paceline_setting(PACELINE_BACKEND"))
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{checkout.folder}/index", "PIP_CONFIG_FILE": "/dev/null"}
+    checkout.environment |= index | {"PACELINE_LLAMA_CPP_SOURCE": ""}
+    assert "fetching" in checkout.configure("first")
+    (place,) = checkout.cache.glob("sources/*/src/place.c")
+    place.write_text("this does not compile")
+    assert "fetching" not in checkout.configure("second")
+    output = checkout.configure("third", answer="43")
+    assert "is damaged: src/place.c" in output
+    checkout.build("third")
+    assert checkout.answer("third") == 43
 
 
 def test_a_tree_that_does_not_compile_shows_the_compilers_words(checkout: Checkout) -> None:

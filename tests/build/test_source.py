@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.build.archive import BACKEND, vendored, write_archive
 from tests.build.conftest import ScriptRunner
 
 FIND = """
@@ -22,16 +20,6 @@ TREE = {
     "common/CMakeLists.txt": "",
     "src/llama.cpp": "int x;",
 }
-BACKEND = """
-import os
-def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    os.mkdir(os.path.join(folder, "llama_cpp_python-9.9.dist-info"))
-    with open(os.path.join(folder, "llama_cpp_python-9.9.dist-info", "METADATA"), "w") as file:
-        file.write("Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: 9.9\\n")
-    return "llama_cpp_python-9.9.dist-info"
-def build_wheel(*args): raise NotImplementedError
-"""
-PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "fake"\nbackend-path = ["."]\n'
 
 
 def write_tree(folder: Path, files: dict[str, str] = TREE) -> Path:
@@ -115,19 +103,6 @@ def test_a_folder_above_the_tree_gets_a_hint(find: Callable[..., str], tmp_path:
 # ---- the pinned archive
 
 
-def write_archive(folder: Path, files: dict[str, str]) -> str:
-    """A source distribution like that of llama-cpp-python; answers its hash."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "llama_cpp_python-9.9.tar.gz"
-    files = {"pyproject.toml": PYPROJECT, "fake.py": BACKEND, "PKG-INFO": "Name: llama-cpp-python\n"} | files
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            info = tarfile.TarInfo(f"llama_cpp_python-9.9/{name}")
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 class Index:
     """A folder of archives that pip may take from, and nothing else."""
 
@@ -137,11 +112,14 @@ class Index:
         self.run = run
         self.folder.mkdir()
 
-    def fetch(self, sha256: str, *, fails: bool = False, **variables: str) -> str:
+    def fetch(self, sha256: str, *, then: str = "", fails: bool = False, **variables: str) -> str:
         pin = f'set(PACELINE_PINNED_VERSION 9.9)\nset(PACELINE_PINNED_SHA256 "{sha256}")\n'
         env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder), "PIP_CONFIG_FILE": "/dev/null"}
         variables = {"user_tree": "", "cache": str(self.cache)} | variables
-        return self.run(pin + FIND, fails=fails, env=env, **variables).stdout
+        return self.run(pin + FIND + then, fails=fails, env=env, **variables).stdout
+
+    def require_whole(self, sha256: str, **variables: str) -> str:
+        return self.fetch(sha256, then='paceline_require_whole_source("" "${cache}")', **variables)
 
     def entry(self, sha256: str) -> Path:
         return self.cache / f"sources/llama.cpp-9.9-{sha256[:12]}"
@@ -152,13 +130,9 @@ def index(tmp_path: Path, run: ScriptRunner) -> Index:
     return Index(tmp_path, run)
 
 
-def vendored(files: dict[str, str] = TREE) -> dict[str, str]:
-    return {f"vendor/llama.cpp/{name}": text for name, text in files.items()}
-
-
 def test_the_pinned_source_is_fetched_once(index: Index) -> None:
     """The archive is fetched, verified and unpacked; the next build needs neither pip nor the archive."""
-    sha256 = write_archive(index.folder, vendored() | {"other/large": "not wanted"})
+    sha256 = write_archive(index.folder, vendored(TREE) | {"other/large": "not wanted"})
     output = index.fetch(sha256)
     assert f"tree={index.entry(sha256)} version=1.2.34" in output
     assert (index.entry(sha256) / "src/llama.cpp").read_text() == "int x;"
@@ -171,7 +145,7 @@ def test_the_pinned_source_is_fetched_once(index: Index) -> None:
 def test_an_archive_with_another_checksum_is_refused_unopened(index: Index, tmp_path: Path) -> None:
     """An archive whose hash differs is refused with both hashes, and nothing of it has run."""
     trap = tmp_path / "trap"
-    got = write_archive(index.folder, vendored() | {"fake.py": f"open({str(trap)!r}, 'w')\n{BACKEND}"})
+    got = write_archive(index.folder, vendored(TREE) | {"fake.py": f"open({str(trap)!r}, 'w')\n{BACKEND}"})
     expected = "0" * 64
     output = index.fetch(expected, fails=True)
     assert "the checksum of llama-cpp-python 9.9 differs" in output
@@ -200,7 +174,7 @@ def test_a_python_without_pip_is_told_to_get_it(index: Index, program: Callable[
 
 def test_an_archive_without_llama_cpp_is_refused(index: Index) -> None:
     """An archive that lacks vendor/llama.cpp becomes no entry."""
-    files = vendored()
+    files = vendored(TREE)
     del files["vendor/llama.cpp/include/llama.h"]
     sha256 = write_archive(index.folder, files)
     assert "holds no llama.cpp" in index.fetch(sha256, fails=True)
@@ -209,8 +183,30 @@ def test_an_archive_without_llama_cpp_is_refused(index: Index) -> None:
 
 def test_a_damaged_download_is_fetched_again(index: Index) -> None:
     """A source entry whose landmarks are gone is fetched anew."""
-    sha256 = write_archive(index.folder, vendored())
+    sha256 = write_archive(index.folder, vendored(TREE))
     index.fetch(sha256)
     (index.entry(sha256) / "include/llama.h").unlink()
     index.fetch(sha256)
     assert (index.entry(sha256) / "include/llama.h").exists()
+
+
+@pytest.mark.parametrize("change", [edit, add, remove])
+def test_a_changed_source_is_fetched_again_before_it_is_compiled(index: Index, change: Callable[[Path], None]) -> None:
+    """A glance at the landmarks lets a changed file pass; the look before compiling sees it and has the source anew."""
+    sha256 = write_archive(index.folder, vendored(TREE))
+    index.fetch(sha256)
+    tree = index.entry(sha256)
+    change(tree)
+    assert "is damaged" not in index.fetch(sha256)
+    assert "is damaged" in index.require_whole(sha256)
+    assert (tree / "src/llama.cpp").read_text() == "int x;"
+    assert not (tree / "ggml/new.c").exists()
+    assert "is damaged" not in index.require_whole(sha256, Python_EXECUTABLE="/bin/false")
+
+
+def test_a_tree_of_the_users_may_be_edited_as_they_like(index: Index, run: ScriptRunner, tree: Path) -> None:
+    """The look before compiling is at the pinned source alone."""
+    edit(tree)
+    run(f'paceline_require_whole_source("{tree}" "{index.cache}")')
+    assert (tree / "src/llama.cpp").read_text() == "int y;"
+    assert not index.cache.exists()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.errors import PacelineError
+from paceline.runtime import build_info
 
 _FINE, _TYPED, _UNTYPED = 0, 3, 4
 _SECONDS = 20
@@ -76,7 +77,8 @@ def _be_the_child(work: Callable[[], object], said: int) -> None:
         os.dup2(said, 1)
         os.dup2(said, 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        if not build_info().sanitizers:  # they reserve terabytes of addresses
+            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         signal.alarm(_SECONDS)
         work()
         code = _FINE

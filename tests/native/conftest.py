@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.runtime import Context, Model
 from paceline.testing.models import KINDS, ModelSpec, WeightType, write_model
 
 TinyModels = Callable[..., Path]
@@ -28,6 +29,20 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
         return written[key]
 
     return path_of
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_models: TinyModels) -> Iterator[Model]:
+    """A tiny Llama."""
+    with Model.load(tiny_models("llama")) as model:
+        yield model
+
+
+@pytest.fixture
+def context(llama: Model) -> Iterator[Context]:
+    """A context of three sequences and 512 cells."""
+    with Context(llama, n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=3, n_outputs_max=16, n_threads=1) as made:
+        yield made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

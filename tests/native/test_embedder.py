@@ -23,12 +23,6 @@ def bert(tiny_models: TinyModels) -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module")
-def llama(tiny_models: TinyModels) -> Iterator[Model]:
-    with Model.load(tiny_models("llama")) as model:
-        yield model
-
-
 @pytest.mark.parametrize("kind", ["bert", "embedding-llama", "llama", "gemma3", "mamba", "lfm2"])
 def test_packed_texts_have_the_vectors_they_have_alone(tiny_models: TinyModels, kind: str) -> None:
     """Many texts in one batch equal one text a batch, for encoders, decoders and recurrent models."""

@@ -114,4 +114,6 @@ def test_a_pattern_that_can_be_followed_is_kept(pattern: str) -> None:
 
 def test_a_property_that_is_called_pattern_is_none() -> None:
     """Names and values are not mistaken for patterns."""
-    grammar_of({"properties": {"pattern": {"type": "string"}}, "default": {"pattern": "\\d"}})
+    grammar = grammar_of({"properties": {"pattern": {"type": "string"}}, "default": {"pattern": "\\d"}})
+    assert '"\\"pattern\\""' in grammar
+    assert "\\d" not in grammar

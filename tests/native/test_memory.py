@@ -32,12 +32,6 @@ def after(context: Context, seq_id: int, token: int = 42) -> np.ndarray:
     return context.logits(0)
 
 
-@pytest.fixture(scope="module")
-def llama(tiny_models: TinyModels) -> Iterator[Model]:
-    with Model.load(tiny_models("llama")) as model:
-        yield model
-
-
 @pytest.fixture(params=ALL)
 def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Model]:
     with Model.load(tiny_models(request.param)) as loaded:

@@ -9,8 +9,9 @@ from paceline import _native
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInfo:
-    """Facts that were fixed when the core was compiled. Folders are those of the machine that built it.
+    """Facts that were fixed when the core was compiled.
 
+    Folders are those of the machine that built it; one in the home folder of then is told as one in that of now.
     backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
     sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
     """

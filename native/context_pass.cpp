@@ -1,0 +1,220 @@
+// Forward passes: what a batch must be, the pass, and the way back where it fails.
+#include "context.hpp"
+
+#include <map>
+
+#include "error.hpp"
+#include "log.hpp"
+
+namespace paceline {
+namespace {
+
+std::string str(int64_t value) { return std::to_string(value); }
+
+std::string at(const char * array, size_t index) { return std::string(array) + "[" + std::to_string(index) + "]"; }
+
+} // namespace
+
+// Where a sequence was before a batch, and what it takes to bring it back there.
+struct Context::Snapshot {
+    int32_t              seq_id;
+    int32_t              next; // the first position of the batch in it
+    bool                 shadowed = false;
+    std::vector<uint8_t> window; // state of the sliding window, where the batch can push it out
+};
+
+void Context::check_batch(const Batch & batch) const {
+    memory();
+    if (llama_model_has_encoder(model_->get()) && !encoded_) {
+        fail("InvalidParams", "this model has an encoder: call encode() with the input before the decoder runs");
+    }
+    const size_t size = batch.size();
+    if (size == 0 || size > n_batch()) {
+        fail("InvalidParams", "a batch has 1 to " + str(n_batch()) + " tokens, which is n_batch, not " + str(size));
+    }
+    if (batch.positions.size() != size || batch.seq_ids.size() != size || batch.wants_output.size() != size) {
+        fail("InvalidParams", "token_ids, positions, seq_ids and wants_output must be of one length, not " + str(size) + ", " +
+                                  str(batch.positions.size()) + ", " + str(batch.seq_ids.size()) + " and " +
+                                  str(batch.wants_output.size()));
+    }
+    if (!llama_get_causal_attn(get()) && size > n_ubatch()) {
+        fail("InvalidParams", "without causal attention a batch has at most n_ubatch = " + str(n_ubatch()) + " tokens, not " + str(size));
+    }
+    const int32_t        n_vocab     = model_->n_vocab();
+    size_t               num_outputs = 0;
+    std::vector<int32_t> next(n_seq_max_, -1); // position that a sequence goes on at
+    for (size_t i = 0; i < size; ++i) {
+        const int32_t token = batch.tokens[i], position = batch.positions[i], seq_id = batch.seq_ids[i];
+        if (token < 0 || token >= n_vocab) {
+            fail("InvalidParams", at("token_ids", i) + " must be in [0, " + str(n_vocab) + "), not " + str(token));
+        }
+        if (seq_id < 0 || static_cast<uint32_t>(seq_id) >= n_seq_max_) {
+            check_seq(at("seq_ids", i).c_str(), seq_id);
+        }
+        int32_t & expected = next[static_cast<size_t>(seq_id)];
+        if (expected < 0) {
+            expected = positions_locked(seq_id).max + 1;
+        }
+        if (position != expected) {
+            fail("InvalidParams", at("positions", i) + " must be " + str(expected) + ", where sequence " + str(seq_id) +
+                                      " goes on, not " + str(position));
+        }
+        if (position >= max_positions_) {
+            fail("PromptTooLong", at("positions", i) + " must be below " + str(max_positions_) + ", the size of the context" +
+                                      (max_positions_ < n_ctx_seq() ? " that the model was trained with" : "") + ", not " + str(position));
+        }
+        ++expected;
+        num_outputs += batch.wants_output[i] != 0 || embeddings_; // with embeddings every token is an output
+    }
+    if (num_outputs > n_outputs_max_) {
+        fail("InvalidParams", std::string(embeddings_ ? "with embeddings every token is an output, and there are "
+                                                      : "wants_output asks for rows of logits: ") +
+                                  str(static_cast<int64_t>(num_outputs)) + ", and n_outputs_max is " + str(n_outputs_max_));
+    }
+}
+
+void Context::decode(const Batch & batch) {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_batch(batch);
+    decode_locked(batch);
+}
+
+std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) const {
+    std::map<int32_t, int32_t> first;
+    for (size_t i = 0; i < batch.size(); ++i) {
+        first.try_emplace(batch.seq_ids[i], batch.positions[i]);
+    }
+    std::vector<Snapshot> snapshots;
+    for (const auto & [seq_id, position] : first) {
+        Snapshot snapshot{seq_id, position, false, {}};
+        if (position > 0 && needs_shadows()) {
+            llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), -1, -1);
+            snapshot.shadowed = true;
+        } else if (position > 0 && memory_class_ == MemoryClass::sliding_window &&
+                   (batch.size() > n_ubatch() || !kv_unified_)) {
+            // A later ubatch may reuse the cells that the window of `position` still needs.
+            snapshot.window.resize(llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+            snapshot.window.resize(llama_state_seq_get_data_ext(get(), snapshot.window.data(), snapshot.window.size(), seq_id,
+                                                                LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+            if (snapshot.window.empty()) {
+                fail("StateError", "the sliding window of sequence " + str(seq_id) + " cannot be saved before a pass");
+            }
+        }
+        snapshots.push_back(std::move(snapshot));
+    }
+    return snapshots;
+}
+
+void Context::drop_snapshots(const std::vector<Snapshot> & snapshots) {
+    for (const Snapshot & snapshot : snapshots) {
+        if (snapshot.shadowed) {
+            llama_memory_seq_rm(memory(), snapshot.seq_id + static_cast<int32_t>(n_seq_max_), -1, -1);
+        }
+    }
+}
+
+std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
+    std::string lost;
+    for (const Snapshot & snapshot : snapshots) {
+        if (snapshot.shadowed) {
+            llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
+            llama_memory_seq_cp(memory(), snapshot.seq_id + static_cast<int32_t>(n_seq_max_), snapshot.seq_id, -1, -1);
+        } else {
+            llama_memory_seq_rm(memory(), snapshot.seq_id, snapshot.next > 0 ? snapshot.next : -1, -1);
+        }
+        if (!snapshot.window.empty()) {
+            llama_state_seq_set_data_ext(get(), snapshot.window.data(), snapshot.window.size(), snapshot.seq_id,
+                                         LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        }
+        const Positions held = positions_locked(snapshot.seq_id);
+        if (held.max != snapshot.next - 1 || !covers(held, snapshot.next)) {
+            llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
+            lost += (lost.empty() ? "; could not be brought back and is now empty: sequence " : ", ") + str(snapshot.seq_id);
+        }
+    }
+    return lost;
+}
+
+int32_t Context::run_pass(int32_t (*pass)(llama_context *, llama_batch)) {
+    pools_.before_pass();
+    const int32_t status = pass(get(), batch_.get());
+    llama_synchronize(get());
+    pools_.after_pass(status == 0);
+    return status;
+}
+
+void Context::decode_locked(const Batch & batch) {
+    batch_.clear();
+    for (size_t i = 0; i < batch.size(); ++i) {
+        batch_.add(batch.tokens[i], batch.positions[i], batch.seq_ids[i], batch.wants_output[i] != 0);
+    }
+    has_output_.assign(batch.size(), false);
+    const std::vector<Snapshot> snapshots = take_snapshots(batch);
+    LogCapture                  log;
+    const Call                  call(*this);
+    const int32_t               status = run_pass(llama_decode);
+    const std::string           lost = status == 0 ? "" : roll_back(snapshots);
+    drop_snapshots(snapshots);
+    if (status == 1 || status == 2) {
+        log.play_down();
+    }
+    switch (status) {
+        case 0: break;
+        case 1:
+            fail("NoKvSlot", "no free cells in the KV cache for " + str(static_cast<int64_t>(batch.size())) +
+                                 " tokens (n_ctx " + str(n_ctx()) + "); remove sequences, or use a smaller batch" + lost);
+        case 2: fail("Aborted", "the forward pass was aborted" + lost);
+        default: fail("DecodeError", "llama.cpp failed on a batch of " + str(static_cast<int64_t>(batch.size())) + " tokens (status " +
+                                         str(status) + "): " + log.words("it gave no reason") + lost);
+    }
+    for (size_t i = 0; i < batch.size(); ++i) {
+        has_output_[i] = batch.wants_output[i] != 0;
+    }
+}
+
+void Context::encode(std::span<const int32_t> tokens) {
+    std::lock_guard<std::mutex> lock(mutex());
+    if (!llama_model_has_encoder(model_->get()) || !llama_model_has_decoder(model_->get())) {
+        fail("Unsupported", "encode() is for encoder-decoder models: this one has no encoder beside its decoder");
+    }
+    if (tokens.empty() || tokens.size() > n_ubatch()) {
+        fail("InvalidParams", "an encoder takes 1 to n_ubatch = " + str(n_ubatch()) + " tokens at once, not " + str(static_cast<int64_t>(tokens.size())));
+    }
+    batch_.clear();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens[i] < 0 || tokens[i] >= model_->n_vocab()) {
+            fail("InvalidParams", "token_ids[" + str(static_cast<int64_t>(i)) + "] must be in [0, " + str(model_->n_vocab()) + "), not " + str(tokens[i]));
+        }
+        batch_.add(tokens[i], static_cast<int32_t>(i), 0, true);
+    }
+    has_output_.clear();
+    encoded_ = false;
+    LogCapture    log;
+    const Call    call(*this);
+    const int32_t status = run_pass(llama_encode);
+    if (status != 0) {
+        fail(status == 2 ? "Aborted" : "DecodeError", "the encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
+    }
+    encoded_ = true;
+}
+
+void Context::abort() noexcept {
+    if (running_) {
+        aborted_ = true;
+    }
+}
+
+Context::Call::Call(Context & context) : context_(context), is_outer_(!context.running_) {
+    if (is_outer_) {
+        context.aborted_ = false;
+        context.running_ = true;
+    }
+}
+
+Context::Call::~Call() {
+    if (is_outer_) {
+        context_.running_ = false;
+    }
+}
+
+} // namespace paceline

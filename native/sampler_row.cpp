@@ -1,0 +1,128 @@
+// What happens to a whole row of logits before any of it is a candidate: biases, bans, masks, leading penalties.
+#include "sampler.hpp"
+
+#include <algorithm>
+#include <cfloat>
+#include <limits>
+#include <set>
+
+namespace paceline {
+
+namespace {
+
+constexpr float impossible = -std::numeric_limits<float>::infinity();
+
+void forbid_unset(float * row, size_t n, const uint32_t * mask) {
+    for (size_t i = 0; i < n; i += 32) {
+        const uint32_t word = mask[i / 32];
+        for (size_t j = i; word != ~0u && j < std::min(n, i + 32); ++j) {
+            if (!(word >> (j - i) & 1)) {
+                row[j] = impossible;
+            }
+        }
+    }
+}
+
+} // namespace
+
+// The row with biases, bans and leading penalties in it: a copy of our own only where there are any.
+const float * Sampler::edit(const float * logits, const uint32_t * mask) {
+    const SamplerOptions & o = options_;
+    const bool ends = progress_.k < static_cast<uint32_t>(o.min_tokens);
+    const bool few  = leading_ > 0 && !progress_.history.empty();
+    const bool whole_grammar = grammar_ && !grammar_on_list();
+    if (!mask && !ends && !few && !whole_grammar && o.logit_bias.empty() && banned_.empty() && allowed_.empty() &&
+        bad_sequences_.empty()) {
+        return logits;
+    }
+    row_.assign(logits, logits + n_vocab_);
+    float * row = row_.data();
+    for (const auto & [token, bias] : o.logit_bias) {
+        row[token] = std::min(row[token] + bias, FLT_MAX);
+    }
+    ban(row);
+    if (mask) {
+        forbid_unset(row, row_.size(), mask);
+    }
+    if (whole_grammar) {
+        grammar_->filter(row, row_.size());
+    }
+    for (size_t i = 0; few && i < leading_; ++i) {
+        chain_[i] == SamplerKind::dry ? edit_dry(row) : edit_penalties(row);
+    }
+    return row;
+}
+
+// Everything that makes tokens impossible but the grammar and the mask of the call.
+void Sampler::ban(float * row) const {
+    for (const int32_t token : banned_) {
+        row[token] = impossible;
+    }
+    if (progress_.k < static_cast<uint32_t>(options_.min_tokens)) {
+        for (const int32_t token : ends_) {
+            row[token] = impossible;
+        }
+    }
+    if (!allowed_.empty()) {
+        forbid_unset(row, static_cast<size_t>(n_vocab_), allowed_.data());
+    }
+    const std::vector<int32_t> & history = progress_.history;
+    for (const std::vector<int32_t> & tokens : bad_sequences_) {
+        if (history.size() >= tokens.size() - 1 &&
+            std::equal(tokens.begin(), tokens.end() - 1, history.end() - static_cast<ptrdiff_t>(tokens.size() - 1))) {
+            row[tokens.back()] = impossible;
+        }
+    }
+}
+
+// The formula of llama.cpp: CTRL's repetition penalty (Keskar et al. 2019), multiplied where the logit is negative, then
+// OpenAI's frequency and presence penalties.
+float Sampler::penalized(float logit, int32_t count) const {
+    const float scaled = logit <= 0 ? logit * options_.repeat_penalty : logit / options_.repeat_penalty;
+    return std::min(scaled - (static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty),
+                    FLT_MAX);
+}
+
+void Sampler::edit_penalties(float * row) const {
+    for (const auto & [token, count] : counts_) {
+        row[token] = penalized(row[token], count);
+    }
+}
+
+// DRY only ever changes tokens that occurred before, so it is shown these alone.
+void Sampler::edit_dry(float * row) {
+    std::set<int32_t> seen(progress_.history.begin(), progress_.history.end());
+    list_.clear();
+    for (const int32_t token : seen) {
+        list_.items.push_back({token, row[token], 0});
+    }
+    apply_dry();
+    for (const llama_token_data & item : list_.items) {
+        row[item.id] = item.logit;
+    }
+}
+
+void Sampler::apply_dry() {
+    llama_token_data_array array = {list_.items.data(), list_.size(), -1, false};
+    llama_sampler_apply(dry_.get(), &array);
+    for (llama_token_data & item : list_.items) {
+        item.logit = std::min(item.logit, FLT_MAX);
+    }
+    list_.set_sorted(0);
+}
+
+std::vector<uint32_t> Sampler::allowed_mask() {
+    const std::lock_guard lock(mutex_);
+    row_.assign(static_cast<size_t>(n_vocab_), 0);
+    ban(row_.data());
+    if (grammar_) {
+        grammar_->filter(row_.data(), row_.size());
+    }
+    std::vector<uint32_t> mask(mask_words(), 0);
+    for (size_t i = 0; i < row_.size(); ++i) {
+        mask[i / 32] |= static_cast<uint32_t>(row_[i] == 0) << (i % 32);
+    }
+    return mask;
+}
+
+} // namespace paceline

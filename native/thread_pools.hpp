@@ -1,0 +1,34 @@
+// ggml's threads for the passes of one context: a pool for passes over one token, and one for larger ones.
+//
+// The CPU backend holds the pool that it computed with last, and looks at it once more when a pass brings another. So a pool
+// that was replaced lives until a pass has computed with its successor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ggml-cpu.h"
+#include "llama.h"
+
+namespace paceline {
+
+class ThreadPools {
+public:
+    // From the next pass of `context` on; NotEnoughMemory, and nothing changed, where the system starts fewer threads.
+    void attach(llama_context * context, int32_t n_threads, int32_t n_threads_batch);
+
+    // Around every pass.
+    void before_pass() noexcept { maybe_held_ = true; }
+    void after_pass(bool computed) noexcept { computed ? replaced_.clear() : void(); }
+
+private:
+    using Pool = std::shared_ptr<ggml_threadpool>;
+
+    Pool              one_;
+    Pool              batch_; // the same pool where the counts are the same
+    std::vector<Pool> replaced_;
+    bool              maybe_held_ = false; // by the backend: those of now
+};
+
+} // namespace paceline

@@ -1,0 +1,36 @@
+"""What the core says of its own making, and what it must not say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import _native
+from paceline.runtime import build_info
+
+pytestmark = pytest.mark.native
+
+
+def test_the_core_names_no_folder_of_its_builder() -> None:
+    """A wheel carries neither the home folder of whoever built it nor the place of llama.cpp's source there."""
+    if build_info().build_type != "Release":
+        pytest.skip("debug information names its sources by their folders")
+    core = Path(_native.__file__).read_bytes()
+    assert b"src/llama-context.cpp" in core
+    assert f"{Path.home()}/".encode() not in core
+    assert f"{build_info().llama_cpp_source}/src".encode() not in core
+
+
+def test_folders_are_told_with_the_home_folder_of_now(tmp_path: Path) -> None:
+    """What was built in a home folder is looked for in that of the user who runs it."""
+    code = "from paceline.runtime import build_info; print(build_info().cache_dir)"
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    here = Path(build_info().cache_dir)
+    home = Path(os.environ["HOME"])
+    expected = tmp_path / here.relative_to(home) if here.is_relative_to(home) else here
+    assert done.stdout.strip() == str(expected)
