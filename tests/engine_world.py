@@ -76,7 +76,7 @@ class World:
         self.clock = ManualClock()
         wanted = dict(limits or {})
         num_slots = wanted.get("num_slots", 4)
-        backend.setdefault("num_seq_ids", num_slots)
+        backend.setdefault("num_seq_ids", wanted.get("num_seq_ids", num_slots + 4))
         self.backend = FakeBackend(clock=self.clock, **backend)
         kind = self.backend.memory.kind
         self.limits = Limits(
@@ -87,6 +87,8 @@ class World:
                 "chunk_size": 32,
                 "max_positions": self.backend.memory.num_cells,
                 "num_cells": None if kind == "recurrent" else self.backend.memory.num_cells,
+                "num_seq_ids": backend["num_seq_ids"],
+                "host_bytes": 8 * 4096,
                 "max_scored": 8,
                 "can_share_part": kind == "attention",
                 "itl_target_s": 0.05,

@@ -75,6 +75,14 @@ class LlamaBackend:
         """Shares the first tokens of a sequence id; nothing is computed or moved."""
         self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
 
+    def save(self, seq_id: int, start: int, end: int) -> CellState:
+        """Tokens [start, end) of a sequence id, in llama.cpp's own format."""
+        return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
+
+    def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
+        """Adds tokens [start, end) of what was saved."""
+        self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
+
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""
         self._generating.remove(seq_id)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from paceline.errors import PacelineError
 from paceline.scheduling.events import Delta, Ended, Event, Released
+from paceline.scheduling.memory import Memory
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.scheduling.slots import Slots
@@ -21,9 +22,15 @@ class Endings:
     """Takes sequences and requests out of the scheduler's places and says so."""
 
     def __init__(
-        self, slots: Slots, waiting: Waiting, requests: dict[int, Request], reports: Reports, events: list[Event]
+        self,
+        slots: Slots,
+        memory: Memory,
+        waiting: Waiting,
+        requests: dict[int, Request],
+        reports: Reports,
+        events: list[Event],
     ) -> None:
-        self._slots, self._waiting, self._requests = slots, waiting, requests
+        self._slots, self._memory, self._waiting, self._requests = slots, memory, waiting, requests
         self._reports, self._events = reports, events
 
     def poll(self, now_s: float, *, is_stopping: bool) -> None:
@@ -67,6 +74,7 @@ class Endings:
     def _free(self, sequence: Sequence, now_s: float) -> None:
         if sequence.slot is not None:
             slot = self._slots.free(sequence)
+            self._memory.end(sequence, now_s)
             self._reports.watch.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         else:
             self._waiting.discard(sequence)

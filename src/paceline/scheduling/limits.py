@@ -14,7 +14,8 @@ class Limits:
     of one sequence in a tick. max_positions: tokens that one sequence can hold. num_cells: KV cells that all share; None
     where memory is not made of cells. max_scored: rows of logits that a tick can spend on prompt tokens. can_share_part:
     whether a sequence can take over a part of another's memory; otherwise only the whole. embed_tokens, embed_texts: most of
-    an embedding tick.
+    an embedding tick. num_seq_ids: running sequences and kept paths; at least num_slots. host_bytes: most that saved
+    prefixes may take in host memory.
     itl_target_s, max_tick_s: the time between two tokens that is aimed at, the longest tick while nobody decodes.
     """
 
@@ -27,6 +28,8 @@ class Limits:
     can_share_part: bool
     itl_target_s: float
     max_tick_s: float
+    num_seq_ids: int = 0
+    host_bytes: int = 0
     n_ubatch: int = 512
     embed_tokens: int = 2048
     embed_texts: int = 64

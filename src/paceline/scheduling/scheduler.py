@@ -18,6 +18,7 @@ from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
 from paceline.scheduling.events import Delta, Event
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
 from paceline.scheduling.reports import Reports, Watch, row_record
@@ -27,6 +28,8 @@ from paceline.scheduling.slots import Slots
 from paceline.scheduling.view import BatchStrategy, View
 from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
+
+_IDLE_COST = 0.02
 
 
 class Scheduler:
@@ -40,11 +43,12 @@ class Scheduler:
         self._limits, self._strategy, self._clock = limits, strategy, clock
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
-        self._slots = Slots(limits)
+        self._slots = Slots(limits.num_slots)
+        self.memory = Memory(limits, self._reports)
         self._waiting = Waiting()
         self._requests: dict[int, Request] = {}
-        self._admission = Admission(limits, self._slots, self._waiting, self._reports, self._events)
-        self._endings = Endings(self._slots, self._waiting, self._requests, self._reports, self._events)
+        self._admission = Admission(self.memory, self._slots, self._waiting, self._reports, self._events)
+        self._endings = Endings(self._slots, self.memory, self._waiting, self._requests, self._reports, self._events)
         self._embedding = EmbeddingTicks(limits, self._reports, self._events)
         self._turns = AdapterTurns(limits.itl_target_s)
         self.pace = Pace(n_ubatch=limits.n_ubatch)
@@ -113,18 +117,34 @@ class Scheduler:
         self._endings.poll(now, is_stopping=self._is_stopping)
         self._embedding.poll(now, is_stopping=self._is_stopping)
         self._admission.admit(now, self._tick)
+        self._take_snapshots()
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
+        self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
         self.is_idle = not ready and not len(self._embedding)
         if self._embedding.has_turn(is_generating=bool(ready)):
-            return self._embedding.plan(self._slots.take_operations(), now, is_generating=bool(ready))
+            return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)
+
+    def _take_snapshots(self) -> None:
+        """Where memory is only saved whole: the state before a prompt's last token, for those who ask the same again."""
+        if self._limits.can_share_part:
+            return
+        for sequence in self._slots.running:
+            if not sequence.has_snapshot and sequence.num_computed == sequence.num_prompt - 1:
+                sequence.has_snapshot = True
+                self.memory.snapshot(sequence)
+
+    def _idle_cells(self) -> int:
+        """Cells that nobody uses may cost a lone stream so much of its speed."""
+        empty, per_thousand = self.pace.seconds(1, 0), self.pace.seconds(1, 1000) - self.pace.seconds(1, 0)
+        return int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
 
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         lora, group = self._turns.choose(ready, now_s)
         candidates = set_limits(group, self._limits)
         rows = self._ask(candidates, now_s) if candidates else []
-        return StepPlan(self._slots.take_operations(), rows, lora, now_s, self._slots.num_cells)
+        return StepPlan(self.memory.take_operations(), rows, lora, now_s, self.memory.num_cells)
 
     def _ask(self, candidates: list[Sequence], now_s: float) -> list[Row]:
         """The strategy's rows. What it does wrong ends those that it was asked to plan, and nobody else."""
@@ -132,7 +152,7 @@ class Scheduler:
         view = View(
             sequences=tuple(candidates),
             chunk_size=self._limits.chunk_size,
-            num_cells=self._slots.num_cells,
+            num_cells=self.memory.num_cells,
             tick=self._tick,
             now_s=now_s,
             itl_target_s=self._limits.itl_target_s,
@@ -152,6 +172,8 @@ class Scheduler:
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
         """Takes in what came of the plan, and answers everything that has to be told."""
         now = self._clock.now()
+        for operation, data in output.saved:
+            self.memory.saved(operation, data, now)
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:
@@ -182,6 +204,7 @@ class Scheduler:
         sequence = row.sequence
         if result.computed:
             sequence.num_computed += len(row.token_ids)
+            self.memory.computed(sequence, len(row.token_ids))
             sequence.last_tick = self._tick
             if result.scored:
                 sequence.num_scored += len(result.scored)
@@ -218,7 +241,9 @@ class Scheduler:
     def _relieve(self, now_s: float) -> None:
         """Memory is full: one gives way, the least important and youngest; alone, it has no room at all."""
         running = self._slots.running
-        if self._slots.is_freeing:  # somebody has ended in this tick: perhaps that is room enough
+        if self.memory.give_way(now_s):  # kept paths go first
+            return
+        if self.memory.is_freeing:  # somebody has ended in this tick: perhaps that is room enough
             return
         if len(running) > 1:
             self._admission.preempt(now_s)
@@ -256,6 +281,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts what must hold between ticks."""
         self._slots.check()
+        self.memory.check()
         running, waiting = self._slots.running, list(self._waiting)
         assert len(set(running) | set(waiting)) == len(running) + len(waiting)  # noqa: S101 - our own invariants
         for request in self._requests.values():

@@ -8,6 +8,7 @@ be set from any.
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import InitVar, dataclass, field
 
 from paceline.errors import PacelineError
@@ -16,6 +17,7 @@ from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
 from paceline.scheduling.answer import Answer
 from paceline.scheduling.instrument import RequestRecord
 from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.prefix_tree import WIDTH, Namespace
 from paceline.streaming.chunk import FinishReason, Usage
 
 
@@ -39,7 +41,6 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
-    shared_prefix: int = 0  # cells of the prompt that several of its sequences have in common
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0
@@ -99,9 +100,9 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "key", "known", "last_tick", "limit", "num_computed", "num_known",
-        "num_prompt", "num_scored", "order", "priority", "reason", "request", "sampler", "seq_id", "shares_prefix", "slot",
-        "submitted_s",
+        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
+        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
+        "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
@@ -118,11 +119,37 @@ class Sequence:
         self.priority, self.submitted_s = options.priority, request.submitted_s
         self.slot: int | None = None
         self.seq_id: int | None = None
-        self.shares_prefix: object | None = None  # the same for all that have the same cells of the prompt
+        self.packed = bytearray()
+        self.has_snapshot = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
+        return not self.is_scoring
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether others may find what it computed."""
+        return self.request.options.cache_prompt
+
+    @property
+    def namespace(self) -> Namespace:
+        """With whom it shares: the same adapters, tenant and salt; nobody but its own choices without cache_prompt."""
+        options = self.request.options
+        if not options.cache_prompt:
+            return (self.request.key,)
+        return (self.request.lora, options.tenant, options.cache_salt)
+
+    def token_bytes(self, num_tokens: int) -> bytes:
+        """The first tokens that are known, as the prefix tree keeps them."""
+        have = len(self.packed) // WIDTH
+        if have < num_tokens:
+            self.packed += array("i", self.known[have:num_tokens]).tobytes()
+        return bytes(self.packed[: num_tokens * WIDTH])
 
     @property
     def turn_key(self) -> tuple[float, int]:

@@ -17,7 +17,7 @@ from paceline.params import SamplingParams
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
-from paceline.testing.fake_memory import FakeMemory, Kind, mix
+from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 from paceline.testing.manual_clock import ManualClock
 
 EOS, BOS = 256, 257
@@ -126,6 +126,14 @@ class FakeBackend:
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """As the kind of memory allows."""
         self.memory.copy(from_seq_id, to_seq_id, num_tokens)
+
+    def save(self, seq_id: int, start: int, end: int) -> FakeState:
+        """As the kind of memory allows."""
+        return self.memory.save(seq_id, start, end)
+
+    def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
+        """Adds what was saved."""
+        self.memory.load(seq_id, data, start, end)
 
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""
