@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +27,7 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one sequence wants of a step.
 
     position: of the first of `token_ids`; where the sequence goes on.
@@ -62,8 +62,7 @@ class TopLogprobs:
     values: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerDraws:
+class SamplerDraws(msgspec.Struct, frozen=True):
     """What one sampler drew in a step: one token, or an accepted burst of drafts and one more.
 
     error: why it stopped; its row's other samplers and all other rows are untouched by it. Tokens drawn before stand.
@@ -74,8 +73,7 @@ class SamplerDraws:
     error: PacelineError | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRowResult:
+class StepRowResult(msgspec.Struct, frozen=True):
     """A row's draws, one per sampler, and the log-probabilities of its targets."""
 
     draws: tuple[SamplerDraws, ...]

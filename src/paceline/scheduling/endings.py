@@ -6,7 +6,8 @@ Order: the reason is latched, held-back text is let go, the last chunk goes out,
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+import msgspec
 
 from paceline.errors import PacelineError
 from paceline.scheduling.events import Delta, Ended, Event, Released
@@ -65,7 +66,7 @@ class Endings:
         self._events.append(
             Delta(request.key, chunk)
             if request.num_open
-            else Ended(request.key, replace(chunk, usage=request.usage(now_s)))
+            else Ended(request.key, msgspec.structs.replace(chunk, usage=request.usage(now_s)))
         )
         self._free(sequence, now_s)
         if not request.num_open:

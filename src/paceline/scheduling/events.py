@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from paceline.errors import PacelineError
 from paceline.streaming.chunk import StreamChunk
 
 
-@dataclass(slots=True)
-class Started:
+class Started(msgspec.Struct):
     """The request left the queue: one of its sequences got a slot, or its first text a place in a pass."""
 
     key: int
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """A chunk of a request that goes on."""
 
     key: int
     chunk: StreamChunk
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(msgspec.Struct):
     """The terminal chunk of a request; nothing but `Released` follows."""
 
     key: int
     chunk: StreamChunk
 
 
-@dataclass(slots=True)
-class Released:
+class Released(msgspec.Struct):
     """The request's slots are free and its memory is reclaimable."""
 
     key: int
 
 
-@dataclass(slots=True)
-class Embedded:
+class Embedded(msgspec.Struct):
     """An embedding request has ended: a vector for each of its texts, or why there are none."""
 
     key: int

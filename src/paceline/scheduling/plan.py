@@ -6,6 +6,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.prefix_tree import Namespace, Saved
@@ -59,8 +61,7 @@ class Load:
 Operation = Copy | Remove | Save | Load
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """A sequence's share of a tick: tokens of it, from `position` on.
 
     draws: whether the last one's logits give its next token. targets: the prompt tokens that follow the first of
@@ -75,8 +76,7 @@ class Row:
     num_logprobs: int | None
 
 
-@dataclass(slots=True)
-class RowOutput:
+class RowOutput(msgspec.Struct):
     """What came of a row: drawn tokens with their logprobs (empty if not asked for), scored targets; or why nothing did.
 
     With `computed` and an error, the tokens are in memory and the draw failed.

@@ -30,6 +30,7 @@ from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
 
 _IDLE_COST = 0.02
+_LEARN_EVERY = 4
 
 
 class Scheduler:
@@ -192,13 +193,18 @@ class Scheduler:
             else:
                 self._apply_row(row, result, now_s)
         if output.num_passes == 1 and not is_pressed:
-            num_tokens = sum(len(row.token_ids) for row in plan.rows)
-            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+            self._learn(plan, output)
         self._embedding.note_generation(output.step_s)
         if watched:
             self._reports.tick(plan, output, tuple(records), now_s)
         if is_pressed:
             self._relieve(now_s)
+
+    def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
+        """What the pass took; of the many that only decode, every fourth says enough."""
+        num_tokens = sum([len(row.token_ids) for row in plan.rows])
+        if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
+            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
 
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
         sequence = row.sequence

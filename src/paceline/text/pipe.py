@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.stops import StopFilter, StopMatch
@@ -11,8 +12,7 @@ from paceline.text.stops import StopFilter, StopMatch
 PipeState = tuple[tuple[tuple[int, bytes], ...], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True):
     """What one step adds to a sequence: ids and well-formed text. Either may be empty without the other."""
 
     token_ids: tuple[int, ...]

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Token ids and bytes that no stop can claim any more; either may be empty without the other."""
 
     token_ids: tuple[int, ...] = ()
