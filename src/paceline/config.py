@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from paceline import validation
 
-_MAX_SLOTS = 256
+_MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for kept prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class EngineConfig:
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
     max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
     Beyond, `QueueFull`.
+    cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
+    None: an eighth of the machine's.
     """
 
     num_slots: int = 8
@@ -31,6 +33,8 @@ class EngineConfig:
     max_tick_ms: float = 1000.0
     max_queue: int = 256
     max_queue_tokens: int | None = None
+    cache_prompt: bool = True
+    host_cache_bytes: int | None = None
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
@@ -46,6 +50,9 @@ class EngineConfig:
         validation.integer("max_queue", self.max_queue, 0)
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+        validation.boolean("cache_prompt", self.cache_prompt)
+        if self.host_cache_bytes is not None:
+            validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
 
 
 CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))

@@ -51,7 +51,7 @@ class Executor:
         for operation in operations:
             try:
                 self._carry_out(operation, output)
-            except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+            except Exception as error:
                 if isinstance(operation, (Copy, Load)):
                     failed.setdefault(operation.sequence, as_paceline_error(error))
                 elif isinstance(operation, Remove):

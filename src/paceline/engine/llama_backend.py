@@ -13,7 +13,7 @@ from typing import Any
 from paceline.engine.backend import Lora
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, Context, Embedder, Model, Sampler
+from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
@@ -23,7 +23,8 @@ from paceline.streaming.chunk import TokenLogprobs
 class LlamaBackend:
     """Computes rows on a context and texts on embedders.
 
-    context: None for a model that cannot generate. adapters: by the names that requests use. embedder_options: of the
+    context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
+    adapters: by the names that requests use. embedder_options: of the
     contexts that are made when somebody asks for embeddings.
     """
 
@@ -39,6 +40,7 @@ class LlamaBackend:
         self._model, self._context = model, context
         self._adapters = dict(adapters)
         self._lora: Lora = ()
+        self._scratch = 0 if context is None else context.n_seq_max - 1
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
