@@ -55,6 +55,10 @@ class FakeMemory:
         """Tokens that a sequence id holds."""
         return len(self._held(seq_id).hashes)
 
+    def hashes(self, seq_id: int) -> list[int]:
+        """Of the tokens up to each that a sequence id holds."""
+        return self._held(seq_id).hashes
+
     def needs(self, num_tokens: int) -> None:
         """Raises `NoKvSlot` where so many more tokens do not fit."""
         if self.kind != "recurrent" and num_tokens > len(self._free):
