@@ -15,6 +15,7 @@ from paceline.engine.metrics import Metrics
 from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
 from paceline.scheduling.instrument import Instrument
@@ -125,6 +126,60 @@ class Outcome:
         return reasons[0] if reasons else None
 
 
+def make_request(
+    backend: FakeBackend,
+    clock: Clock,
+    key: int,
+    prompt: str | list[int],
+    *,
+    script: Many[int] | None = None,
+    **options: Any,
+) -> Request:
+    """A request that nobody has submitted; greedy unless told otherwise. script: what is drawn, whatever the backend thinks."""
+    params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
+    rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
+    ids = backend.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return Request(
+        key=key,
+        prompt=ids,
+        params=params,
+        options=rest,
+        samplers=backend.make_samplers(params, ids) if script is None else (Scripted(script),) * params.n,
+        submitted_s=clock.now(),
+        lora=tuple(rest.lora),
+        echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
+    )
+
+
+def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
+    """Small ones, as the backend's memory allows."""
+    kind, num_cells = backend.memory.kind, backend.memory.num_cells
+    return Limits(
+        **{
+            "num_slots": 4,
+            "n_batch": 64,
+            "n_ubatch": 64,
+            "chunk_size": 32,
+            "max_positions": num_cells,
+            "num_cells": None if kind == "recurrent" else num_cells,
+            "max_scored": 8,
+            "can_share_part": kind == "attention",
+            "itl_target_s": 0.05,
+            "max_tick_s": 0.2,
+            "embed_tokens": 64,
+            "embed_texts": 4,
+            **wanted,
+        }
+    )
+
+
+def make_scheduler(
+    limits: Limits, backend: FakeBackend, strategy: BatchStrategy, clock: Clock, instruments: tuple[Instrument, ...]
+) -> Scheduler:
+    """As an engine has it."""
+    return Scheduler(limits, backend.vocabulary, strategy, clock, Instruments(instruments))
+
+
 class World:
     """Engine, clock and backend. Unless told otherwise, each tick is followed by a check of everything."""
 
@@ -147,31 +202,15 @@ class World:
         num_slots = wanted.get("num_slots", 4)
         backend.setdefault("num_seq_ids", num_slots)
         self.backend = FakeBackend(clock=self.clock, **backend)
-        self.vocabulary = vocabulary or self.backend.vocabulary
-        kind = self.backend.memory.kind
-        self.limits = Limits(
-            **{
-                "num_slots": num_slots,
-                "n_batch": 64,
-                "n_ubatch": 64,
-                "chunk_size": 32,
-                "max_positions": self.backend.memory.num_cells,
-                "num_cells": None if kind == "recurrent" else self.backend.memory.num_cells,
-                "max_scored": 8,
-                "can_share_part": kind == "attention",
-                "itl_target_s": 0.05,
-                "max_tick_s": 0.2,
-                "embed_tokens": 64,
-                "embed_texts": 4,
-                **wanted,
-            }
-        )
+        self.vocabulary = self.backend.vocabulary = vocabulary or self.backend.vocabulary
+        self.limits = make_limits(self.backend, **wanted)
         self.commands = Commands()
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             self.limits,
+            self.backend,
             FaultyStrategy(resolve_strategy(strategy), self.faults),
             self.clock,
-            Instruments((self.metrics, *instruments)),
+            (self.metrics, *instruments),
         )
         self.executor = Executor(self.backend, self.clock)
         self.engine = Engine(self.commands, self.scheduler, self.executor)
@@ -183,23 +222,10 @@ class World:
 
     # ---- what callers do
 
-    def request(self, prompt: str | list[int], *, script: Many[int] | None = None, **options: Any) -> Request:
-        """A request that nobody has submitted. script: what is drawn, whatever the backend thinks."""
-        params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
-        rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
-        ids = self.backend.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def request(self, prompt: str | list[int], **options: Any) -> Request:
+        """A request that nobody has submitted."""
         self._next_key += 1
-        return Request(
-            key=self._next_key,
-            prompt=ids,
-            params=params,
-            options=rest,
-            samplers=self.backend.make_samplers(params, ids) if script is None else (Scripted(script),) * params.n,
-            submitted_s=self.clock.now(),
-            vocabulary=self.vocabulary,
-            lora=tuple(rest.lora),
-            echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
-        )
+        return make_request(self.backend, self.clock, self._next_key, prompt, **options)
 
     def submit(self, prompt: str | list[int], **options: Any) -> Outcome:
         request = self.request(prompt, **options)

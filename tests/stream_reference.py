@@ -33,7 +33,8 @@ def expected_answer(
     """The answer made of the tokens that would be drawn one after the other. cut_off: why no more come than are given."""
     used: list[int] = []
     tail: list[int] = []
-    reason, stop = cut_off, None
+    reason = cut_off
+    stop: str | int | None = None
     for token in drawn:
         if token in ends or token in stop_ids:
             reason, stop, tail = (FinishReason.END if token in ends else FinishReason.STOP), token, [token]
@@ -46,10 +47,6 @@ def expected_answer(
             reason = FinishReason.LENGTH
             break
     assert reason is not None, "the tokens given neither end the answer nor are cut off"
-    return _cut(used, tail, reason, stop, pieces, stops, min_tokens)
-
-
-def _cut(used, tail, reason, stop, pieces, stops, min_tokens) -> Expected:  # type: ignore[no-untyped-def]
     before, after = _bytes(used[:min_tokens], pieces), _bytes(used[min_tokens:], pieces)
     found = _first(after, stops)
     if found is None:
