@@ -225,6 +225,8 @@ class Scheduler:
     def _relieve(self, now_s: float) -> None:
         """Memory is full: one gives way, the least important and youngest; alone, it has no room at all."""
         running = self._slots.running
+        if self._slots.is_freeing:  # somebody has ended in this tick: perhaps that is room enough
+            return
         if len(running) > 1:
             self._admission.preempt(now_s)
         elif running:

@@ -57,6 +57,11 @@ class Slots:
         sequence.shares_prefix = None
         return slot
 
+    @property
+    def is_freeing(self) -> bool:
+        """Whether the memory has something to do: after a pass, to remove what ended in it."""
+        return bool(self._operations)
+
     def take_operations(self) -> list[Operation]:
         """What the memory has to do before the next pass."""
         operations, self._operations = self._operations, []
