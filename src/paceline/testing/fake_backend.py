@@ -184,7 +184,7 @@ class FakeBackend:
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             for name, scale in lora:
-                history = mix(history + len(name) + round(scale * 1000))
+                history = mix(history + int.from_bytes(name.encode()) + round(scale * 1000))
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
             token = sequence.sampler.draw(history)
             output.token_ids = [token]
