@@ -227,6 +227,18 @@ class World:
         self._next_key += 1
         return make_request(self.backend, self.clock, self._next_key, prompt, **options)
 
+    def fresh(self, request: Request, key: int) -> Request:
+        """Another request for the same, of which nobody notes what comes."""
+        samplers = self.backend.make_samplers(request.params, request.prompt)
+        return Request(
+            key=key,
+            prompt=request.prompt,
+            params=request.params,
+            options=request.options,
+            samplers=samplers,
+            submitted_s=self.clock.now(),
+        )
+
     def submit(self, prompt: str | list[int], **options: Any) -> Outcome:
         request = self.request(prompt, **options)
         outcome = self.outcomes[request.key] = Outcome(request)
