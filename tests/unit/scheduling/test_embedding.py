@@ -113,7 +113,7 @@ def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
 
 def test_a_text_that_is_computed_twice_counts_once() -> None:
     """Where parts of a pass were told to stop, what came of the rest is kept, and the request still ends whole."""
-    world = World()
+    world = World(limits={"max_tick_s": 100})
     key = world.submit_embedding(["one", "two", "three"])
     world.engine._take_commands()
     plan = world.scheduler.plan()
