@@ -37,7 +37,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
-    """generate, lists, stream, embed: the same answers (edge 24)."""
+    """generate, lists, stream, embed: the same answers (edge rule 24)."""
     path = tiny_models("llama")
     with LLM(path, **SMALL) as blocking:
         expected = [blocking.generate(prompt, **GREEDY).text for prompt in PROMPTS]
@@ -163,7 +163,7 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
 
 
 def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) -> None:
-    """At the call or on entering the stream (edge 16, 56, 66; lcx M3, M5)."""
+    """At the call or on entering the stream (edge rule 16, 56, 66; lcx M3, M5)."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:

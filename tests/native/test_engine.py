@@ -70,7 +70,7 @@ def resident(llm: LLM) -> int:
 
 
 def test_the_demo_model_generates(demo: LLM) -> None:
-    """Text, ids, reason and usage of a prompt; a list gives as many, in order (edge 24)."""
+    """Text, ids, reason and usage of a prompt; a list gives as many, in order (edge rule 24)."""
     one = demo.generate("Once upon a time", **GREEDY)
     assert one.text == demo.tokenizer.decode(list(one.token_ids))
     assert one.finish_reason is FinishReason.LENGTH
@@ -116,7 +116,7 @@ def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
-    """n answers differ from each other, and are the same whether they share memory or come one after the other."""
+    """N answers differ from each other, and are the same whether they share memory or come one after the other."""
     options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 12}
     with LLM(tiny_models(kind), **SMALL) as llm:
         shared = llm.generate(PROMPTS[3], **options)
@@ -128,7 +128,7 @@ def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: Tiny
 
 
 def test_streamed_is_as_blocking(demo: LLM) -> None:
-    """Chunks joined are the completion, for several intervals, with and without stops (edge A, 24)."""
+    """Chunks joined are the completion, for several intervals, with and without stops (edge A, rule 24)."""
     whole = demo.generate("Once upon a time", temperature=0, max_tokens=40)
     stop = whole.text[20:23]
     for interval in (1, 2, 5):
@@ -206,7 +206,7 @@ def test_adapters_hold_for_their_requests_alone(tiny_models: TinyModels, tmp_pat
 
 
 def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
-    """A vector for each text, in order, of length 1; the same beside generation, which they do not disturb (lcx L1)."""
+    """A vector for each text, in order, of length 1; the same beside generation, which they do not disturb (lcx L1, log 17)."""
     texts = [f"text number {index}" for index in range(10)]
     with Model.load(tiny_models("embedding-llama")) as model:
         with Embedder(model, n_threads=1, flash_attn="off") as embedder:
@@ -352,9 +352,7 @@ def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
     ],
 )
 def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, options: dict[str, Any]) -> None:
-    """Whatever is wrong raises at the call, blocking or streaming, and nothing of it stays (edge 16, 56, 66, 82; lcx M3, M4,
-    M5; 1.13 nif_guards; log 6, 8).
-    """
+    """Whatever is wrong raises at the call (edge rule 16, 56, 66, 82; lcx M3, M4, M5, 1.13 nif_guards, log 6, log 8)."""
     for call in (llama.generate, llama.stream):
         with pytest.raises((InvalidParams, GrammarError)):
             call(prompt, **options)
@@ -445,7 +443,7 @@ def test_a_stream_keeps_its_engine_alive(tiny_models: TinyModels) -> None:
 
 
 def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -> None:
-    """The collector runs anywhere: an engine in a cycle that its own thread finds dead ends without waiting for itself (edge 70)."""
+    """An engine in a cycle that its own thread finds dead ends without waiting for itself (edge 70)."""
 
     class Collector(Instrument):
         def __init__(self) -> None:

@@ -21,13 +21,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-
-from paceline.errors import Aborted, DecodeError
-from paceline.scheduling.events import Event
-from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import EOS
 from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
+
+from paceline.errors import Aborted, DecodeError
+from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import EOS
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "recurrent")
@@ -298,9 +297,7 @@ def lone(make: str, asked: str) -> Outcome:
 
 @pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
 def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(strategy: str, kind: str) -> None:
-    """Any commands and accidents in any order: slots, ids and cells add up after each tick, nothing is left in the end,
-    and nobody notices what happens to others (edge 42, 75, 84, 90, 91).
-    """
+    """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,

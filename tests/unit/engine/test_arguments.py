@@ -121,7 +121,7 @@ def test_params_must_be_params() -> None:
     ],
 )
 def test_bad_options_are_refused_before_any_work(options: dict[str, object]) -> None:
-    """The field is named; nothing is clamped (edge 16, 26, 56; lcx M5)."""
+    """The field is named; nothing is clamped (edge rule 16, 26, 56; lcx M5)."""
     with pytest.raises(InvalidParams, match=next(iter(options))):
         request_arguments(SamplingParams(), None, options)
 

@@ -7,13 +7,13 @@ import tracemalloc
 from collections import Counter
 
 import pytest
+from tests.engine_world import Outcome, World
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
 from paceline.errors import Aborted, DecodeError, NoKvSlot, SamplingError, StrategyError
 from paceline.scheduling.events import Delta, Ended, Released, Started
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
-from tests.engine_world import Outcome, World
 
 KINDS = ("attention", "sliding_window", "recurrent")
 
@@ -28,7 +28,7 @@ def test_an_idle_engine_computes_nothing() -> None:
 
 
 def test_events_of_one_request_come_in_order() -> None:
-    """Started, deltas, one ending, released; then nothing (edge 5, 45, 46, 62)."""
+    """Started, deltas, one ending, released; then nothing (edge rule 5, 45, 46, 62)."""
     world = World()
     world.submit("hello", max_tokens=3, ignore_eos=True)
     seen = []
@@ -136,7 +136,7 @@ def test_control_tokens_are_ids_and_text_only_where_asked_for() -> None:
 
 
 def test_cancel_wins_over_a_step_that_finished_the_sequence_anyway() -> None:
-    """A cancel that arrives during the last pass is the reason, and the token that came is delivered (edge 9, 75)."""
+    """A cancel that arrives during the last pass is the reason, and the token that came is delivered (edge rule 9, 75)."""
     world = World()
     outcome = world.submit([1], script=b"abc", max_tokens=3)
     world.tick(2)
@@ -149,7 +149,7 @@ def test_cancel_wins_over_a_step_that_finished_the_sequence_anyway() -> None:
 
 
 def test_a_cancel_is_noticed_before_the_next_pass() -> None:
-    """It costs no further token; slot and memory are free one tick later (edge 9, 61)."""
+    """It costs no further token; slot and memory are free one tick later (edge rule 9, 61)."""
     world = World()
     outcome = world.submit([1], script=b"x" * 100)
     world.tick(5)
@@ -163,7 +163,7 @@ def test_a_cancel_is_noticed_before_the_next_pass() -> None:
 
 
 def test_commands_for_unknown_requests_are_ignored() -> None:
-    """A cancel, pause or slow end of what has ended, or never was, changes nothing (edge 8, 58)."""
+    """A cancel, pause or slow end of what has ended, or never was, changes nothing (edge rule 8, 58; lcx log 10)."""
     world = World()
     outcome = world.submit("hello", max_tokens=2)
     world.run()
@@ -176,7 +176,7 @@ def test_commands_for_unknown_requests_are_ignored() -> None:
 
 
 def test_reasons_have_their_order_within_a_tick() -> None:
-    """ERROR, CANCELLED, DEADLINE, SHUTDOWN, SLOW_READER: what comes together is told as the first of these (edge 14)."""
+    """ERROR, CANCELLED, DEADLINE, SHUTDOWN, SLOW_READER: what comes together is told as the first of these (edge rule 14)."""
     wanted = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SHUTDOWN, FinishReason.SLOW_READER)
     for index, reason in enumerate(wanted):
         world = World()
@@ -200,7 +200,7 @@ def test_reasons_have_their_order_within_a_tick() -> None:
 
 
 def test_each_deadline_ends_in_its_time() -> None:
-    """In the queue, before the first token, in all: DEADLINE with what there is until then."""
+    """In the queue, before the first token, in all: DEADLINE with what there is until then (lcx log 12)."""
     world = World(limits={"num_slots": 1})
     running = world.submit("running", ignore_eos=True, max_tokens=None, timeout_s=50)
     queued = world.submit("queued", queue_timeout_s=5)
@@ -258,7 +258,7 @@ def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
 
 
 def test_the_poisonous_request_is_found_among_many() -> None:
-    """One of eight that no pass survives ends with its error, in the same tick; seven read as alone (edge 64, 65)."""
+    """One of eight that no pass survives ends with its error, in the same tick; seven read as alone (edge 64, 65; lcx log 11)."""
     world = World(limits={"num_slots": 8})
     outcomes = [world.submit(f"hello {index}", max_tokens=10, ignore_eos=True) for index in range(8)]
     world.tick(3)
@@ -327,8 +327,20 @@ def test_a_memory_operation_that_fails_is_its_sequences_alone(times: int) -> Non
     assert reasons == {FinishReason.ERROR: times, FinishReason.LENGTH: 4 - times}
 
 
+def test_a_backend_that_answers_too_little_is_noticed() -> None:
+    """Fewer outcomes than rows are a mistake that is raised, not shifted onto other rows (edge 40)."""
+    world = World()
+    outcomes = [world.submit(f"hello {index}") for index in range(3)]
+    step = world.backend.step
+    world.backend.step = lambda rows, lora: step(rows, lora)[:-1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="shorter"):
+        world.engine.tick()
+    world.take(world.engine.fail_all(DecodeError("too little")))
+    assert [outcome.reason() for outcome in outcomes] == [FinishReason.ERROR] * 3
+
+
 def test_fail_all_ends_everything_once() -> None:
-    """Running, waiting and embedding requests all get the error, and the engine can go on (edge 15, 92)."""
+    """Running, waiting and embedding requests all get the error, and the engine can go on (edge rule 15, 92)."""
     world = World(limits={"num_slots": 1})
     outcomes = [world.submit(f"hello {index}") for index in range(3)]
     key = world.submit_embedding(["text"])
@@ -434,7 +446,7 @@ def test_a_freed_neighbours_cells_count() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_share_their_prompt_and_read_as_if_they_did_not(kind: str) -> None:
-    """n answers compute the prompt once and are what n single requests with these draws are (lcx beat 4)."""
+    """N answers compute the prompt once and are what n single requests with these draws are (lcx beat 4, log 2)."""
     world = World(kind=kind)
     outcome = world.submit("a prompt of some length", n=4, max_tokens=12, temperature=1, seed=7)
     world.run()
@@ -449,7 +461,7 @@ def test_choices_share_their_prompt_and_read_as_if_they_did_not(kind: str) -> No
 
 
 def test_each_choice_ends_for_itself_and_the_last_is_the_terminal_one() -> None:
-    """Every choice has one chunk with a reason, in any order; only the last of all has the usage (edge 14, 35)."""
+    """Every choice has one chunk with a reason, in any order; only the last of all has the usage (edge rule 14; lcx beat 7)."""
     world = World()
     outcome = world.submit("hello", n=5, temperature=1, seed=3, max_tokens=60)
     world.run()
@@ -555,7 +567,7 @@ def test_embedding_and_generation_take_turns() -> None:
 
 
 def test_usage_says_what_it_took() -> None:
-    """Counts and times of a request that waited, on the manual clock."""
+    """Counts and times of a request that waited, on the manual clock (lcx beat 7)."""
     world = World(limits={"num_slots": 1})
     first = world.submit("12345", max_tokens=3, ignore_eos=True)
     second = world.submit("123", max_tokens=2, ignore_eos=True)

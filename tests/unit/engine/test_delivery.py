@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import pytest
+from tests.engine_world import make_request
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
 from paceline.engine.delivery import Delivery
@@ -18,7 +19,6 @@ from paceline.scheduling.sequence import Request
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, Usage
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.manual_clock import ManualClock
-from tests.engine_world import make_request
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()
 
@@ -55,7 +55,7 @@ class Door:
 
 
 def test_events_reach_the_channel_in_order() -> None:
-    """Deltas, the terminal chunk, then the release; the channel knows its request's place (edge 5, 19, 30, 33, 62)."""
+    """Deltas, the terminal chunk, the release; the channel knows its request's place (edge 22, 30, 33, 62, rule 5, rule 19)."""
     door = Door()
     request, channel = door.submit()
     assert channel.request_index == 3
@@ -78,6 +78,15 @@ def test_each_submit_has_a_channel_of_its_own() -> None:
     door.delivery.deliver([Delta(second.key, chunk(0, 5)), Ended(first.key, ending(0)), Released(first.key)])
     assert (one.get(0), other.get(0)) == (ending(0), chunk(0, 5))
     assert not other.is_finished
+
+
+def test_a_reader_that_waits_too_long_is_told_so() -> None:
+    """A wait that runs out answers TIMEOUT, takes nothing and changes nothing (edge 22, 23)."""
+    door = Door()
+    request, channel = door.submit()
+    assert channel.get(0.01) is TIMEOUT
+    door.delivery.deliver([Delta(request.key, chunk(0, 1))])
+    assert channel.get(0.01) == chunk(0, 1)
 
 
 def test_a_refused_request_leaves_nothing_behind_and_can_be_tried_again() -> None:
@@ -110,7 +119,7 @@ def test_a_refused_embedding_leaves_nothing_behind() -> None:
 
 
 def test_a_cancel_sets_the_flag_and_tells_the_engine_once() -> None:
-    """The flag is seen even in the tick that is running; the command wakes the engine (edge 6, 28, 29, 59, 61)."""
+    """The flag is seen even in the tick that is running; the command wakes the engine (edge rule 6, 28, 29, 59, 61)."""
     door = Door()
     request, channel = door.submit()
     channel.cancel()
@@ -122,7 +131,7 @@ def test_a_cancel_sets_the_flag_and_tells_the_engine_once() -> None:
 
 
 def test_a_cancel_after_the_end_tells_nobody() -> None:
-    """A late cancel changes neither the reason nor anything in the engine (edge 8)."""
+    """A late cancel changes neither the reason nor anything in the engine (edge rule 8)."""
     door = Door()
     request, channel = door.submit()
     door.delivery.deliver([Ended(request.key, ending(0, FinishReason.END)), Released(request.key)])
@@ -144,7 +153,7 @@ def test_a_forgotten_channel_cancels_its_request() -> None:
 
 
 def test_the_terminal_chunk_comes_once_and_deltas_after_it_are_ignored() -> None:
-    """The first ending wins (edge 12, 31)."""
+    """The first ending wins (edge rule 12, 31)."""
     door = Door()
     request, channel = door.submit()
     door.delivery.deliver([Ended(request.key, ending(0, FinishReason.STOP)), Ended(request.key, ending(0))])
@@ -153,7 +162,7 @@ def test_the_terminal_chunk_comes_once_and_deltas_after_it_are_ignored() -> None
 
 
 def test_a_slow_reader_pauses_and_goes_on() -> None:
-    """Above max_buffered_tokens the engine is told to pause the request, at half of it to go on (edge 26, H)."""
+    """Above max_buffered_tokens the engine is told to pause the request, at half of it to go on (edge rule 26, H)."""
     door = Door(max_buffered_tokens=4)
     request, channel = door.submit()
     door.delivery.deliver([Delta(request.key, chunk(0, 1, 2, 3, 4))])
@@ -207,7 +216,7 @@ def test_an_embedding_that_fails_raises_at_its_caller() -> None:
 
 
 def test_end_all_ends_every_stream_and_future_with_the_error() -> None:
-    """Whatever is open when the engine goes gets a terminal chunk or an exception, and its release (edge 15, 92)."""
+    """Whatever is open when the engine goes gets a terminal chunk or an exception, and its release (edge rule 15, 92)."""
     door = Door()
     request, channel = door.submit()
     embedding = door.embedding()

@@ -7,6 +7,8 @@ import itertools
 import threading
 
 import pytest
+from tests.engine_world import make_request
+from tests.running_engine import LONG_S, in_threads
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.inbox import Inbox
@@ -14,8 +16,6 @@ from paceline.errors import EngineStopped, QueueFull
 from paceline.scheduling.sequence import Request
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.manual_clock import ManualClock
-from tests.engine_world import make_request
-from tests.running_engine import LONG_S, in_threads
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()
 

@@ -61,7 +61,7 @@ def test_text_and_ids_become_ids() -> None:
 
 @pytest.mark.parametrize("prompt", [[], (), np.array([], dtype=np.int32)])
 def test_an_empty_prompt_is_refused(prompt: object) -> None:
-    """There is nothing to go on from, and a hint says so (lcx 1.13 server_smoke, log 3)."""
+    """There is nothing to go on from, and a hint says so (lcx 1.13 server_smoke, log 4)."""
     with pytest.raises(InvalidParams, match="no tokens"):
         ids_of(prompt)
     with pytest.raises(InvalidParams, match="no tokens"):
@@ -97,7 +97,7 @@ def test_truncation_leaves_room_for_the_answer(max_tokens: int | None, room: int
 
 
 def test_each_side_is_cut_as_it_says() -> None:
-    """left keeps the end and a bos token, right the beginning, middle both ends."""
+    """Left keeps the end and a bos token, right the beginning, middle both ends."""
     ids = list(range(10))
     assert truncated(ids, 4, "left", keep=1) == [0, 7, 8, 9]
     assert truncated(ids, 4, "left") == [6, 7, 8, 9]

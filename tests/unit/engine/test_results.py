@@ -23,7 +23,7 @@ def completion(index: int = 0, error: PacelineError | None = None) -> Completion
 
 
 def test_chunks_become_a_completion() -> None:
-    """Texts and ids of each choice are joined; the first one's fields are the completion's own (edge 24)."""
+    """Texts and ids of each choice are joined; the first one's fields are the completion's own (edge rule 24)."""
     whole = completion()
     assert (whole.text, whole.token_ids, whole.finish_reason) == ("abc", (1, 2, 3), FinishReason.LENGTH)
     assert [choice.text for choice in whole.choices] == ["abc", "x"]
@@ -80,7 +80,7 @@ def test_scores_are_best_first_with_their_places() -> None:
 
 
 def test_a_request_nobody_reads_wakes_nobody_before_its_end() -> None:
-    """Blocking generation takes one chunk, and no reader is ever too slow (edge 24, 82)."""
+    """Blocking generation takes one chunk, and no reader is ever too slow (edge rule 24, 82)."""
     options = collected_at_the_end(RequestOptions(interval=1, max_buffered_tokens=5, priority=3))
     assert options.interval > 100_000
     assert options.max_buffered_tokens is None

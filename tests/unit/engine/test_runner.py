@@ -6,14 +6,15 @@ import gc
 import os
 import threading
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.running_engine import LONG_S, Running, in_threads
 
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
 from paceline.scheduling.instrument import Instrument, TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
-from tests.running_engine import LONG_S, Running, in_threads
 
 Ended = FinishReason.END, FinishReason.LENGTH, FinishReason.STOP
 
@@ -42,7 +43,7 @@ def test_submit_returns_while_the_engine_is_busy() -> None:
 
 
 def test_streams_are_what_they_are_alone() -> None:
-    """Twenty requests at once on four slots read as each does by itself (edge 24, 42)."""
+    """Twenty requests at once on four slots read as each does by itself (edge rule 24, 42)."""
     with Running() as engine:
         prompts = [f"prompt {index}" for index in range(20)]
         together = [text_of(channel) for channel in [engine.submit(prompt, max_tokens=20) for prompt in prompts]]
@@ -70,7 +71,7 @@ def test_many_threads_submit_at_the_same_time() -> None:
 
 
 def test_a_cancel_from_another_thread_frees_the_slot_in_one_tick() -> None:
-    """The pass that runs is the last one; then the terminal chunk and the release are there (edge 6, 7, 24, 61)."""
+    """The pass that runs is the last one; then the terminal chunk and the release are there (edge rule 6, rule 7, 61)."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         engine.hold()
         channel = engine.submit("on and on", max_tokens=None)
@@ -85,8 +86,25 @@ def test_a_cancel_from_another_thread_frees_the_slot_in_one_tick() -> None:
         assert engine.backend.num_passes == passes + 1
 
 
+def test_consume_delivers_everything_and_the_terminal_chunk_after_a_cancel() -> None:
+    """Whoever cancels while another consumes loses nothing that was queued, and sees CANCELLED (edge 32, G)."""
+    with Running(eos_every=10**9) as engine:
+        channel = engine.submit("on and on", max_tokens=None)
+        seen: list[StreamChunk] = []
+
+        def look(chunk: StreamChunk) -> None:
+            seen.append(chunk)
+            if len(seen) == 3:
+                channel.cancel()
+
+        assert channel.consume(look) is FinishReason.CANCELLED
+        assert seen[-1].finish_reason is FinishReason.CANCELLED
+        assert seen[-1].usage is not None
+        assert sum(len(chunk.token_ids) for chunk in seen) == seen[-1].usage.completion_tokens
+
+
 def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
-    """What is cancelled before it has a slot ends without being computed (edge 10, 58, 60, 63)."""
+    """What is cancelled before it has a slot ends without being computed (edge rule 10, 58, 60, 63)."""
     with Running(num_slots=1) as engine:
         engine.hold()
         first = engine.submit("first", max_tokens=3)
@@ -102,7 +120,7 @@ def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
 
 
 def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
-    """A caller that goes away does not keep others waiting until its answer is complete (lcx C3, C4; 1.13 server_smoke)."""
+    """A caller that goes away does not keep others waiting until its answer is complete (lcx C3, C4, 1.13 server_smoke)."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         left = engine.submit("a long one", max_tokens=None)
         waiting = engine.submit("next", max_tokens=3, ignore_eos=True)
@@ -125,18 +143,13 @@ def test_a_forgotten_stream_frees_its_slot() -> None:
 
 
 def test_the_backlog_is_bounded() -> None:
-    """As many requests as may be open are accepted while the engine stands still, and the next is refused at once; those
-    that were accepted complete (edge 57, 79; lcx H4, 1.13 server_smoke).
-    """
+    """As many as may be open are accepted and complete, the next is refused at once (edge 57, 79; lcx H4, 1.13 server_smoke)."""
     with Running(max_requests=6, num_slots=2) as engine:
         engine.hold()
-        accepted = []
-        with pytest.raises(QueueFull):
-            for _ in range(64):
-                accepted.append(engine.submit("hello", max_tokens=4))
-        assert len(accepted) == 6
-        with pytest.raises(QueueFull):
-            engine.embed("text")
+        accepted = [engine.submit("hello", max_tokens=4) for _ in range(6)]
+        for submit in (engine.submit, engine.embed):
+            with pytest.raises(QueueFull, match="holds 6 requests"):
+                submit("one too many")
         engine.backend.gate.set()
         assert {reason_of(channel) for channel in accepted} <= set(Ended)
 
@@ -185,7 +198,7 @@ def test_a_row_that_cannot_be_drawn_ends_alone() -> None:
 
 
 def test_a_tick_that_raises_ends_all_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A mistake of the engine's own is logged, everything open ends with an error, the next request works (edge 15, 92)."""
+    """A mistake of the engine's own is logged, everything open ends with an error, the next request works (edge rule 15, 92)."""
     with Running() as engine:
 
         def broken(plan: Any, output: Any) -> Any:
@@ -208,7 +221,7 @@ def test_a_tick_that_raises_ends_all_and_the_thread_goes_on(caplog: pytest.LogCa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_end_of_the_thread_ends_every_stream() -> None:
-    """Where even failing fails, readers still get their terminal chunk, and submit is refused (edge 15, 30, 92)."""
+    """Where even failing fails, readers still get their terminal chunk, and submit is refused (edge rule 15, 30, 92)."""
     engine = Running()
     engine.hold()
     channel, vectors = engine.submit("hello"), engine.embed("text")
@@ -241,9 +254,7 @@ def test_shutdown_that_drains_lets_everything_finish() -> None:
 
 
 def test_shutdown_ends_what_runs_and_what_waits() -> None:
-    """Without drain nothing is left open: running and queued streams end with SHUTDOWN, futures with an error, though the
-    pass was in the way (edge 68, 77, 78, 93).
-    """
+    """Without drain streams end with SHUTDOWN, futures with an error, though a pass was in the way (edge 68, 77, 78, 93)."""
     engine = Running(num_slots=2, max_requests=8, eos_every=10**9)
     engine.hold()
     channels = [engine.submit("for ever", max_tokens=None) for _ in range(7)]
@@ -295,7 +306,7 @@ def test_submit_after_shutdown_is_refused() -> None:
 
 
 def test_shutdown_joins_once_under_contention() -> None:
-    """Four threads close in different ways at the same time, and once more afterwards (edge 81)."""
+    """Four threads close in different ways at the same time, and once more afterwards (edge 81; lcx 1.13 generator)."""
     engine = Running()
     channels = [engine.submit("hello", max_tokens=5) for _ in range(8)]
     in_threads(*(lambda drain=drain: engine.close(drain=drain) for drain in (True, False, True, False)))
@@ -311,11 +322,8 @@ def test_submit_racing_shutdown_never_strands_an_accepted_request() -> None:
         channels: list[StreamChannel] = []
 
         def submit(engine: Running = engine, channels: list[StreamChannel] = channels) -> None:
-            try:
-                for _ in range(3):
-                    channels.append(engine.submit("hi", max_tokens=1))
-            except EngineStopped:
-                return
+            with suppress(EngineStopped):
+                channels.extend(engine.submit("hi", max_tokens=1) for _ in range(3))
 
         in_threads(submit, lambda engine=engine, drain=drain: engine.close(drain=drain))
         for channel in channels:
@@ -364,7 +372,7 @@ def test_a_deadline_wakes_an_idle_engine() -> None:
 
 
 def test_a_slow_reader_stops_its_own_stream_and_no_other() -> None:
-    """The engine does not wait for a reader who does not read, keeps little for him, and goes on when he is back (edge 26, H)."""
+    """The engine waits for no reader, keeps little for a slow one, and goes on when he is back (edge rule 26, H)."""
     with Running(num_slots=2, eos_every=10**9) as engine:
         slow = engine.submit("slow", max_tokens=200, max_buffered_tokens=10)
         assert reason_of(engine.submit("quick", max_tokens=100)) is FinishReason.LENGTH

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.engine_world import World
+
 from paceline.scheduling.adapter_turns import AdapterTurns
 from paceline.scheduling.sequence import Sequence
-from tests.engine_world import World
 
 A, B, C = (("a", 1.0),), (("b", 1.0),), ()
 

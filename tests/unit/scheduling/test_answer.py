@@ -11,7 +11,7 @@ from paceline.scheduling.answer import Answer
 from paceline.scheduling.limits import Vocabulary
 from paceline.streaming import FinishReason, TokenLogprobs
 
-PIECES = tuple(bytes([byte]) for byte in range(256)) + (b"", b"\xc3\xa9")
+PIECES = (*(bytes([byte]) for byte in range(256)), b"", b"\xc3\xa9")
 VOCABULARY = Vocabulary(PIECES, (*PIECES[:256], b"<eos>", PIECES[257]), frozenset({256}))
 
 
@@ -39,7 +39,7 @@ def test_tokens_are_shown_as_they_come() -> None:
 
 
 def test_an_unfinished_character_waits_and_comes_with_the_end() -> None:
-    """Its ids go out at once; its text when it is whole, or as U+FFFD in the end (edge A; lcx log 5, beat 3)."""
+    """Its ids go out at once; its text when it is whole, or as U+FFFD in the end (edge A; lcx log 5, beat 3, 1.13 utf8)."""
     one = answer()
     take(one, b"\xf0\x9f\x99")
     chunk = one.chunk()
@@ -64,7 +64,7 @@ def test_an_unfinished_character_waits_and_comes_with_the_end() -> None:
     ],
 )
 def test_why_a_token_is_the_last(params: dict[str, Any], data: Any, reasons: list[FinishReason | None]) -> None:
-    """The end, a stop, or the length, which is the weakest (edge 14)."""
+    """The end, a stop, or the length, which is the weakest (edge rule 14)."""
     assert take(answer(**params), data) == reasons
 
 

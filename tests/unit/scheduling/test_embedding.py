@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.engine_world import World
 
 from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingQueue, EmbeddingRequest
 from paceline.scheduling.plan import PlanOutput
 from paceline.testing.fake_backend import FakeCost
-from tests.engine_world import World
 
 
 def request(*lengths: int, pooling: str | None = "mean", **options: Any) -> EmbeddingRequest:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine_world import World
 
 from paceline.scheduling.plan import Copy, Remove
 from paceline.scheduling.seq_ids import SeqIds
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.slots import Slots
 from paceline.scheduling.waiting import Waiting
-from tests.engine_world import World
 
 
 def sequences(*prompts: str, n: int = 1) -> tuple[World, list[Sequence]]:
@@ -49,7 +49,7 @@ def test_taken_and_free_ids_are_all_of_them(takes: list[bool]) -> None:
 
 
 def test_who_waits_keeps_his_turn() -> None:
-    """A preempted sequence comes before all that arrived later; what is not there is discarded without a word."""
+    """A preempted sequence comes before all that arrived later; what is not there is discarded without a word (edge 35)."""
     _, (first, second, third) = sequences("a", "b", "c")
     waiting = Waiting()
     for one in (third, first):

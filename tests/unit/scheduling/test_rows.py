@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.engine_world import World
 
 from paceline.errors import StrategyError
 from paceline.scheduling.rows import rows_of, set_limits
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.view import Share
-from tests.engine_world import World
 
 
 def running(*prompts: str, limits: dict[str, Any] | None = None, **options: Any) -> tuple[World, list[Sequence]]:

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pytest
+from tests.engine_world import World
 
 from paceline.errors import DecodeError
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.streaming import FinishReason
-from tests.engine_world import World
 
 
 def submitted(prompt: str | list[int] = "hello", **options: Any) -> tuple[World, Request]:
@@ -43,7 +43,7 @@ def test_a_prompt_in_parts_does_not_decode() -> None:
 
 
 def test_the_reason_of_the_higher_rank_stays() -> None:
-    """Whatever comes together and in whatever order, one reason is latched: ERROR before CANCELLED before ... LENGTH (edge 14)."""
+    """Whatever comes together and in whatever order, the one of the highest rank is latched (edge rule 14)."""
     for one, other in itertools.product(FinishReason, FinishReason):
         sequence = sequence_of()
         sequence.end(one)
