@@ -146,6 +146,7 @@ def make_request(
         options=rest,
         samplers=backend.make_samplers(params, ids) if script is None else (Scripted(script),) * params.n,
         submitted_s=clock.now(),
+        vocabulary=backend.vocabulary,
         lora=tuple(rest.lora),
         echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
     )
@@ -177,7 +178,7 @@ def make_scheduler(
     limits: Limits, backend: FakeBackend, strategy: BatchStrategy, clock: Clock, instruments: tuple[Instrument, ...]
 ) -> Scheduler:
     """As an engine has it."""
-    return Scheduler(limits, backend.vocabulary, strategy, clock, Instruments(instruments))
+    return Scheduler(limits, strategy, clock, Instruments(instruments))
 
 
 class World:
@@ -237,6 +238,7 @@ class World:
             options=request.options,
             samplers=samplers,
             submitted_s=self.clock.now(),
+            vocabulary=self.backend.vocabulary,
         )
 
     def submit(self, prompt: str | list[int], **options: Any) -> Outcome:

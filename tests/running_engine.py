@@ -84,7 +84,7 @@ class Running:
         self.inbox = Inbox(max_requests, max_queue_tokens)
         self.delivery = Delivery(self.inbox)
         engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock))
-        self.runner = Runner(engine, self.inbox, self.delivery, self.backend, self.clock)
+        self.runner = Runner(engine, self.inbox, self.delivery, self.clock, self.backend.abort, (self.backend.close,))
 
     def request(self, prompt: str | list[int] = "hello", **options: Any) -> Request:
         return make_request(self.backend, self.clock, self.inbox.next_key(), prompt, **options)

@@ -27,7 +27,6 @@ LCX = [
 ]  # fmt: skip
 
 NOT_OURS = {
-    "edge 44": "moving a value is a matter of C++",
     "lcx C2": "speculation comes later",
     "lcx H6": "joining chunks is the backlog's: tests/unit/streaming",
     "lcx M1": "queries of the memory are the context's: tests/native/test_memory.py",
@@ -53,7 +52,7 @@ NOT_OURS = {
 }
 
 _GROUPS = re.compile(r"\(((?:edge|lcx) [^()]*)\)")
-_RULE = re.compile(r"rule \d+")
+_RULE = re.compile(r"rule \d+|2\.5 [A-H]")
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
