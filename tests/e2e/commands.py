@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,7 @@ class Terminal:
 
     def __init__(self, *args: str, **env: str) -> None:
         self.seen = b""
+        self.last_mode: list[Any] = []
         self._keyboard, screen = pty.openpty()
         self._process = subprocess.Popen(
             [*COMMAND, *args],
@@ -91,10 +93,19 @@ class Terminal:
         """As Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
+    def press(self, keys: str) -> None:
+        """As somebody at the keyboard."""
+        os.write(self._keyboard, keys.encode())
+
+    def mode(self) -> list[Any]:
+        """How the terminal treats what is typed."""
+        return termios.tcgetattr(self._keyboard)
+
     def finish(self) -> int:
-        """Reads to the end; the exit code."""
+        """Reads to the end; the exit code. `last_mode` is how it left the terminal."""
         while self._read():
             pass
+        self.last_mode = self.mode()
         os.close(self._keyboard)
         return self._process.wait(TIMEOUT_S)
 
