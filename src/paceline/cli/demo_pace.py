@@ -10,6 +10,8 @@ import threading
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
@@ -101,7 +103,7 @@ class Pace(Instrument):
 
     def tick_finished(self, record: TickRecord) -> None:
         """Tells the metrics, and rests until the next tick may begin."""
-        self._metrics.tick_finished(replace(record, start_s=self._without_rests(record.start_s)))
+        self._metrics.tick_finished(msgspec.structs.replace(record, start_s=self._without_rests(record.start_s)))
         rest_s = record.start_s + self._least_s - self._clock.now()
         if self._least_s and rest_s > 0 and not self._hurry.is_set():
             start_s = self._clock.now()
