@@ -118,8 +118,11 @@ class AsyncLLM:
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """As `LLM.close`, without blocking the loop."""
-        if self._starting is not None:
-            engine = await asyncio.shield(self._starting)
+        if self._starting is None:
+            return
+        await asyncio.wait((self._starting,))
+        if self._starting.exception() is None:  # else nothing was started, and whoever wanted it was told
+            engine = self._starting.result()
             await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
 
     async def __aenter__(self) -> Self:

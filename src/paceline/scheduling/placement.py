@@ -14,7 +14,7 @@ from paceline.scheduling.sequence import Sequence
 LEAST_HOST_TOKENS = 16
 """Fewer are computed sooner than fetched."""
 LEAST_WAIT_TOKENS = 32
-"""For fewer nobody waits until another has computed them."""
+"""For fewer nobody waits until another request has computed them."""
 
 
 class Wait(Enum):
@@ -69,7 +69,7 @@ def place(match: Match, most: int, own: Sequence) -> Placement | Wait:
     num_tokens = parts[-1].end if parts else num_device
     if num_tokens - num_device < LEAST_HOST_TOKENS:
         parts, num_tokens = (), num_device
-    if _best_promise(match.nodes, length, own) - num_tokens >= LEAST_WAIT_TOKENS:
+    if _is_promised(match.nodes, length, num_tokens, own):
         return WAIT
     if num_tokens == 0:
         return NOTHING
@@ -99,13 +99,16 @@ def _best_holder(nodes: Iterable[Node], length: int, own: Sequence) -> tuple[Seq
     return best, most
 
 
-def _best_promise(nodes: Iterable[Node], length: int, own: Sequence) -> int:
-    """How many of the first `length` tokens somebody who runs is going to have computed."""
-    for node in reversed(tuple(nodes)):
+def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> bool:
+    """Whether somebody who runs is going to have computed enough more of the first `length` tokens; a sibling, any more."""
+    for node in nodes:
         for holder in node.holders:
-            if holder is not own and isinstance(holder, Sequence) and not holder.request.is_paused:
-                return min(node.end, length, holder.num_prompt)
-    return 0
+            if holder is own or not isinstance(holder, Sequence) or holder.request.is_paused:
+                continue
+            least = 1 if holder.request is own.request else LEAST_WAIT_TOKENS
+            if min(node.end, length, holder.num_prompt) - num_tokens >= least:
+                return True
+    return False
 
 
 def _parts(nodes: Iterable[Node], start: int, length: int) -> tuple[Part, ...]:

@@ -188,10 +188,11 @@ class FakeBackend:
             return RowOutput(error=error)
         output = RowOutput()
         if row.targets:
-            output.scored = [self._logprobs(history ^ index, token, row) for index, token in enumerate(row.targets)]
+            before = self.memory.hashes(sequence.seq_id)[row.position :]  # of all up to the token that a target follows
+            output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             for name, scale in lora:
-                history = mix(history + len(name) + round(scale * 1000))
+                history = mix(history + int.from_bytes(name.encode()) + round(scale * 1000))
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
             token = sequence.sampler.draw(history)
             output.token_ids = [token]

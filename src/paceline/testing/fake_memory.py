@@ -64,9 +64,18 @@ class FakeMemory:
         """Cells that hold a token."""
         return self.num_cells - len(self._free)
 
+    @property
+    def num_seq_ids(self) -> int:
+        """How many sequence ids there are."""
+        return len(self._sequences)
+
     def length(self, seq_id: int) -> int:
         """Tokens that a sequence id holds."""
         return len(self._held(seq_id).hashes)
+
+    def hashes(self, seq_id: int) -> list[int]:
+        """Of the tokens up to each that a sequence id holds."""
+        return self._held(seq_id).hashes
 
     def needs(self, num_tokens: int) -> None:
         """Raises `NoKvSlot` where so many more tokens do not fit."""
