@@ -91,6 +91,16 @@ def test_logprobs_are_one_a_token_and_none_for_a_stop() -> None:
     assert outcome.last().stop == stop
 
 
+@pytest.mark.parametrize(("script", "taken"), [(b"xabc", b"bc"), ([*b"xabc", EOS], [*b"bc", EOS])])
+def test_a_stop_that_is_complete_when_the_answer_ends_is_why(script: list[int], taken: list[int]) -> None:
+    """A stop that a longer one might have displaced is the reason where length or the end come first (edge rule 14, 50)."""
+    world = World()
+    outcome = world.submit([1], script=script, stop=["bc", "abcd"], max_tokens=max(4, len(script)))
+    world.run()
+    assert (outcome.text(), outcome.reason(), outcome.last().stop) == ("xa", FinishReason.STOP, "bc")
+    assert outcome.last().stop_token_ids == tuple(taken)
+
+
 def test_a_stop_id_ends_and_is_in_no_token_ids() -> None:
     """The id that stopped is told by itself; neither its text nor its logprobs appear (edge F)."""
     world = World()
