@@ -442,13 +442,13 @@ def test_a_paused_reader_holds_up_nobody() -> None:
 
 
 def test_a_freed_neighbours_cells_count() -> None:
-    """The last one that runs is not failed for want of memory in the tick in which its neighbour ends."""
-    for cells in range(20, 40):
-        world = World(num_cells=cells, limits={"num_slots": 2})
-        one, other = (world.submit("hello", max_tokens=cells - 6, ignore_eos=True) for _ in range(2))
+    """The last one that runs is not failed for want of memory in the tick in which its neighbours end."""
+    for num_cells in range(20, 64):
+        world = World(num_cells=num_cells, eos_every=25)
+        outcome = world.submit("bc ", n=4, max_tokens=17)
         world.run()
         world.check_done()
-        assert one.reason() is other.reason() is FinishReason.LENGTH
+        assert {outcome.reason(choice) for choice in range(4)} == {FinishReason.LENGTH}
 
 
 # ---- sharing and n
