@@ -631,15 +631,15 @@ def test_a_hundred_thousand_finished_requests_leave_nothing() -> None:
     gc.collect()
     before = len(gc.get_objects())
     tracemalloc.start()
-    serve(6_400)
+    serve(1_280)
     early = tracemalloc.get_traced_memory()[0]
-    serve(3_200)
+    serve(1_280)
     late = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    serve(70_400)
+    serve(77_440)
     assert len(gc.get_objects()) - before < 200
     assert late - early < 20_000
-    assert world.metrics.snapshot().completed == 20_032 + 6_400 + 3_200 + 70_400
+    assert world.metrics.snapshot().completed == 20_032 + 1_280 + 1_280 + 77_440
     world.scheduler.check()
     assert world.backend.memory.num_used == 0
     assert world.scheduler.num_unfinished == 0
