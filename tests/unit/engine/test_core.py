@@ -91,6 +91,16 @@ def test_logprobs_are_one_a_token_and_none_for_a_stop() -> None:
     assert outcome.last().stop == stop
 
 
+@pytest.mark.parametrize(("script", "taken"), [(b"xabc", b"bc"), ([*b"xabc", EOS], [*b"bc", EOS])])
+def test_a_stop_that_is_complete_when_the_answer_ends_is_why(script: list[int], taken: list[int]) -> None:
+    """A stop that a longer one might have displaced is the reason where length or the end come first (edge rule 14, 50)."""
+    world = World()
+    outcome = world.submit([1], script=script, stop=["bc", "abcd"], max_tokens=max(4, len(script)))
+    world.run()
+    assert (outcome.text(), outcome.reason(), outcome.last().stop) == ("xa", FinishReason.STOP, "bc")
+    assert outcome.last().stop_token_ids == tuple(taken)
+
+
 def test_a_stop_id_ends_and_is_in_no_token_ids() -> None:
     """The id that stopped is told by itself; neither its text nor its logprobs appear (edge F)."""
     world = World()
@@ -432,13 +442,13 @@ def test_a_paused_reader_holds_up_nobody() -> None:
 
 
 def test_a_freed_neighbours_cells_count() -> None:
-    """The last one that runs is not failed for want of memory in the tick in which its neighbour ends."""
-    for cells in range(20, 40):
-        world = World(num_cells=cells, limits={"num_slots": 2})
-        one, other = (world.submit("hello", max_tokens=cells - 6, ignore_eos=True) for _ in range(2))
+    """The last one that runs is not failed for want of memory in the tick in which its neighbours end."""
+    for num_cells in range(20, 64):
+        world = World(num_cells=num_cells, eos_every=25)
+        outcome = world.submit("bc ", n=4, max_tokens=17)
         world.run()
         world.check_done()
-        assert one.reason() is other.reason() is FinishReason.LENGTH
+        assert {outcome.reason(choice) for choice in range(4)} == {FinishReason.LENGTH}
 
 
 # ---- sharing and n
@@ -621,15 +631,15 @@ def test_a_hundred_thousand_finished_requests_leave_nothing() -> None:
     gc.collect()
     before = len(gc.get_objects())
     tracemalloc.start()
-    serve(6_400)
+    serve(1_280)
     early = tracemalloc.get_traced_memory()[0]
-    serve(3_200)
+    serve(1_280)
     late = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    serve(70_400)
+    serve(77_440)
     assert len(gc.get_objects()) - before < 200
     assert late - early < 20_000
-    assert world.metrics.snapshot().completed == 20_032 + 6_400 + 3_200 + 70_400
+    assert world.metrics.snapshot().completed == 20_032 + 1_280 + 1_280 + 77_440
     world.scheduler.check()
     assert world.backend.memory.num_used == 0
     assert world.scheduler.num_unfinished == 0
