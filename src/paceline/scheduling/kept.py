@@ -10,13 +10,14 @@ from paceline.scheduling.prefix_tree import Namespace, Node
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A path under a sequence id. tokens: as bytes; node: where it ends in the tree."""
+    """A path under a sequence id. tokens: as bytes; node: where it ends in the tree; num_tried: tokens that were saved once."""
 
     seq_id: int
     num_computed: int
     namespace: Namespace
     tokens: bytes
     node: Node
+    num_tried: int = 0
 
 
 class KeptPaths:

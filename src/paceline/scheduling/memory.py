@@ -234,14 +234,18 @@ class Memory:
             self._operations.append(save)
 
     def _save_piece(self, kept: Kept, most: int) -> bool:
-        """Saves the next part of a path that host memory has not; answers whether there was one."""
+        """Saves the next part of a path that host memory has not; answers whether there was one.
+
+        A part that is missing although it was saved did not fit: what comes behind it is of no use.
+        """
         if not self._limits.host_bytes:
             return False
-        for node in kept.node.path():
-            if node.blob is None:
-                self._save(kept, node.start, min(node.end, node.start + most))
-                return True
-        return False
+        missing = next((node for node in kept.node.path() if node.blob is None), None)
+        if missing is None or missing.start < kept.num_tried:
+            return False
+        kept.num_tried = min(missing.end, missing.start + most)
+        self._save(kept, missing.start, kept.num_tried)
+        return True
 
     def _save(self, kept: Kept, start: int, end: int) -> None:
         tokens = kept.tokens[: end * WIDTH]

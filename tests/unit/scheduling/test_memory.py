@@ -388,6 +388,47 @@ def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("nothing_idle")
+@pytest.mark.parametrize("budget", [100, 600, 700])
+def test_a_path_that_host_memory_cannot_hold_leaves_the_device_all_the_same(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the path."""
+    world = Rig(strategy="decode_maximal", limits={"host_bytes": budget * TOKEN_BYTES})
+    done = operations_of(world, monkeypatch)
+    prompt = text(2 * _PIECE)
+    world.begin(text(10, 5), 30, cache_prompt=False)
+    world.begin(prompt)
+    world.run()
+    assert world.scheduler.memory.num_kept == 0
+    assert len([one for one in done if isinstance(one, Save)]) <= 2
+    assert world.scheduler.memory.host_bytes <= budget * TOKEN_BYTES
+    again = world.ask(prompt)
+    assert world.computed(again) in ({2 * _PIECE} if budget == 100 else {_PIECE})
+    world.check_says_as_alone(again)
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_save_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path leaves the device unsaved, and is computed again when somebody wants it."""
+    world = Rig()
+    num_tries = 0
+
+    def fail(seq_id: int, start: int, end: int) -> FakeState:
+        nonlocal num_tries
+        num_tries += 1
+        raise MemoryError("no host memory")
+
+    monkeypatch.setattr(world.backend, "save", fail)
+    world.ask(text(100))
+    world.begin(text(10, 5), 30, cache_prompt=False)
+    world.run()
+    assert num_tries == 1
+    assert world.scheduler.memory.num_kept == 0
+    assert world.computed(world.ask(text(100))) == 100
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
 def test_the_least_recently_used_leaves_host_memory_first() -> None:
     """Three paths where two have room: what was used last stays, and the budget holds after every tick."""
     world = Rig(limits={"host_bytes": 210 * TOKEN_BYTES})
