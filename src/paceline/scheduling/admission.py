@@ -37,6 +37,17 @@ class Admission:
         self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
         self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
 
+    def start_over(self, sequence: Sequence, now_s: float) -> None:
+        """Takes slot and memory of one that could not be given the beginning it was to have; it waits, and computes all."""
+        request = sequence.request
+        slot = self._slots.free(sequence)
+        self._memory.forget(sequence)
+        self._waiting.add(sequence)
+        if sequence.choice == 0 and request.first_token_s is None:
+            request.num_cached, request.cached_from = 0, None
+        self._reports.watch.slot_freed(request.key, sequence.choice, slot, now_s)
+        self._reports.watch.preempted(request.key, sequence.choice, 0, now_s)
+
     def _start_in_turn(self, now_s: float, tick: int) -> None:
         for sequence in self._waiting:
             if not self._slots.num_free:

@@ -45,6 +45,10 @@ class KeptPaths:
         """The one that was used longest ago."""
         return next(iter(self._paths), None)
 
+    def under(self, seq_id: int) -> list[Kept]:
+        """The path under a sequence id, if one of these is."""
+        return [kept for kept in self._paths if kept.seq_id == seq_id]
+
     @property
     def seq_ids(self) -> list[int]:
         """Of all of them."""

@@ -43,11 +43,11 @@ class Memory:
 
     def placement(self, sequence: Sequence) -> Placement | Wait:
         """Where the beginning of a waiting sequence can come from now."""
+        if not sequence.reads_cache:
+            return NOTHING
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
-        if not sequence.reads_cache:
-            return NOTHING
         for other in self._running:
             self._extend(other)
         tokens = sequence.token_bytes(sequence.num_known - 1)
@@ -111,6 +111,19 @@ class Memory:
                 self._evict_one(kept, now_s)
         sequence.seq_id = None
         sequence.num_computed = 0
+        sequence.computes_all = False
+
+    def forget(self, sequence: Sequence) -> None:
+        """What a sequence was to start from could not be had: it has nothing, and will compute everything itself."""
+        self._drop(sequence, self._running.pop(sequence))
+        sequence.seq_id = None
+        sequence.num_computed = 0
+        sequence.computes_all = True
+
+    def forget_kept(self, seq_id: int, now_s: float) -> None:
+        """The same of one that has ended meanwhile: its path is not what it was taken for."""
+        for kept in self._kept.under(seq_id):
+            self._let_go(kept, now_s)
 
     # ---- room
 

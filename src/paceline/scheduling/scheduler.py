@@ -175,6 +175,11 @@ class Scheduler:
         now = self._clock.now()
         for operation, data in output.saved:
             self.memory.saved(operation, data, now)
+        for seq_id, sequence in output.failed.items():
+            if sequence.slot is None:  # it has ended since it was given the id
+                self.memory.forget_kept(seq_id, now)
+            else:
+                self._admission.start_over(sequence, now)
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:
@@ -185,14 +190,17 @@ class Scheduler:
         watched = self._reports.watch.wants_ticks
         records = []
         is_pressed = False
+        failed = set(output.failed.values())
         for row, result in zip(plan.rows, output.rows, strict=True):
+            if row.sequence in failed:  # it starts over
+                continue
             if watched and result.computed:
                 records.append(row_record(row, result))
             if not result.computed and isinstance(result.error, (NoKvSlot, Aborted)):
                 is_pressed = is_pressed or isinstance(result.error, NoKvSlot)
             else:
                 self._apply_row(row, result, now_s)
-        if output.num_passes == 1 and not is_pressed:
+        if output.num_passes == 1 and not is_pressed and not failed:
             self._learn(plan, output)
         self._embedding.note_generation(output.step_s)
         if watched:

@@ -100,8 +100,8 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
-        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
+        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
         "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
@@ -121,6 +121,7 @@ class Sequence:
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
+        self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
@@ -128,8 +129,8 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
-        return not self.is_scoring
+        """Whether its beginning may come from memory; not where every prompt token has to be scored, or that failed."""
+        return not self.is_scoring and not self.computes_all
 
     @property
     def writes_cache(self) -> bool:

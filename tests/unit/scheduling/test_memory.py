@@ -509,6 +509,104 @@ def broken_load(world: Rig, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) 
     monkeypatch.setattr(world.backend, "load", fail)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that fails costs time and nothing else: nobody fails, and nobody is given what is not there."""
+    world = Rig(kind=kind, num_cells=128)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    again = world.ask(text(100), 3)
+    third = world.ask([*text(100), 4], 3)
+    world.check_says_as_alone(again, third)
+    world.check_done()
+
+
+def test_a_load_that_fails_before_its_sequence_has_a_row_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the strategy has a row for it in that tick, what was not loaded counts as not computed."""
+    world = Rig(num_cells=160, strategy="decode_maximal", limits={"n_batch": 2, "chunk_size": 2, "num_slots": 3})
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    crowd = [world.begin(text(2, seed), 30, cache_prompt=False) for seed in (2, 3)]
+    world.tick(4)
+    again = world.begin(text(100), 3)
+    world.run()
+    world.check_says_as_alone(again, *crowd)
+    world.check_done()
+
+
+def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Usage counts what was really taken from memory."""
+    world = Rig(num_cells=128)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    usage = world.ask(text(100)).last().usage
+    assert usage is not None
+    assert (usage.cached_tokens, usage.cached_from) == (0, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strategy fails in the very tick in which the load does: what was to be loaded is nobody's."""
+    world = Rig(kind=kind, num_cells=160)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    world.faults.next_plans.append(RuntimeError("no idea"))
+    world.begin(text(100))
+    world.tick()
+    monkeypatch.undo()
+    again = world.ask(text(100), 3)
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+def test_a_load_that_fails_in_an_embedding_tick_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts and prompts take turns; what a tick was to load counts, whoever's tick it is."""
+    world = Rig(num_cells=160)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    for _ in range(6):
+        world.submit_embedding(["a text"])
+    again = world.begin(text(100), 3)
+    world.run()
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_load_that_fails_half_way_leaves_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three pieces the second fails: what the device is said to have afterwards is what it has."""
+    world = Rig()
+    prompt = text(2 * _PIECE + 76)
+    world.ask(prompt)
+    world.begin(text(30, 5), 20)
+    world.run()
+    broken_load(world, monkeypatch, after=1)
+    again = world.ask(prompt, 3)
+    world.check_says_as_alone(again)
+    assert world.computed(world.ask(prompt)) == 1
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_that_fails_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice that could not share computes its prompt itself."""
+    world = Rig(kind=kind)
+
+    def fail(from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        raise DecodeError("cannot be copied")
+
+    monkeypatch.setattr(world.backend, "copy", fail)
+    outcome = world.ask(text(50), 3, n=2)
+    world.check_says_as_alone(outcome)
+    assert world.computed(outcome) == 2 * (50 + 2)
+    world.check_done()
+
+
 # ---- pressure
 
 
