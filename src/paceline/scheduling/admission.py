@@ -80,9 +80,12 @@ class Admission:
             if placement is WAIT:
                 return WAIT
             self._memory.touch(placement)
-            if self._memory.has_room(sequence.num_known - placement.num_device):
+            has_room = self._memory.has_room(sequence.num_known - placement.num_device)
+            if has_room and self._memory.can_load(placement):
                 return placement
             if not self._memory.give_way(now_s):
+                if has_room:
+                    return placement.without_parts()
                 return None if self._slots.running else placement
 
     def _start(self, sequence: Sequence, placement: Placement, now_s: float, tick: int) -> None:

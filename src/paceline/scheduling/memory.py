@@ -134,6 +134,17 @@ class Memory:
         promised = sum(one.num_known - one.num_computed + 1 for one in self._running)
         return self._cells.num_used + promised + num_tokens <= self._limits.num_cells
 
+    def can_load(self, placement: Placement) -> bool:
+        """Whether the parts can be loaded: for a moment all that was saved in one go needs cells, however little is wanted."""
+        if self._limits.num_cells is None:
+            return True
+        num_free = self._limits.num_cells - self._cells.num_used
+        for part in placement.parts:
+            if part.blob.end - part.blob.start > num_free:
+                return False
+            num_free -= part.end - part.start
+        return True
+
     def give_way(self, now_s: float) -> bool:
         """Memory is full: moves the kept path that was used longest ago off the device; answers whether there was one."""
         oldest = self._kept.oldest()

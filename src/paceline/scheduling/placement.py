@@ -45,10 +45,9 @@ class Placement:
     num_tokens: int
     node: Node | None
 
-    @property
-    def num_new_cells(self) -> int:
-        """Cells that the parts fill; shared ones cost nothing."""
-        return self.num_tokens - self.num_device
+    def without_parts(self) -> Placement:
+        """What the device alone has of it."""
+        return Placement(self.source, self.num_device, (), self.num_device, self.node) if self.num_device else NOTHING
 
     @property
     def source_name(self) -> str:

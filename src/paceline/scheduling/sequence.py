@@ -100,9 +100,9 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
-        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
-        "seq_id", "slot", "submitted_s",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit",
+        "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
+        "sampler", "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:

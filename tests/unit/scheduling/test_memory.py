@@ -492,6 +492,24 @@ def test_a_path_is_put_together_from_device_and_host() -> None:
     world.check_done()
 
 
+def test_a_load_has_to_hold_what_was_saved_beside_what_is_there() -> None:
+    """A part of a large saved range is not loaded where the whole of it has no room for a moment, but computed."""
+    world = Rig(num_cells=256)
+    long = text(200)
+    world.ask(long)
+    runner = world.begin(text(150, 1), 60)
+    world.tick(3)
+    assert world.scheduler.memory.num_kept == 0
+    short = world.begin([*long[:20], 3, 4], 3)
+    world.run()
+    assert world.shared(short) == []
+    assert world.told.num_preempted == 0
+    for outcome in (runner, short):
+        assert outcome.last().finish_reason is FinishReason.LENGTH, outcome.last().error
+    world.check_says_as_alone(runner, short)
+    world.check_done()
+
+
 # ---- accidents
 
 
