@@ -73,12 +73,15 @@ class Admission:
     def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
         """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
 
-        Alone it may try in any case. The path that it starts from is the last to make way.
+        Alone it may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
+        starts from the saved one in the next tick.
         """
         while True:
             placement = self._memory.placement(sequence)
             if placement is WAIT:
                 return WAIT
+            if self._memory.is_saving(sequence, placement):
+                return None
             self._memory.touch(placement)
             has_room = self._memory.has_room(sequence.num_known - placement.num_device)
             if has_room and self._memory.can_load(placement):

@@ -15,7 +15,7 @@ from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.placement import LEAST_HOST_TOKENS, NOTHING, WAIT, Placement, Wait, place, place_whole
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
-from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved
+from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved, common
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.seq_ids import SeqIds
 from paceline.scheduling.sequence import Sequence
@@ -163,7 +163,26 @@ class Memory:
         if not self._save_piece(kept, _PIECE if is_generating else _LARGE_PIECE):
             self._let_go(kept, now_s)
 
+    def is_saving(self, sequence: Sequence, placement: Placement) -> bool:
+        """Whether the next tick has more for a waiting sequence than this one: what is on its way to host memory."""
+        if not sequence.reads_cache:
+            return False
+        for one in self._operations:
+            if isinstance(one, Save) and one.namespace == sequence.namespace:
+                shared = common(one.tokens, sequence.token_bytes(sequence.num_known - 1), 0) // WIDTH
+                least = LEAST_HOST_TOKENS
+                if one.is_whole:
+                    least = 1 if shared == one.end else one.end + 1
+                if shared - placement.num_tokens >= least:
+                    return True
+        return False
+
     # ---- what the executor does
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether something is about to be saved."""
+        return any(isinstance(operation, Save) for operation in self._operations)
 
     @property
     def is_freeing(self) -> bool:

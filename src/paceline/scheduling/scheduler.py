@@ -122,7 +122,8 @@ class Scheduler:
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
         self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
-        self.is_idle = not ready and not len(self._embedding)
+        is_held_up = len(self._waiting) > 0 and self.memory.is_moving
+        self.is_idle = not ready and not len(self._embedding) and not is_held_up
         if self._embedding.has_turn(is_generating=bool(ready)):
             return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)

@@ -686,6 +686,17 @@ def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> N
     world.check_done()
 
 
+def test_a_long_prompt_does_not_wait_for_its_own_path() -> None:
+    """Where the path that it goes on from has to make way for it, it waits for the saved copy, and computes little."""
+    world = Rig(num_cells=200)
+    history = text(110)
+    world.ask([*history, *text(50, 1)])
+    again = world.ask([*history, *text(50, 2)])
+    assert world.computed(again) == 50
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
 @pytest.mark.parametrize("num_seq_ids", [2, 3, 4])
 def test_sequence_ids_do_not_run_out(num_seq_ids: int) -> None:
     """With one id more than there are slots, hundreds of distinct prompts, forks and hits pass through."""
@@ -717,6 +728,19 @@ def test_snapshots_serve_a_prompt_again_and_its_next_turn(kind: str) -> None:
     within = world.ask([*prompt[:-1], 249, 1], 2)
     assert world.shared(within) == [(99, "host")]
     world.check_says_as_alone(turn, middle, within)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
+    """Submitted as soon as the answer has ended, before anything else was done, it goes on from there."""
+    world = Rig(kind=kind)
+    first = world.begin(text(100), 10)
+    while first.terminal is None:
+        world.tick()
+    turn = world.ask([*text(100), *first.token_ids(), 1, 2, 3])
+    assert world.computed(turn) == 1 + 3
+    world.check_says_as_alone(turn)
     world.check_done()
 
 
