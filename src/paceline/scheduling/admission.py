@@ -77,7 +77,7 @@ class Admission:
         starts from the saved one in the next tick.
         """
         while True:
-            placement = self._memory.placement(sequence)
+            placement = self._memory.placement(sequence, now_s)
             if placement is WAIT:
                 return WAIT
             if self._memory.is_saving(sequence, placement):

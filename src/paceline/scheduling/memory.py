@@ -15,7 +15,7 @@ from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.placement import LEAST_HOST_TOKENS, NOTHING, WAIT, Placement, Wait, place, place_whole
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
-from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved, common
+from paceline.scheduling.prefix_tree import WIDTH, Blob, Match, Namespace, Node, PrefixTree, Saved, common
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.seq_ids import SeqIds
 from paceline.scheduling.sequence import Sequence
@@ -23,7 +23,7 @@ from paceline.scheduling.sharing import sibling_source
 
 _PIECE = 512  # tokens saved in a tick while somebody generates: about a quarter of a millisecond
 _LARGE_PIECE = 8192
-_INSTABILITY_TOKENS = 64
+_INSTABILITY_TOKENS = 64  # shorter known paths say nothing about a prompt that is different after a tenth to a half
 
 
 class Memory:
@@ -41,7 +41,7 @@ class Memory:
 
     # ---- a sequence's life
 
-    def placement(self, sequence: Sequence) -> Placement | Wait:
+    def placement(self, sequence: Sequence, now_s: float) -> Placement | Wait:
         """Where the beginning of a waiting sequence can come from now."""
         if not sequence.reads_cache:
             return NOTHING
@@ -52,6 +52,7 @@ class Memory:
             self._extend(other)
         tokens = sequence.token_bytes(sequence.num_known - 1)
         match = self._tree.match(sequence.namespace, tokens)
+        self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
             return place(match, sequence.num_known - 1, sequence)
         return place_whole(match, sequence.num_known - 1)
@@ -170,9 +171,9 @@ class Memory:
         for one in self._operations:
             if isinstance(one, Save) and one.namespace == sequence.namespace:
                 shared = common(one.tokens, sequence.token_bytes(sequence.num_known - 1), 0) // WIDTH
-                least = LEAST_HOST_TOKENS
-                if one.is_whole:
-                    least = 1 if shared == one.end else one.end + 1
+                if one.is_whole and shared < one.end:
+                    continue
+                least = 1 if one.is_whole else LEAST_HOST_TOKENS
                 if shared - placement.num_tokens >= least:
                     return True
         return False
@@ -235,6 +236,15 @@ class Memory:
         assert self._tree.num_bytes <= self._limits.host_bytes  # noqa: S101
 
     # ---- inside
+
+    def _report_instability(self, sequence: Sequence, match: Match, now_s: float) -> None:
+        """Tells, once a request, of a prompt that is another soon after it began like a long known one."""
+        request = sequence.request
+        if request.is_matched:
+            return
+        request.is_matched = True
+        if match.cached >= _INSTABILITY_TOKENS and match.cached <= 10 * match.length <= 5 * match.cached:
+            self._reports.watch.prefix_instability(request.key, match.cached, match.length, now_s)
 
     def _sibling(self, sequence: Sequence) -> Placement | Wait:
         source = sibling_source(sequence)

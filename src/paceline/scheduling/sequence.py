@@ -41,6 +41,7 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
+    is_matched: bool = False
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0

@@ -767,3 +767,42 @@ def test_snapshots_keep_to_the_budget(kind: str) -> None:
 
 
 # ---- prompts that change in the middle
+
+
+def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
+    """Between a tenth and a half of a known path of 64 tokens or more: once a request, with both lengths."""
+    world = Rig()
+    prompt = text(200)
+    world.ask(prompt)
+    changed = world.ask([*prompt[:60], *text(140, 1)], n=3)
+    assert world.told.unstable == [(changed.request.key, 200, 60)]
+    assert world.metrics.snapshot().number("paceline_prefix_instability_total") == 1
+
+
+@pytest.mark.parametrize(("known", "same"), [(200, 19), (200, 101), (200, 200), (63, 20), (200, 0)])
+def test_prompts_that_go_on_or_are_others_are_not_reported(known: int, same: int) -> None:
+    """A follow-up matches most of it, another prompt nearly nothing, and short paths say nothing."""
+    world = Rig()
+    world.ask(text(known))
+    world.ask([*text(known)[:same], *text(100, 1)])
+    assert world.told.unstable == []
+
+
+@pytest.mark.parametrize(("known", "same"), [(200, 20), (200, 100), (64, 32)])
+def test_the_bounds_of_a_report_belong_to_it(known: int, same: int) -> None:
+    """A tenth and a half are reported, and so are 64 tokens."""
+    world = Rig()
+    world.ask(text(known))
+    world.ask([*text(known)[:same], *text(100, 1)])
+    assert [numbers for _, *numbers in world.told.unstable] == [[known, same]]
+
+
+def test_preemption_reports_no_prompt_twice() -> None:
+    """Going on after a preemption is no new prompt."""
+    world = Rig(num_cells=300, limits={"num_slots": 4})
+    world.ask(text(100))
+    changed = [world.begin([*text(100)[:30], *text(30, seed)], 60) for seed in range(1, 5)]
+    world.run()
+    assert world.told.num_preempted > 0
+    assert max(Counter(key for key, _, _ in world.told.unstable).values()) == 1
+    world.check_says_as_alone(*changed)
