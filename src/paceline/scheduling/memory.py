@@ -54,7 +54,9 @@ class Memory:
         match = self._tree.match(sequence.namespace, tokens)
         self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
-            return place(match, sequence.num_known - 1, sequence)
+            placement = place(match, sequence.num_known - 1, sequence)
+            sequence.has_waited = placement is WAIT
+            return placement
         return place_whole(match, sequence.num_known - 1)
 
     def touch(self, placement: Placement) -> None:

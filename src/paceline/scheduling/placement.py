@@ -99,12 +99,15 @@ def _best_holder(nodes: Iterable[Node], length: int, own: Sequence) -> tuple[Seq
 
 
 def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> bool:
-    """Whether somebody who runs is going to have computed enough more of the first `length` tokens; a sibling, any more."""
+    """Whether somebody who runs is going to have computed enough more of the first `length` tokens.
+
+    A sibling, or whoever was waited for already: any more, since many may wait for the same.
+    """
     for node in nodes:
         for holder in node.holders:
             if holder is own or not isinstance(holder, Sequence) or holder.request.is_paused:
                 continue
-            least = 1 if holder.request is own.request else LEAST_WAIT_TOKENS
+            least = 1 if own.has_waited or holder.request is own.request else LEAST_WAIT_TOKENS
             if min(node.end, length, holder.num_prompt) - num_tokens >= least:
                 return True
     return False

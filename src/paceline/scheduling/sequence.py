@@ -101,8 +101,8 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit",
-        "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "has_waited", "key", "known", "last_tick",
+        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
         "sampler", "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
@@ -122,6 +122,7 @@ class Sequence:
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
+        self.has_waited = False
         self.computes_all = False
         self.last_tick = 0
         self.limit = 0

@@ -137,6 +137,20 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
     world.check_done()
 
 
+@pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
+@pytest.mark.parametrize("strategy", ["paced", "balanced"])
+def test_a_prefix_that_many_ask_for_at_once_is_computed_once(strategy: str, chunk_size: int) -> None:
+    """24 requests with a cold prefix of 1,024 tokens, 8 at a time, whatever its chunks leave for the last of them."""
+    limits = {"num_slots": 8, "chunk_size": chunk_size, "n_batch": 2048}
+    world = Rig(num_cells=16384, strategy=strategy, limits=limits)
+    prefix = text(1024)
+    outcomes = [world.begin([*prefix, *text(20, seed)], 4) for seed in range(1, 25)]
+    world.run()
+    assert sum(world.told.prefilled.values()) == 1024 + 24 * 20
+    world.check_says_as_alone(outcomes[0], outcomes[23])
+    world.check_done()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_compute_their_prompt_once(kind: str) -> None:
     """Four choices of one request: the prompt but for its last token is computed by the first of them."""
@@ -267,6 +281,15 @@ def promised(**options: Any) -> tuple[Rig, Outcome, Outcome]:
     return world, first, second
 
 
+def test_who_waits_for_a_prefix_starts_when_it_is_there() -> None:
+    """And computes nothing of it."""
+    world, _, second = promised()
+    world.run()
+    assert world.shared(second) == [(200, "running")]
+    assert world.computed(second) == 1 + 4
+    world.check_says_as_alone(second)
+
+
 def cancelled(world: Rig, first: Outcome) -> None:
     world.cancel(first)
 
@@ -327,6 +350,20 @@ def test_a_promiser_that_gives_way_holds_up_nobody() -> None:
         assert outcome.last().finish_reason is FinishReason.LENGTH
     world.check_says_as_alone(first, second, rival)
     world.check_done()
+
+
+def test_a_promise_ends_where_the_prompt_does() -> None:
+    """A prompt that a running one will perhaps generate is no promise; what differs early is none either."""
+    world = Rig(limits={"chunk_size": 16, "n_batch": 32})
+    world.begin(text(100), 20)
+    longer = world.begin(text(400), 2)
+    short = world.begin([*text(20), 249, 248], 2)
+    world.tick(2)
+    assert short.is_started  # 20 are too few to wait for
+    assert not longer.is_started
+    world.run()
+    assert world.shared(longer) == [(100, "running")]
+    assert world.shared(short) == []
 
 
 def test_many_that_wait_for_one_another_all_end() -> None:
