@@ -79,6 +79,7 @@ class Memory:
             self._operations.append(Load(seq_id, part.blob.data, part.start, part.end, sequence))
             self._cells.extend(seq_id, part.end - part.start)
         sequence.num_computed = placement.num_tokens
+        sequence.has_snapshot = sequence.has_snapshot or placement.num_tokens == sequence.num_prompt - 1
         self._running[sequence] = self._promise(sequence)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:

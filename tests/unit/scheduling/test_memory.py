@@ -782,6 +782,17 @@ def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
+def test_a_state_that_came_from_memory_is_not_saved_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by choices that copied it nor by a prompt that loaded it: states may be large."""
+    world = Rig(kind=kind)
+    done = operations_of(world, monkeypatch)
+    world.ask(text(100), 2, n=4)
+    assert Counter(one.end for one in done if isinstance(one, Save)) == {99: 1, 101: 4}
+    world.ask(text(100), 2)
+    assert Counter(one.end for one in done if isinstance(one, Save)) == {99: 1, 101: 5}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
 def test_a_short_prompt_is_not_worth_a_snapshot(kind: str) -> None:
     """It is computed in one go, and nothing of it is saved."""
     world = Rig(kind=kind)
