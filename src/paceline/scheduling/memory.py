@@ -304,8 +304,11 @@ class Memory:
         return True
 
     def _save(self, kept: Kept, start: int, end: int) -> None:
-        tokens = kept.tokens[: end * WIDTH]
-        self._operations.append(Save(kept.seq_id, start, end, kept.namespace, tokens, is_whole=False))
+        """In small pieces: each stays, and needs room for a moment when it is loaded, as a whole."""
+        for at in range(start, end, _PIECE):
+            to = min(at + _PIECE, end)
+            tokens = kept.tokens[: to * WIDTH]
+            self._operations.append(Save(kept.seq_id, at, to, kept.namespace, tokens, is_whole=False))
 
     def _evict_one(self, kept: Kept, now_s: float) -> None:
         if self._limits.host_bytes:

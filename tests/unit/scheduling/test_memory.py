@@ -489,6 +489,26 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
     assert world.computed(world.ask(paths[1])) == 100
 
 
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_hot_beginning_does_not_hold_on_to_all_that_was_saved_with_it() -> None:
+    """However much is saved in one tick, it is saved in pieces, so that most of a path can go while its beginning stays."""
+    world = Rig(limits={"host_bytes": 2600 * TOKEN_BYTES})
+    stem = text(100)
+
+    def rest() -> None:
+        world.ask(text(10, 77), 6, cache_prompt=False)
+
+    world.ask([*stem, *text(1900, 1)])
+    rest()
+    for seed in range(2, 12):
+        world.ask([*stem, *text(300, seed)])
+        rest()
+    nodes = [node for node in world.scheduler.memory._tree.nodes() if node.blob is not None]
+    assert max(node.blob.end - node.blob.start for node in nodes if node.blob is not None) <= _PIECE
+    assert sum(node.end - node.start for node in nodes) >= 2600 - _PIECE - 400
+    world.check_done()
+
+
 def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept paths are shared on the device, and gone when they have made way."""
     world = Rig(num_cells=128, limits={"host_bytes": 0})
