@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import engine_arguments, request_arguments
 from paceline.engine.collecting import AsyncBatch, collect_async
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
 from paceline.errors import InvalidType
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
 
@@ -40,7 +41,7 @@ class AsyncLLM:
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
         engine_arguments(options)  # what is wrong with them is said here
         self._model, self._options = model, options
-        self._starting: asyncio.Future[LocalEngine] | None = None
+        self._starting: asyncio.Future[AnyEngine] | None = None
 
     async def start(self) -> Self:
         """Loads the model and starts the engine, once."""
@@ -131,13 +132,13 @@ class AsyncLLM:
         await self.aclose()
 
     @property
-    def _started(self) -> LocalEngine:
+    def _started(self) -> AnyEngine:
         if self._starting is None or not self._starting.done():
             raise RuntimeError("the engine has not been started: use `async with`, or await start()")
         return self._starting.result()
 
-    async def _engine(self) -> LocalEngine:
+    async def _engine(self) -> AnyEngine:
         if self._starting is None:
-            load = asyncio.to_thread(LocalEngine, self._model, self._options)
+            load = asyncio.to_thread(open_engine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from paceline import validation
+from paceline.errors import InvalidParams
 
 _MAX_SLOTS = 256
 
@@ -22,6 +23,9 @@ class EngineConfig:
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
     max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
     Beyond, `QueueFull`.
+    isolation: "thread" computes in this process, "process" in one of its own, which may die without this one.
+    on_engine_death: what becomes of requests whose process died: "replay" (the default there) lets them go on in a new
+    process, "fail" ends them with `EngineDied`. Means nothing with threads.
     """
 
     num_slots: int = 8
@@ -31,6 +35,8 @@ class EngineConfig:
     max_tick_ms: float = 1000.0
     max_queue: int = 256
     max_queue_tokens: int | None = None
+    isolation: Literal["thread", "process"] = "thread"
+    on_engine_death: Literal["replay", "fail"] | None = None
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
@@ -46,6 +52,13 @@ class EngineConfig:
         validation.integer("max_queue", self.max_queue, 0)
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+        validation.choice("isolation", self.isolation, ("thread", "process"))
+        if self.on_engine_death is not None:
+            validation.choice("on_engine_death", self.on_engine_death, ("replay", "fail"))
+            if self.isolation == "thread":
+                raise InvalidParams(
+                    f'on_engine_death={self.on_engine_death!r} needs isolation="process": a thread dies with its program'
+                )
 
 
 CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))

@@ -13,7 +13,7 @@ from paceline import validation
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
 from paceline.errors import InvalidType
@@ -41,7 +41,7 @@ class LLM:
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self._engine = LocalEngine(model, options)
+        self._engine = open_engine(model, options)
 
     @overload
     def generate(

@@ -12,17 +12,29 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from paceline.engine.commands import Stop
 from paceline.engine.core import Engine
-from paceline.engine.delivery import Delivery
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.errors import EngineStopped
+from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.events import Event
 
 _log = logging.getLogger("paceline.engine")
+
+
+class Outlet(Protocol):
+    """Where a tick's events go: a `Delivery`, or the socket of a worker. Engine's thread; neither call waits."""
+
+    def deliver(self, events: list[Event]) -> None:
+        """Passes on what a tick brought, in order."""
+
+    def end_all(self, error: PacelineError) -> None:
+        """Ends whatever is still open with an error."""
+
+
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
@@ -33,12 +45,12 @@ class Runner:
         self,
         engine: Engine,
         inbox: Inbox,
-        delivery: Delivery,
+        outlet: Outlet,
         clock: Clock,
         abort: Callable[[], None],
         at_end: Sequence[Callable[[], None]],
     ) -> None:
-        self._engine, self._inbox, self._delivery, self._clock = engine, inbox, delivery, clock
+        self._engine, self._inbox, self._outlet, self._clock = engine, inbox, outlet, clock
         self._abort, self._at_end = abort, at_end
         self._process = os.getpid()
         self._is_abandoned = False
@@ -86,14 +98,14 @@ class Runner:
                 self._turn()
         finally:
             self._inbox.close()
-            self._delivery.end_all(EngineStopped("the engine's thread has ended"))
+            self._outlet.end_all(EngineStopped("the engine's thread has ended"))
             for end in self._at_end:
                 end()
 
     def _turn(self) -> None:
         self.heartbeat_s = self._clock.now()
         events = self._tick()
-        self._delivery.deliver(events)
+        self._outlet.deliver(events)
         if self._is_abandoned:
             self._inbox.close()
         elif self._engine.is_idle and not events:

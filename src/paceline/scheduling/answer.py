@@ -7,6 +7,7 @@ held back leaves with the last chunk on every path.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
@@ -71,6 +72,22 @@ class Answer:
         # An end that came within a stop is part of what the stop took.
         self.stop, self.stop_token_ids = match.stop, match.token_ids + self.stop_token_ids
         return True
+
+    def resume(self, token_ids: Sequence[int], held: Sequence[TokenLogprobs]) -> None:
+        """Goes on where another answer with these tokens stood after its last chunk; to be called before anything else.
+
+        held: the logprobs of the tokens that it held back, as `held_logprobs` answered.
+        """
+        for token_id in token_ids:
+            self.take(token_id, None)
+        self._num_emitted = len(self._ids)
+        self._ids, self._texts = [], []
+        self._held.extend(held)
+
+    @property
+    def held_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens that may belong to a stop and are in no chunk yet."""
+        return tuple(self._held)
 
     def chunk(self) -> StreamChunk | None:
         """What came since the last chunk; None where nothing can be shown yet."""

@@ -62,7 +62,7 @@ class Scheduler:
         for sequence in request.sequences:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
-        for sequence in request.sequences:
+        for sequence in [one for one in request.sequences if one.reason is None]:
             if sequence.num_left > 0 and (sequence.drawing or sequence.is_scoring):
                 self._waiting.add(sequence)
             else:

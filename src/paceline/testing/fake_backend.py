@@ -113,6 +113,16 @@ class FakeBackend:
             raise Unsupported("the fake backend knows no grammars")
         return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
 
+    def resume_sampler(self, sampler: object, token_ids: Many[int], _state: bytes | None) -> None:
+        """Its draws depend on their number alone."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        sampler.num_generated = len(token_ids)
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """How many it has drawn."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        return str(sampler.num_generated).encode()
+
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for an unknown name."""
         for name, _ in lora:
