@@ -38,6 +38,9 @@ class Backend(Protocol):
     def prepare_embedding(self, pooling: str | None) -> str:
         """Makes ready for texts pooled so, and answers the way of pooling; may take long. Raises `RequestError`s."""
 
+    def max_embedding_tokens(self, pooling: str) -> int:
+        """The longest text that can be embedded so, once it was made ready for."""
+
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """The first tokens of one sequence id become those of another, which is empty."""
 

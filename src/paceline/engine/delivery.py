@@ -13,7 +13,7 @@ from paceline.engine.commands import Cancel, EndSlow, SetPaused
 from paceline.engine.inbox import Inbox
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
 
@@ -83,6 +83,8 @@ class Delivery:
                     self._feeds[key].push(chunk)
                 case Ended(key, chunk):
                     self._feeds[key].finish(chunk)
+                case HeldBack():
+                    pass  # its reader has nothing to read
                 case Started(key):
                     self._inbox.started(key)
                 case Released(key):

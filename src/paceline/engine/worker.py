@@ -145,7 +145,6 @@ class Worker:
         instruments = Instruments((self._metrics, *map(_instrument, setup.instruments)))
         arguments = engine_arguments(setup.options)
         backend: Backend
-        longest_text: Callable[[str], int]
         if setup.backend is None:
             from paceline.engine.assembly import assemble
             from paceline.runtime.model_elsewhere import facts_of
@@ -153,14 +152,12 @@ class Worker:
             parts = assemble(_model(setup.model), arguments, self._clock, instruments)
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
             facts, adapters, at_end = facts_of(parts.model), parts.adapters, parts.at_end
-            longest_text = parts.backend.max_embedding_tokens
         else:
             backend, limits = _named(setup.backend)(setup.backend_options)
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
             facts, adapters, at_end = {}, (), (backend.close,)
-            longest_text = _any_length
         outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
-        self._preparing = Preparing(self._inbox, outlet, backend, self._box, longest_text)
+        self._preparing = Preparing(self._inbox, outlet, backend, self._box)
         engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
         self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, at_end)
@@ -201,10 +198,6 @@ def _instrument(path: str) -> Instrument:
 
 def _model(paths: list[str]) -> Any:
     return None if not paths else paths[0] if len(paths) == 1 else paths
-
-
-def _any_length(_pooling: str) -> int:
-    return _UNBOUNDED
 
 
 def _nothing() -> None:

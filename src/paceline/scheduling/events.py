@@ -25,6 +25,14 @@ class Delta:
 
 
 @dataclass(slots=True)
+class HeldBack:
+    """A choice drew tokens, and nothing of them can be shown yet: they may belong to a stop."""
+
+    key: int
+    choice: int
+
+
+@dataclass(slots=True)
 class Ended:
     """The terminal chunk of a request; nothing but `Released` follows."""
 
@@ -48,4 +56,4 @@ class Embedded:
     error: PacelineError | None
 
 
-Event = Started | Delta | Ended | Released | Embedded
+Event = Started | Delta | HeldBack | Ended | Released | Embedded

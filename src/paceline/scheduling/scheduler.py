@@ -16,7 +16,7 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event
+from paceline.scheduling.events import Delta, Event, HeldBack
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.pace import Pace
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
@@ -198,6 +198,8 @@ class Scheduler:
             self._endings.finish(sequence, now_s)
         elif (chunk := sequence.answer.chunk()) is not None:
             self._events.append(Delta(sequence.request.key, chunk))
+        elif result.token_ids:
+            self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Takes the drawn tokens in, one after the other, to the one that ends the answer."""

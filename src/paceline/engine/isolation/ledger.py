@@ -84,11 +84,13 @@ class Ledger:
         request, chunk = self._requests.get(part.key), part.chunk
         if not isinstance(request, Request):
             return []
-        sequence, choice = request.sequences[chunk.choice], self._choices[part.key][chunk.choice]
+        sequence, choice = request.sequences[part.choice], self._choices[part.key][part.choice]
         sequence.known += part.drawn
         sequence.num_known += len(part.drawn)
         choice.is_begun = True
         choice.held, choice.state = part.held, part.state
+        if chunk is None:
+            return []
         choice.num_scored += len(chunk.prompt_logprobs)
         if chunk.finish_reason is not None:
             sequence.reason, sequence.error = chunk.finish_reason, chunk.error

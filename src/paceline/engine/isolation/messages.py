@@ -141,13 +141,14 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Chunk(_Message, frozen=True, tag="c"):
-    """A chunk of a choice, and the tokens generated since the last one, with those held back and those of a stop.
+    """What a tick brought to a choice: a chunk, if something can be shown; all tokens drawn, held back or of a stop or not.
 
     held: the logprobs of what is held back now, where logprobs are wanted. state: see `Told`. is_last: the request's.
     """
 
     key: int
-    chunk: StreamChunk
+    choice: int
+    chunk: StreamChunk | None
     drawn: tuple[int, ...]
     held: tuple[TokenLogprobs, ...]
     state: bytes | None

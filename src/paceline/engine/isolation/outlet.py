@@ -15,7 +15,7 @@ from paceline.engine.isolation.link import Link
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import StreamChunk
 
@@ -57,9 +57,11 @@ class SocketOutlet:
         for event in events:
             match event:
                 case Delta(key, chunk):
-                    parts += self._chunk(key, chunk, is_last=False)
+                    parts += self._chunk(key, chunk.choice, chunk)
+                case HeldBack(key, choice):
+                    parts += self._chunk(key, choice, None)
                 case Ended(key, chunk):
-                    parts += self._chunk(key, chunk, is_last=True)
+                    parts += self._chunk(key, chunk.choice, chunk, is_last=True)
                 case Started(key):
                     self._inbox.started(key)
                     parts += self._life(key, started=True)
@@ -81,18 +83,18 @@ class SocketOutlet:
             self.fail(key, error)
             self._inbox.ended(key)
 
-    def _chunk(self, key: int, chunk: StreamChunk, *, is_last: bool) -> list[messages.Part]:
+    def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
         page = self._pages[key]
         request = page.request
         assert isinstance(request, Request)  # noqa: S101 - only they have chunks
-        sequence = request.sequences[chunk.choice]
-        drawn = tuple(sequence.known[page.num_told[chunk.choice] :])
-        page.num_told[chunk.choice] = sequence.num_known
-        goes_on = chunk.finish_reason is None
+        sequence, num_told = request.sequences[choice], page.num_told[choice]
+        page.num_told[choice] = sequence.num_known
+        goes_on = sequence.reason is None
         part = messages.Chunk(
             key=key,
+            choice=choice,
             chunk=chunk,
-            drawn=drawn,
+            drawn=tuple(sequence.known[num_told:]),
             held=sequence.answer.held_logprobs if goes_on and request.params.logprobs is not None else (),
             state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(request.params) else None,
             is_last=is_last,

@@ -6,7 +6,6 @@ On a thread of its own, since all of that takes time: neither the engine's threa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused
@@ -32,10 +31,8 @@ class Preparing:
         outlet: SocketOutlet,
         backend: Backend,
         box: BlackBox,
-        longest_text: Callable[[str], int],
     ) -> None:
         self._inbox, self._outlet, self._backend, self._box = inbox, outlet, backend, box
-        self._longest_text = longest_text
         self._lock = threading.Lock()
         self._pending: dict[int, list[Command]] = {}  # what came for requests that are not ready
 
@@ -93,7 +90,7 @@ class Preparing:
 
     def _texts(self, message: messages.Embed) -> EmbeddingRequest:
         pooling = self._backend.prepare_embedding(message.pooling)
-        longest = self._longest_text(pooling)
+        longest = self._backend.max_embedding_tokens(pooling)
         for index, text in enumerate(message.texts):
             if len(text) > longest:
                 raise PromptTooLong(
