@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.params import SamplingParams
+from paceline.scheduling.instrument import Instrument, RequestRecord
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowOutput
-from paceline.testing.fake_backend import FakeBackend, FakeSampler
+from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler
 from paceline.testing.fake_process import limits_of
 
-POISON = 1
-"""A token that ends the process when it is computed."""
+POISON = BOS
+"""A token that ends the process when it is computed; none is ever drawn."""
 HIDDEN_POISON = 2
 """One that ends it when a sampler is told of it."""
 
@@ -30,7 +31,7 @@ class FaultyBackend(FakeBackend):
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[FakeSampler, ...]:
         if HIDDEN_POISON in prompt:
-            os.kill(os.getpid(), self._poison_signal)
+            signal.raise_signal(self._poison_signal)
         return super().make_samplers(params, prompt)
 
     def step(self, rows: Many[Row], lora: Any) -> list[RowOutput]:
@@ -38,7 +39,7 @@ class FaultyBackend(FakeBackend):
             self._die()
         if self._once is not None and self.num_passes > 20 and not Path(self._once).exists():
             Path(self._once).touch()
-            os.kill(os.getpid(), signal.SIGABRT)
+            signal.raise_signal(signal.SIGABRT)
         return super().step(rows, lora)
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
@@ -48,7 +49,7 @@ class FaultyBackend(FakeBackend):
 
     def _die(self) -> None:
         os.write(2, b"the poison was computed\n")
-        os.kill(os.getpid(), self._poison_signal)
+        signal.raise_signal(self._poison_signal)
 
 
 def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
@@ -60,3 +61,10 @@ def refuse(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
     from paceline.errors import ModelLoadError
 
     raise ModelLoadError(f"there is no model {options['name']!r}")
+
+
+class Broken(Instrument):
+    """Fails at the first request."""
+
+    def request_queued(self, record: RequestRecord) -> None:
+        raise RuntimeError(f"request {record.key}")

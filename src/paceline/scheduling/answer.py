@@ -76,6 +76,7 @@ class Answer:
     def resume(self, token_ids: Sequence[int], held: Sequence[TokenLogprobs]) -> None:
         """Goes on where another answer with these tokens stood after its last chunk; to be called before anything else.
 
+        The echo counts as told.
         held: the logprobs of the tokens that it held back, as `held_logprobs` answered.
         """
         for token_id in token_ids:

@@ -132,8 +132,7 @@ class Sequence:
         self.num_computed = 0
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
-        echo = request.echo if past is None else ""
-        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=echo)
+        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=request.echo)
         self.priority, self.submitted_s = options.priority, request.submitted_s
         self.slot: int | None = None
         self.seq_id: int | None = None
