@@ -194,7 +194,10 @@ class FakeBackend:
             return RowOutput(error=error)
         output = RowOutput()
         if row.targets:
-            output.scored = [self._logprobs(history ^ index, token, row) for index, token in enumerate(row.targets)]
+            output.scored = [
+                self._logprobs(self.memory.hash_at(sequence.seq_id, position), token, row)
+                for position, token in enumerate(row.targets, row.position)
+            ]
         if row.draws:
             for name, scale in lora:
                 history = mix(history + len(name) + round(scale * 1000))
