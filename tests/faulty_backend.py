@@ -68,3 +68,10 @@ class Broken(Instrument):
 
     def request_queued(self, record: RequestRecord) -> None:
         raise RuntimeError(f"request {record.key}")
+
+
+class Restarted(Instrument):
+    """Says that it is not the first."""
+
+    def engine_restarted(self, now_s: float) -> None:
+        raise RuntimeError("I am the second")

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.engine.arguments import request_arguments
 from paceline.engine.collecting import AsyncBatch, collect_async
-from paceline.engine.opening import open_engine
+from paceline.engine.opening import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
 from paceline.errors import InvalidType
@@ -39,7 +39,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        engine_arguments(options)  # what is wrong with them is said here
+        check_options(model, options)  # what is wrong with them is said here
         self._model, self._options = model, options
         self._starting: asyncio.Future[AnyEngine] | None = None
 

@@ -35,7 +35,8 @@ class LLM:
     model: a path to a GGUF file, a `Model`, or None for the small demo model that comes along. Options: those of
     `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and of `ContextOptions` (n_ctx,
     n_batch, type_k, flash_attn ...), `lora` (paths, named by their stems, or names to paths) and `instruments`. Unknown ones
-    raise `TypeError`.
+    raise `TypeError`. isolation="process" computes in a process of its own, whose death the requests survive; what is an
+    object then goes by name (docs/guide/isolation.md).
 
     Any thread may call. `close()`, the end of a `with` block or the collector end it and its requests.
     """

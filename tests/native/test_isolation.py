@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.conftest import TinyModels
 
 from paceline import LLM, AsyncLLM
 from paceline.demo import demo_model_path
@@ -28,6 +29,7 @@ from paceline.errors import (
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.streaming import FinishReason, StreamChunk
+from paceline.testing.models import KINDS, write_lora
 
 # With these the same tokens have the same logits whether they come as a prompt or one by one.
 EXACT: dict[str, Any] = {"n_ctx": 4096, "flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
@@ -161,11 +163,11 @@ def test_a_crash_of_the_process_ends_streams_where_that_was_asked_for() -> None:
         assert last.error is caught.value
         assert caught.value.signal == "SIGSEGV"
         assert "Segmentation fault" in caught.value.last_words
+        assert llm.generate(STORY, max_tokens=3).usage.completion_tokens == 3
         with pytest.raises(EngineDied):
-            future = llm._engine.embed(["one"] * 3000, None, RequestOptions())
+            future = llm._engine.embed([[5]] * 20_000, None, RequestOptions())
             kill(llm)
             future.result()
-        assert llm.generate(STORY, max_tokens=3).usage.completion_tokens == 3
 
 
 def test_embeddings_survive_the_process() -> None:
@@ -178,12 +180,33 @@ def test_embeddings_survive_the_process() -> None:
         assert np.allclose(llm.embed("one"), expected, atol=1e-5)
 
 
+def test_adapters_encoders_and_rerankers_go_along(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """An adapter by its path, after a death too; a model that only embeds; scores."""
+    lora = write_lora(tmp_path / "lora.gguf", KINDS["llama"])
+    path = tiny_models("llama")
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "lora": {"lora": 1.0}}
+    with LLM(path, lora=[lora], num_slots=2) as here, isolated(model=path, lora=[lora]) as apart:
+        expected = here.generate([5, 6, 7], **asked).token_ids
+        assert apart.generate([5, 6, 7], **asked).token_ids == expected
+        kill(apart)
+        assert apart.generate([5, 6, 7], **asked).token_ids == expected
+    encoder, reranker = tiny_models("bert"), tiny_models("reranker")
+    with LLM(encoder) as here, LLM(encoder, isolation="process") as apart:
+        assert np.allclose(apart.embed([[5, 6], [7]]), here.embed([[5, 6], [7]]), atol=1e-5)
+        with pytest.raises(Unsupported, match="embeds"):
+            apart.generate([5, 6])
+    with LLM(reranker) as here, LLM(reranker, isolation="process") as apart:
+        assert apart.rerank("a", ["b", "c"])[0].index == here.rerank("a", ["b", "c"])[0].index
+
+
 def test_an_event_loop_uses_it_too() -> None:
     """AsyncLLM: streams, cancelled tasks, and the end."""
 
     async def run() -> None:
         async with AsyncLLM(isolation="process", num_slots=2, n_ctx=2048) as llm:
             expected = await llm.generate(STORY, temperature=0, max_tokens=20)
+            with pytest.raises(InvalidParams, match="module:attr"):
+                AsyncLLM(isolation="process", strategy=object())
             async with llm.stream(STORY, temperature=0, max_tokens=20) as stream:
                 text = "".join([chunk.text async for chunk in stream])
             assert text == expected.text

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     AnyEngine = LocalEngine | ProcessEngine
 
 
+def check_options(model: Any, options: Mapping[str, Any]) -> None:
+    """Raises what can be said to be wrong with the options before anything is loaded."""
+    if engine_arguments(options).config.isolation == "process":
+        from paceline.engine.isolation.setup import worker_setup
+
+        worker_setup(model, options)
+
+
 def open_engine(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> AnyEngine:
     """An engine by its option `isolation`. Raises what is wrong with the options, and what loading raises."""
     if engine_arguments(options).config.isolation == "process":

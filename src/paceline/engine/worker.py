@@ -160,6 +160,8 @@ class Worker:
         self._preparing = Preparing(self._inbox, outlet, backend, self._box)
         engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
+        if setup.num_restarts:
+            instruments.engine_restarted(self._clock.now())
         self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, at_end)
         return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
 

@@ -29,7 +29,8 @@ class Setup(_Message, frozen=True, tag="setup"):
     """The first one: what to load. model: paths, none for the demo model. options: of `LLM`, without those of the front.
 
     path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
-    backend_options, in place of llama.cpp. log_level: below it the front does not want records.
+    backend_options, in place of llama.cpp. log_level: below it the front does not want records. num_restarts: how many workers
+    there were before.
     """
 
     protocol: int
@@ -40,6 +41,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     log_level: int
     backend: str | None = None
     backend_options: dict[str, Any] = {}
+    num_restarts: int = 0
 
 
 class Life(_Message, frozen=True):
@@ -214,6 +216,11 @@ Up = Ready | Refused | Happened | Logged | Stats
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
     """The same setup with another backend, for tests."""
     return msgspec.structs.replace(setup, backend=backend, backend_options=backend_options)
+
+
+def restarted(setup: Setup, num_restarts: int) -> Setup:
+    """The same setup for a later worker."""
+    return msgspec.structs.replace(setup, num_restarts=num_restarts)
 
 
 # ---- coding

@@ -138,12 +138,16 @@ class Supervisor:
             self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._wait_s()):
-            if key.fileobj is self._inbox:
-                self._inbox.calm()
+        ready = [key.fileobj for key, _ in self._selector.select(self._wait_s())]
+        if self._inbox in ready:
+            self._inbox.calm()
         for command in self._inbox.take():
             self._do(command)
-        self._listen()
+        child = self._child
+        if child is not None and child.last_words in ready:
+            child.last_words.read()
+        if child is not None and child.link in ready:
+            self._listen(child)
         self._mind_the_time()
         self._hand_over()
         self._answer_questions()
@@ -200,11 +204,7 @@ class Supervisor:
 
     # ---- what the worker says
 
-    def _listen(self) -> None:
-        child = self._child
-        if child is None:
-            return
-        child.last_words.read()
+    def _listen(self, child: Child) -> None:
         received = child.link.receive()
         try:
             for data in received or ():
@@ -324,7 +324,7 @@ class Supervisor:
     def _start(self) -> None:
         self._start_at = None
         try:
-            child = Child(self._setup)
+            child = Child(messages.restarted(self._setup, self._restarts.num_all))
         except OSError as error:  # no more processes or descriptors to be had
             self._start_later(EngineError(f"no process could be started: {error}"))
             return
