@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import paceline
-from benchmarks.engine import ENDLESS, Ticks, prompts
+from benchmarks.engine import ENDLESS, Ticks
 from benchmarks.model import half_billion
 from paceline import LLM, Completion, Model
 from paceline.scheduling.prefix_tree import PrefixTree
