@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class AsyncLLM:
@@ -111,6 +112,11 @@ class AsyncLLM:
     def model(self) -> Model:
         """The model; the engine must have been started."""
         return self._started.model
+
+    @property
+    def limits(self) -> Limits:
+        """As `LLM.limits`; the engine must have been started."""
+        return self._started.limits
 
     def stats(self) -> MetricsSnapshot:
         """As `LLM.stats`; the engine must have been started."""

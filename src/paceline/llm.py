@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class LLM:
@@ -121,6 +122,11 @@ class LLM:
     def model(self) -> Model:
         """The model."""
         return self._engine.model
+
+    @property
+    def limits(self) -> Limits:
+        """What follows from the options, the model and this machine: slots, cells, sequence ids, budgets."""
+        return self._engine.limits
 
     def stats(self) -> MetricsSnapshot:
         """Counters and histograms of everything so far; docs/metrics.md lists them."""
