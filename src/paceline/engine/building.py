@@ -72,9 +72,9 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
             loaded.close()
         raise
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
-    return Built(
-        loaded, owns, context, adapters, options, _limits(loaded, context, arguments.config, arguments.context)
-    )
+    limits = _limits(loaded, context, arguments.config, arguments.context)
+    _log.info("%s, %s memory: %s", loaded.desc, loaded.memory_class.value, limits)
+    return Built(loaded, owns, context, adapters, options, limits)
 
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:

@@ -115,7 +115,7 @@ class Sequence:
         self.num_computed = 0
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
-        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=request.echo)
+        self.answer = Answer(params, vocabulary, choice, options, request.echo)
         self.priority, self.submitted_s = options.priority, request.submitted_s
         self.slot: int | None = None
         self.seq_id: int | None = None
