@@ -16,7 +16,14 @@ from paceline.engine.arguments import engine_arguments, request_arguments
 from paceline.engine.collecting import AsyncBatch, collect_async
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    collected_at_the_end,
+    embedding_options,
+    prefix_options,
+    scores,
+    vectors,
+)
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
 from paceline.streaming import AsyncStream, StreamChannel
@@ -102,6 +109,21 @@ class AsyncLLM:
         engine = await self._engine()
         future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
         return scores(await asyncio.wrap_future(future))
+
+    async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+        """As `LLM.save_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
+
+    async def load_prefix(self, name: str, **options: Any) -> list[int]:
+        """As `LLM.load_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))
+
+    async def erase_prefix(self, name: str) -> None:
+        """As `LLM.erase_prefix`."""
+        engine = await self._engine()
+        await asyncio.to_thread(engine.erase_prefix, name)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Self
 
 from paceline import validation
+from paceline.errors import InvalidType
 
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for kept prefixes
 
@@ -23,7 +25,7 @@ class EngineConfig:
     max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
     Beyond, `QueueFull`.
     cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
-    None: an eighth of the machine's.
+    None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
     """
 
     num_slots: int = 8
@@ -35,6 +37,7 @@ class EngineConfig:
     max_queue_tokens: int | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
+    state_folder: str | os.PathLike[str] | None = None
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
@@ -51,6 +54,8 @@ class EngineConfig:
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
         validation.boolean("cache_prompt", self.cache_prompt)
+        if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
+            raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
         if self.host_cache_bytes is not None:
             validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
 

@@ -16,6 +16,7 @@ from paceline import validation
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.building import build
 from paceline.engine.calibration import calibrate
+from paceline.engine.commands import Export, Import
 from paceline.engine.core import Engine
 from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
@@ -29,13 +30,14 @@ from paceline.engine.pairs import pair_ids
 from paceline.engine.prompts import Prompt, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
-from paceline.errors import InvalidParams, PromptTooLong, Unsupported
+from paceline.engine.state_files import StateFiles
+from paceline.errors import InvalidParams, PromptTooLong, StateError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.sequence import Request, packed, prefix_namespace
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.streaming import StreamChannel
 
@@ -55,6 +57,8 @@ class LocalEngine:
         self.model, self.limits, self.config = built.model, built.limits, arguments.config
         self.tokenizer = built.model.tokenizer
         self.sampling_defaults = sampling_defaults(built.model.metadata)
+        fingerprint = b"" if built.context is None else built.context.fingerprint
+        self._files = StateFiles(arguments.config.state_folder, fingerprint)
         self._clock = MonotonicClock()
         self._backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
         self._inbox = Inbox(arguments.config.num_slots + arguments.config.max_queue, arguments.config.max_queue_tokens)
@@ -106,6 +110,31 @@ class LocalEngine:
             for index, document in enumerate(documents)
         ]
         return self._embed_ids(pairs, "rank", options)
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """Writes what memory has of a prompt to a file; answers how many of its tokens that is. Raises `StateError`."""
+        self._check_usable()
+        self._files.path(name)
+        ids = prompt_ids(prompt, self.tokenizer, options)
+        command = Export(self._inbox.next_key(), prefix_namespace(options), packed(ids))
+        ranges = self._delivery.ask(command).result()
+        if not ranges:
+            raise StateError(f"nothing of this prompt is in memory; generate from it before saving it as {name!r}")
+        self._files.write(name, ids, ranges)
+        return int(ranges[-1].end)
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
+        self._check_usable()
+        ids, ranges = self._files.read(name)
+        placed = tuple((one.start, one.end, one) for one in ranges)
+        command = Import(self._inbox.next_key(), prefix_namespace(options), packed(ids), placed)
+        self._delivery.ask(command).result()
+        return ids
+
+    def erase_prefix(self, name: str) -> None:
+        """Deletes a saved prefix. Raises `StateError` where there is none."""
+        self._files.erase(name)
 
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()

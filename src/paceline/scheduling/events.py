@@ -44,4 +44,17 @@ class Embedded(msgspec.Struct):
     error: PacelineError | None
 
 
-Event = Started | Delta | Ended | Released | Embedded
+class Exported(msgspec.Struct):
+    """What is known of a path, as ranges of saved cells that follow each other from its first token on; may be none."""
+
+    key: int
+    ranges: list[Any]
+
+
+class Imported(msgspec.Struct):
+    """The ranges of a path are in host memory now, as far as its budget goes."""
+
+    key: int
+
+
+Event = Exported | Imported | Started | Delta | Ended | Released | Embedded

@@ -13,7 +13,17 @@ from __future__ import annotations
 from paceline.scheduling.cells import Cells
 from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.placement import LEAST_HOST_TOKENS, NOTHING, WAIT, Placement, Wait, place, place_whole
+from paceline.scheduling.placement import (
+    LEAST_HOST_TOKENS,
+    NOTHING,
+    WAIT,
+    Placement,
+    Wait,
+    best_holder,
+    parts_of,
+    place,
+    place_whole,
+)
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
 from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved
 from paceline.scheduling.reports import Reports
@@ -138,6 +148,39 @@ class Memory:
         kept = self._leaving
         if not self._save_piece(kept, _PIECE if is_generating else _LARGE_PIECE):
             self._let_go(kept, now_s)
+
+    # ---- in and out
+
+    def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
+        """Sees to it that host memory has what there is of a path, after the next operations."""
+        if not self._limits.can_share_part:
+            return  # whole states were saved when they could be
+        for sequence in self._running:
+            self._extend(sequence)
+        match = self._tree.match(namespace, tokens)
+        source, num_device = best_holder(match.nodes, match.length)
+        for node in match.nodes:
+            if source is not None and source.seq_id is not None and node.blob is None and node.start < num_device:
+                end = min(node.end, num_device)
+                self._operations.append(
+                    Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
+                )
+
+    def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
+        """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
+        match = self._tree.match(namespace, tokens)
+        if not self._limits.can_share_part:
+            return [part.blob.data for part in place_whole(match, match.length).parts]
+        parts = parts_of(match.nodes, 0, match.length)
+        return [part.blob.data for part in parts if part.end == part.blob.end]
+
+    def take_in(
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float
+    ) -> None:
+        """Saved ranges of a path come from outside."""
+        for start, end, data in ranges:
+            is_whole = not self._limits.can_share_part
+            self.saved(Save(0, start, end, namespace, tokens[: end * WIDTH], is_whole=is_whole), data, now_s)
 
     # ---- what the executor does
 

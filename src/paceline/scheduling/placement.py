@@ -64,8 +64,8 @@ NOTHING = Placement(None, 0, (), 0, None)
 def place(match: Match, most: int, own: Sequence) -> Placement | Wait:
     """The best that a match offers for the first `most` tokens of a sequence, where any part of a memory can be shared."""
     length = min(match.length, most)
-    source, num_device = _best_holder(match.nodes, length, own)
-    parts = _parts(match.nodes, num_device, length)
+    source, num_device = best_holder(match.nodes, length, own)
+    parts = parts_of(match.nodes, num_device, length)
     num_tokens = parts[-1].end if parts else num_device
     if num_tokens - num_device < LEAST_HOST_TOKENS:
         parts, num_tokens = (), num_device
@@ -84,8 +84,8 @@ def place_whole(match: Match, most: int) -> Placement:
     return NOTHING
 
 
-def _best_holder(nodes: Iterable[Node], length: int, own: Sequence) -> tuple[Sequence | Kept | None, int]:
-    """Who has most of the first `length` tokens, and how many."""
+def best_holder(nodes: Iterable[Node], length: int, own: Sequence | None = None) -> tuple[Sequence | Kept | None, int]:
+    """Who has most of the first `length` tokens, and how many; not `own`."""
     best: Sequence | Kept | None = None
     most = 0
     for node in reversed(tuple(nodes)):
@@ -111,7 +111,7 @@ def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Seque
     return False
 
 
-def _parts(nodes: Iterable[Node], start: int, length: int) -> tuple[Part, ...]:
+def parts_of(nodes: Iterable[Node], start: int, length: int) -> tuple[Part, ...]:
     """What host memory has from `start` on without a gap; nodes of one blob give one part."""
     parts: list[Part] = []
     at = start

@@ -16,11 +16,12 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event
+from paceline.scheduling.events import Delta, Event, Exported, Imported
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
+from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.reports import Reports, Watch, row_record
 from paceline.scheduling.rows import rows_of, set_limits
 from paceline.scheduling.sequence import Request, Sequence
@@ -56,6 +57,7 @@ class Scheduler:
         self._tick = 0
         self._num_sequences = 0
         self._is_stopping = False
+        self._exports: list[tuple[int, Namespace, bytes]] = []
         self.is_idle = True
 
     # ---- commands
@@ -97,6 +99,18 @@ class Scheduler:
         request = self._requests.get(key)
         if request is not None:
             request.is_slow = True
+
+    def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+        """Answers with the next events what memory has of a path."""
+        self.memory.bring_to_host(namespace, tokens)
+        self._exports.append((key, namespace, tokens))
+
+    def import_ranges(
+        self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...]
+    ) -> None:
+        """Puts saved ranges of a path into host memory."""
+        self.memory.take_in(namespace, tokens, ranges, self._clock.now())
+        self._events.append(Imported(key))
 
     def stop(self) -> None:
         """Ends everything before the next plan."""
@@ -175,6 +189,9 @@ class Scheduler:
         now = self._clock.now()
         for operation, data in output.saved:
             self.memory.saved(operation, data, now)
+        for key, namespace, tokens in self._exports:
+            self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
+        self._exports.clear()
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
 
 from paceline.errors import PacelineError
@@ -96,6 +97,16 @@ class Request:
         )
 
 
+def prefix_namespace(options: RequestOptions) -> Namespace:
+    """With whom requests of these options share prefixes: the same adapters, tenant and salt."""
+    return (options.lora, options.tenant, options.cache_salt)
+
+
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as the prefix tree keeps them."""
+    return array("i", token_ids).tobytes()
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
@@ -140,9 +151,7 @@ class Sequence:
     def namespace(self) -> Namespace:
         """With whom it shares: the same adapters, tenant and salt; nobody but its own choices without cache_prompt."""
         options = self.request.options
-        if not options.cache_prompt:
-            return (self.request.key,)
-        return (self.request.lora, options.tenant, options.cache_salt)
+        return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
 
     def token_bytes(self, num_tokens: int) -> bytes:
         """The first tokens that are known, as the prefix tree keeps them."""
