@@ -1,9 +1,10 @@
 """What the engine costs, and what it keeps of its promises.
 
-python -m benchmarks.engine [--part decode|gap|cancel]
+python -m benchmarks.engine [--part decode|split|gap|cancel]
 
 decode  tokens/s of the engine against a bare loop over `Context.step`, at several batch sizes, in interleaved pairs; and
         the engine thread's own CPU time a tick, outside of native calls.
+split   the bare loop with a pool of cells for each sequence against one pool for all.
 gap     four streams decode while a long prompt arrives: the time between their tokens against itl_target_ms, and the
         long one's time to first token against what it takes alone.
 cancel  ticks from a cancel to a free slot.
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import paceline
 from benchmarks.model import half_billion
@@ -90,10 +92,10 @@ def prompts(count: int, length: int, n_vocab: int) -> list[list[int]]:
 # ---- decode
 
 
-def bare_loop(model: Model, batch: int, num_ticks: int) -> float:
+def bare_loop(model: Model, batch: int, num_ticks: int, **options: Any) -> float:
     """Tokens a second of the simplest loop over the same core."""
     ids = prompts(batch, PROMPT_TOKENS, model.n_vocab)
-    with Context(model, n_ctx=8192, n_seq_max=batch) as context:
+    with Context(model, n_ctx=8192, n_seq_max=batch, **options) as context:
         samplers = [Sampler(ENDLESS, model) for _ in range(batch)]
         last = []
         for row in range(batch):
@@ -115,7 +117,9 @@ def bare_loop(model: Model, batch: int, num_ticks: int) -> float:
 def engine_loop(model: Model, batch: int, num_ticks: int) -> tuple[float, float]:
     """Tokens a second of the engine with a channel for each stream, and its own CPU milliseconds a tick."""
     ticks = Ticks(batch, num_ticks)
-    with LLM(model, num_slots=batch, n_ctx=8192, instruments=(ticks,)) as llm, native_time() as native:
+    # All prompts in the first tick, so that both loops compute with as many cells in use.
+    at_once = {"itl_target_ms": 1e6, "max_tick_ms": 1e6}
+    with LLM(model, num_slots=batch, n_ctx=8192, instruments=(ticks,), **at_once) as llm, native_time() as native:
         ids = prompts(batch, PROMPT_TOKENS, model.n_vocab)
         streams = [llm.stream(one, ENDLESS, interval=1_000_000) for one in ids]
         if not ticks.is_enough.wait(600):
@@ -142,6 +146,25 @@ def decode(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None
         print(
             f"{batch:>5} {statistics.median(bare):>11.1f} {statistics.median(engine):>13.1f} "
             f"{statistics.median(ratios):>7.3f} {ratios[0]:>7.3f}-{ratios[-1]:.3f} {statistics.median(own):>16.3f}",
+            flush=True,
+        )
+
+
+# ---- split
+
+
+def split(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None:
+    """A pool of cells for each sequence against one for all, where nothing is shared; interleaved."""
+    for batch in batches:
+        ratios = []
+        for pair in range(pairs):
+            speeds = {}
+            for unified in (pair % 2 == 0, pair % 2 == 1):
+                speeds[unified] = bare_loop(model, batch, num_ticks, kv_unified=unified)
+            ratios.append(speeds[False] / speeds[True])
+        ratios.sort()
+        print(
+            f"split KV at batch {batch}: {statistics.median(ratios):.3f} x unified ({ratios[0]:.3f}-{ratios[-1]:.3f})",
             flush=True,
         )
 
@@ -183,7 +206,7 @@ def gap(model: Model, length: int, runs: int) -> None:
     """Interleaved: alone, then beside four streams."""
     ticks = Ticks()
     with LLM(model, num_slots=8, n_ctx=8192, instruments=(ticks,)) as llm:
-        target = llm._engine.limits.itl_target_s  # noqa: SLF001 - the figure to compare with
+        target = llm.limits.itl_target_s
         long_prompt = prompts(9, length, model.n_vocab)[-1]
         print(f"target {target * 1000:.0f} ms; a prompt of {length} tokens beside 4 streams")
         print(
@@ -246,7 +269,7 @@ def cancel(model: Model, runs: int) -> None:
 def main() -> None:
     """Parses the command line and runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("decode", "gap", "cancel", "all"), default="all")
+    parser.add_argument("--part", choices=("decode", "split", "gap", "cancel", "all"), default="all")
     parser.add_argument("--model", type=Path, help="another GGUF file")
     parser.add_argument("--llama-cpp-source", type=Path)
     parser.add_argument("--pairs", type=int, default=5)
@@ -258,6 +281,8 @@ def main() -> None:
     print(f"paceline {paceline.__version__}, {model.desc}", flush=True)
     if options.part in ("decode", "all"):
         decode(model, options.batches, options.pairs, options.ticks)
+    if options.part in ("split", "all"):
+        split(model, options.batches, options.pairs, options.ticks)
     if options.part in ("gap", "all"):
         gap(model, options.prompt, options.pairs)
     if options.part in ("cancel", "all"):

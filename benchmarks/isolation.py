@@ -104,7 +104,7 @@ def setting(event: threading.Event) -> Iterator[None]:
 
 def kills(model: Path, wanted: int) -> None:
     """Random moments, 12 streams at a time; greedy and seeded."""
-    rng = random.Random(1)  # noqa: S311 - moments
+    rng = random.Random(1)
     asked = [
         ([index + 5, 6, 7], {"seed": index, "max_tokens": 200, "ignore_eos": True, "logprobs": 2})
         for index in range(12)

@@ -91,6 +91,12 @@ public:
     std::pair<std::vector<uint8_t>, int32_t> save(int32_t seq_id, bool partial) const;
     void restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last);
 
+    // Positions [first, end) of a sequence as a state of their own, by way of an empty sequence `scratch`; only where any
+    // part of a memory can be shared. What was saved as [state_first, state_end) is added behind position first - 1.
+    std::vector<uint8_t> save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    void load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                    int32_t scratch);
+
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
     std::pair<int32_t, int32_t> threads() const;
     void                    set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float>> adapters);
@@ -101,6 +107,7 @@ public:
     // Threads for work on rows after a pass, made when first asked for. Needs mutex() held.
     WorkerPool & workers();
     // Takes positions first.. of a sequence away again. Where it could then not go on, it is emptied and the answer false.
+    void check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const;
     bool truncate_locked(int32_t seq_id, int32_t first);
 
     // While one lives, abort() is heard; the inner one of two does nothing. Needs mutex() held.
@@ -124,6 +131,7 @@ private:
     bool                  covers(const Positions & held, int32_t next) const;
     void                  check_seq(const char * name, int32_t seq_id) const;
     Positions             positions_locked(int32_t seq_id) const;
+    std::vector<uint8_t>  save_locked(int32_t seq_id, llama_state_seq_flags flags) const;
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;

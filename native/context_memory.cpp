@@ -10,6 +10,13 @@ namespace {
 
 std::string str(int64_t value) { return std::to_string(value); }
 
+// Empties a sequence at the end of a block, however that is left.
+struct EmptiedAfter {
+    llama_memory_t memory;
+    int32_t        seq_id;
+    ~EmptiedAfter() { llama_memory_seq_rm(memory, seq_id, -1, -1); }
+};
+
 } // namespace
 
 Positions Context::positions_locked(int32_t seq_id) const {
@@ -118,6 +125,10 @@ std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool part
     check_seq("seq_id", seq_id);
     const Positions             held  = positions_locked(seq_id);
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
+    return {save_locked(seq_id, flags), held.max};
+}
+
+std::vector<uint8_t> Context::save_locked(int32_t seq_id, llama_state_seq_flags flags) const {
     std::vector<uint8_t>        state(llama_state_seq_get_size_ext(get(), seq_id, flags));
     LogCapture                  log;
     const size_t                size = llama_state_seq_get_data_ext(get(), state.data(), state.size(), seq_id, flags);
@@ -125,7 +136,7 @@ std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool part
         fail("StateError", "the state of sequence " + str(seq_id) + " cannot be saved: " + log.words("llama.cpp gave no reason"));
     }
     state.resize(size);
-    return {std::move(state), held.max};
+    return state;
 }
 
 void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last) {
@@ -150,6 +161,55 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
         fail("StateError", "the state does not fit into sequence " + str(seq_id) + ", which is now empty: " +
                                log.words("llama.cpp gave no reason"));
     }
+}
+
+void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const {
+    check_seq("seq_id", seq_id);
+    check_seq("scratch_seq_id", scratch);
+    if (memory_class_ != MemoryClass::attention || !kv_unified_) {
+        fail("Unsupported", "only attention memory in one pool (kv_unified) can be saved in ranges; save the whole sequence");
+    }
+    if (seq_id == scratch || positions_locked(scratch).max >= 0) {
+        fail("InvalidParams", "scratch_seq_id " + str(scratch) + " must be empty and not seq_id itself");
+    }
+    if (first < 0 || end <= first) {
+        fail("InvalidParams", "start and end must be in order, not " + str(first) + " and " + str(end));
+    }
+}
+
+std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_range(seq_id, first, end, scratch);
+    const int32_t size = positions_locked(seq_id).max + 1;
+    if (end > size) {
+        fail("InvalidParams", "end must be at most " + str(size) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
+    }
+    if (first == 0 && end == size) {
+        return save_locked(seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
+    }
+    llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    return save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
+}
+
+void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                         int32_t scratch) {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_range(seq_id, first, end, scratch);
+    const int32_t size = positions_locked(seq_id).max + 1;
+    if (first != size || first < saved.min || end > saved.max + 1) {
+        fail("InvalidParams", "start and end must go on from " + str(size) + " within the saved " + str(saved.min) + " to " +
+                                  str(saved.max + 1) + ", not " + str(first) + " and " + str(end));
+    }
+    LogCapture         log;
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    const bool         done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch,
+                                                           LLAMA_STATE_SEQ_FLAGS_NONE) != 0;
+    const Positions    there = positions_locked(scratch);
+    if (!done || there.min != saved.min || there.max != saved.max) {
+        fail("StateError", "the saved range does not fit into memory: " + log.words("llama.cpp gave no reason"));
+    }
+    llama_memory_seq_cp(memory(), scratch, seq_id, first, end);
 }
 
 } // namespace paceline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,19 +11,70 @@ from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, 
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.instruments import Instruments
+from paceline.engine.metrics import Metrics
+from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.instrument import Instrument
-from paceline.scheduling.limits import Limits
+from paceline.scheduling.limits import Limits, Vocabulary
+from paceline.scheduling.plan import Remove, Row
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.strategies import resolve_strategy
-from paceline.scheduling.view import BatchStrategy
-from paceline.streaming import FinishReason, StreamChunk
-from paceline.testing.fake_backend import FakeBackend
+from paceline.scheduling.view import BatchStrategy, Share, View
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
+from paceline.testing.fake_backend import FakeBackend, FakeSampler
 from paceline.testing.manual_clock import ManualClock
+
+
+class Faults:
+    """What goes wrong in a world, when a test says so."""
+
+    def __init__(self) -> None:
+        self.next_passes: deque[Exception] = deque()  # each ends one pass, whatever is in it
+        self.poisonous: set[int] = set()  # requests that no pass survives
+        self.undrawable: set[int] = set()  # requests whose next draw fails, once
+        self.next_plans: deque[Exception] = deque()  # each is raised by the strategy, once
+
+    def of_pass(self, number: int, rows: Many[Row]) -> Exception | None:
+        if self.next_passes:
+            return self.next_passes.popleft()
+        poisonous = [row.sequence.request.key for row in rows if row.sequence.request.key in self.poisonous]
+        return DecodeError(f"request {poisonous[0]} cannot be computed") if poisonous else None
+
+    def of_row(self, row: Row) -> PacelineError | None:
+        key = row.sequence.request.key
+        if key not in self.undrawable:
+            return None
+        self.undrawable.discard(key)
+        return SamplingError("every token is masked")
+
+
+class FaultyStrategy:
+    """Another strategy, but for the plans that fail."""
+
+    def __init__(self, strategy: BatchStrategy, faults: Faults) -> None:
+        self._strategy, self._faults = strategy, faults
+
+    def plan(self, view: View, budget: int) -> Many[Share]:
+        if self._faults.next_plans:
+            raise self._faults.next_plans.popleft()
+        return self._strategy.plan(view, budget)
+
+
+class Scripted(FakeSampler):
+    """Draws the tokens of a list, one after the other, and then ends of generation."""
+
+    def __init__(self, tokens: Many[int], end: int = 256) -> None:
+        super().__init__(SamplingParams(), 0, 1)
+        self._tokens = deque(tokens)
+        self._end = end
+
+    def draw(self, history: int) -> int:
+        return self._tokens.popleft() if self._tokens else self._end
 
 
 class Commands:
@@ -53,6 +105,18 @@ class Outcome:
     def token_ids(self, choice: int = 0) -> list[int]:
         return [token for chunk in self.of_choice(choice) for token in chunk.token_ids]
 
+    def logprobs(self, choice: int = 0) -> list[TokenLogprobs]:
+        return [one for chunk in self.of_choice(choice) for one in chunk.logprobs]
+
+    def last(self, choice: int = 0) -> StreamChunk:
+        """The chunk with which a choice ended."""
+        (chunk,) = [chunk for chunk in self.of_choice(choice) if chunk.finish_reason is not None]
+        return chunk
+
+    def drawn(self, choice: int = 0) -> list[int]:
+        """All tokens that a choice that has ended generated, those of its stop as well."""
+        return [*self.token_ids(choice), *self.last(choice).stop_token_ids]
+
     def text(self, choice: int = 0) -> str:
         return "".join(chunk.text for chunk in self.of_choice(choice))
 
@@ -60,6 +124,63 @@ class Outcome:
         reasons = [chunk.finish_reason for chunk in self.of_choice(choice) if chunk.finish_reason is not None]
         assert len(reasons) <= 1, reasons
         return reasons[0] if reasons else None
+
+
+def make_request(
+    backend: FakeBackend,
+    clock: Clock,
+    key: int,
+    prompt: str | list[int],
+    *,
+    script: Many[int] | None = None,
+    **options: Any,
+) -> Request:
+    """A request that nobody has submitted; greedy unless told otherwise. script: what is drawn, whatever the backend thinks."""
+    params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
+    rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
+    ids = backend.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return Request(
+        key=key,
+        prompt=ids,
+        params=params,
+        options=rest,
+        samplers=backend.make_samplers(params, ids) if script is None else (Scripted(script),) * params.n,
+        submitted_s=clock.now(),
+        vocabulary=backend.vocabulary,
+        lora=tuple(rest.lora),
+        echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
+    )
+
+
+def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
+    """Small ones, as the backend's memory allows."""
+    kind, num_cells = backend.memory.kind, backend.memory.num_cells
+    return Limits(
+        **{
+            "num_slots": 4,
+            "n_batch": 64,
+            "n_ubatch": 64,
+            "chunk_size": 32,
+            "max_positions": num_cells,
+            "num_cells": None if kind == "recurrent" else num_cells,
+            "num_seq_ids": backend.memory.num_seq_ids,
+            "host_bytes": 16_000,
+            "max_scored": 8,
+            "can_share_part": kind == "attention",
+            "itl_target_s": 0.05,
+            "max_tick_s": 0.2,
+            "embed_tokens": 64,
+            "embed_texts": 4,
+            **wanted,
+        }
+    )
+
+
+def make_scheduler(
+    limits: Limits, backend: FakeBackend, strategy: BatchStrategy, clock: Clock, instruments: tuple[Instrument, ...]
+) -> Scheduler:
+    """As an engine has it."""
+    return Scheduler(limits, strategy, clock, Instruments(instruments))
 
 
 class World:
@@ -71,70 +192,87 @@ class World:
         strategy: str | BatchStrategy = "paced",
         instruments: tuple[Instrument, ...] = (),
         limits: dict[str, Any] | None = None,
+        vocabulary: Vocabulary | None = None,
         **backend: Any,
     ) -> None:
+        self._make: dict[str, Any] = {"strategy": strategy, "limits": limits, "vocabulary": vocabulary, **backend}
         self.clock = ManualClock()
+        self.faults = Faults()
+        self.metrics = Metrics()
+        backend.setdefault("fail", self.faults.of_pass)
+        backend.setdefault("fail_row", self.faults.of_row)
         wanted = dict(limits or {})
         num_slots = wanted.get("num_slots", 4)
-        backend.setdefault("num_seq_ids", num_slots)
+        is_shared = backend.get("kind", "attention") == "attention"
+        backend.setdefault("num_seq_ids", num_slots + 3 if is_shared else num_slots)
         self.backend = FakeBackend(clock=self.clock, **backend)
-        kind = self.backend.memory.kind
-        self.limits = Limits(
-            **{
-                "num_slots": num_slots,
-                "n_batch": 64,
-                "n_ubatch": 64,
-                "chunk_size": 32,
-                "max_positions": self.backend.memory.num_cells,
-                "num_cells": None if kind == "recurrent" else self.backend.memory.num_cells,
-                "max_scored": 8,
-                "can_share_part": kind == "attention",
-                "itl_target_s": 0.05,
-                "max_tick_s": 0.2,
-                "embed_tokens": 64,
-                "embed_texts": 4,
-                **wanted,
-            }
-        )
+        self.vocabulary = self.backend.vocabulary = vocabulary or self.backend.vocabulary
+        self.limits = make_limits(self.backend, **wanted)
         self.commands = Commands()
-        self.scheduler = Scheduler(self.limits, resolve_strategy(strategy), self.clock, Instruments(instruments))
-        self.engine = Engine(self.commands, self.scheduler, Executor(self.backend, self.clock))
+        self.scheduler = make_scheduler(
+            self.limits,
+            self.backend,
+            FaultyStrategy(resolve_strategy(strategy), self.faults),
+            self.clock,
+            (self.metrics, *instruments),
+        )
+        self.executor = Executor(self.backend, self.clock)
+        self.engine = Engine(self.commands, self.scheduler, self.executor)
         self.outcomes: dict[int, Outcome] = {}
+        self.embedding_requests: dict[int, EmbeddingRequest] = {}
         self.embedded: dict[int, Embedded] = {}
+        self._next_key = 0
         self.num_ticks = 0
 
     # ---- what callers do
 
-    def submit(self, prompt: str | list[int], **options: Any) -> Outcome:
-        params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
-        rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
-        ids = self.backend.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = Request(
-            key=len(self.outcomes) + len(self.embedded) + 1,
-            prompt=ids,
-            params=params,
-            options=rest,
-            samplers=self.backend.make_samplers(params, ids),
+    def request(self, prompt: str | list[int], **options: Any) -> Request:
+        """A request that nobody has submitted."""
+        self._next_key += 1
+        return make_request(self.backend, self.clock, self._next_key, prompt, **options)
+
+    def fresh(self, request: Request, key: int) -> Request:
+        """Another request for the same, of which nobody notes what comes."""
+        samplers = self.backend.make_samplers(request.params, request.prompt)
+        return Request(
+            key=key,
+            prompt=request.prompt,
+            params=request.params,
+            options=request.options,
+            samplers=samplers,
             submitted_s=self.clock.now(),
             vocabulary=self.backend.vocabulary,
-            lora=tuple(rest.lora),
-            echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
         )
+
+    def submit(self, prompt: str | list[int], **options: Any) -> Outcome:
+        request = self.request(prompt, **options)
         outcome = self.outcomes[request.key] = Outcome(request)
         self.commands.queue.append(Submit(request))
         return outcome
 
+    def alone(self, prompt: str | list[int], **options: Any) -> Outcome:
+        """What comes of the same request in a world of its own, of the same make."""
+        world = World(**self._make)
+        outcome = world.submit(prompt, **options)
+        world.run()
+        return outcome
+
     def submit_embedding(self, texts: list[str], *, pooling: str | None = None, **options: Any) -> int:
-        key = 1_000_000 + len(self.embedded) + len(self.outcomes)
+        self._next_key += 1
         request = EmbeddingRequest(
-            key=key,
+            key=self._next_key,
             texts=[self.backend.encode(text) for text in texts],
             pooling=pooling,
             options=RequestOptions(**options),
             submitted_s=self.clock.now(),
         )
+        self.embedding_requests[request.key] = request
         self.commands.queue.append(Submit(request))
-        return key
+        return request.key
+
+    def cancel_embedding(self, key: int) -> None:
+        self.embedding_requests[key].cancelled = True
+        self.commands.queue.append(Cancel(key))
 
     def cancel(self, outcome: Outcome) -> None:
         outcome.request.cancelled = True
@@ -197,10 +335,56 @@ class World:
             outcome.terminal = event.chunk
 
     def check(self) -> None:
+        """What holds between ticks: places, positions, cells, endings, counts."""
         self.scheduler.check()
+        self.metrics.check()
         for sequence in self.scheduler.running:
             assert sequence.seq_id is not None
             assert self.backend.positions(sequence.seq_id) == sequence.num_computed
+        self._check_memory()
+        open_keys = {key for key, outcome in self.outcomes.items() if outcome.terminal is None}
+        waiting_to_begin = {command.request.key for command in self.commands.queue if isinstance(command, Submit)}
+        known = set(self.scheduler._requests) | {one.key for one in self.scheduler._embedding._queue.requests}
+        open_keys |= self.embedding_requests.keys() - self.embedded.keys()
+        assert open_keys - waiting_to_begin == known
+
+    def check_done(self) -> None:
+        """Nothing is left of anything, and all have been told."""
+        self.check()
+        assert self.engine.is_idle
+        assert not self.scheduler.running
+        assert self.scheduler.num_waiting == self.scheduler.num_unfinished == 0
+        memory = self.scheduler.memory
+        kept = set(memory._kept.seq_ids)
+        assert all(
+            (self.backend.positions(seq_id) > 0) == (seq_id in kept) for seq_id in range(self.limits.num_seq_ids)
+        )
+        assert self.scheduler._slots.num_free == self.limits.num_slots
+        assert not memory._operations
+        assert {holder for node in memory._tree.nodes() for holder in node.holders} == set(memory._kept._paths)
+        assert not self.scheduler._events
+        for outcome in self.outcomes.values():
+            assert outcome.terminal is not None
+            assert outcome.is_released
+            for choice in range(outcome.request.params.n):
+                assert outcome.reason(choice) is not None
+        assert self.embedded.keys() == self.embedding_requests.keys()
+        snapshot = self.metrics.snapshot()
+        assert snapshot.submitted == len(self.outcomes) + len(self.embedded)
+        assert snapshot.queued == snapshot.resident == 0
+
+    def _check_memory(self) -> None:
+        """What lies in memory is what running and kept ones have, and what is about to be removed."""
+        held, memory = self.backend.memory._sequences, self.scheduler.memory
+        there = {sequence.seq_id for sequence in self.scheduler.running} | set(memory._kept.seq_ids)
+        leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
+        assert there.isdisjoint(leaving)
+        assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
+        for kept in memory._kept._paths:
+            assert len(held[kept.seq_id].hashes) == kept.num_computed
+        if self.limits.num_cells is not None:
+            cells = {cell for seq_id in there for cell in held[seq_id].cells}
+            assert len(cells) == memory.num_cells
 
     def open_keys(self) -> list[int]:
         return [key for key, outcome in self.outcomes.items() if outcome.terminal is None]

@@ -48,6 +48,7 @@ class WorkerLife:
         self.inbox = Inbox(2**62)
         limits = limits_of(self.backend, backend_options.get("num_seq_ids", 8))
         self.scheduler = Scheduler(limits, resolve_strategy("paced"), clock, Instruments())
+        self.scheduler.tells_held_back = True
         self.outlet = SocketOutlet(self.link, self.inbox, self.backend, lambda: None)  # type: ignore[arg-type]
         self.box = BlackBox.create()
         self.preparing = Preparing(self.inbox, self.outlet, self.backend, self.box)
@@ -111,7 +112,7 @@ class IsolatedWorld:
 
     def __init__(self, **backend_options: Any) -> None:
         self.clock = ManualClock()
-        self._options = {"num_seq_ids": 4, **backend_options}
+        self._options = {"num_seq_ids": 8, **backend_options}
         self.ledger = Ledger()
         self.told: dict[int, Told] = {}
         self.embedded: dict[int, Embedded] = {}

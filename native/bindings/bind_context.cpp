@@ -93,6 +93,21 @@ void restore(Context & context, int32_t seq_id, const Bytes & state, bool partia
     context.restore(seq_id, as_span(state), partial, last);
 }
 
+nb::object save_range(Context & context, int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+    std::vector<uint8_t> state;
+    {
+        Unlocked unlocked;
+        state = context.save_range(seq_id, first, end, scratch);
+    }
+    return nb::cast(to_numpy(std::move(state)));
+}
+
+void load_range(Context & context, int32_t seq_id, const Bytes & state, int32_t saved_first, int32_t saved_end, int32_t first,
+                int32_t end, int32_t scratch) {
+    Unlocked unlocked;
+    context.load_range(seq_id, as_span(state), {saved_first, saved_end - 1}, first, end, scratch);
+}
+
 std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
     Unlocked        unlocked;
     const Positions held = context.positions(seq_id);
@@ -107,6 +122,9 @@ void bind_memory(nb::class_<Context> & type) {
         .def("keep", &Context::keep, nb::arg("seq_id"), unlocked)
         .def("clear", &Context::clear, nb::arg("data"), unlocked)
         .def("save", &save, nb::arg("seq_id"), nb::arg("partial"))
+        .def("save_range", &save_range, nb::arg("seq_id"), nb::arg("first"), nb::arg("end"), nb::arg("scratch"))
+        .def("load_range", &load_range, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("saved_first"),
+             nb::arg("saved_end"), nb::arg("first"), nb::arg("end"), nb::arg("scratch"))
         .def("restore", &restore, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("partial"), nb::arg("last"));
 }
 

@@ -16,7 +16,14 @@ from paceline.engine.arguments import request_arguments
 from paceline.engine.collecting import AsyncBatch, collect_async
 from paceline.engine.opening import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    collected_at_the_end,
+    embedding_options,
+    prefix_options,
+    scores,
+    vectors,
+)
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
 from paceline.streaming import AsyncStream, StreamChannel
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class AsyncLLM:
@@ -103,6 +111,21 @@ class AsyncLLM:
         future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
         return scores(await asyncio.wrap_future(future))
 
+    async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+        """As `LLM.save_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
+
+    async def load_prefix(self, name: str, **options: Any) -> list[int]:
+        """As `LLM.load_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))
+
+    async def erase_prefix(self, name: str) -> None:
+        """As `LLM.erase_prefix`."""
+        engine = await self._engine()
+        await asyncio.to_thread(engine.erase_prefix, name)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; the engine must have been started."""
@@ -113,14 +136,22 @@ class AsyncLLM:
         """The model; the engine must have been started."""
         return self._started.model
 
+    @property
+    def limits(self) -> Limits:
+        """As `LLM.limits`; the engine must have been started."""
+        return self._started.limits
+
     def stats(self) -> MetricsSnapshot:
         """As `LLM.stats`; the engine must have been started."""
         return self._started.stats()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """As `LLM.close`, without blocking the loop."""
-        if self._starting is not None:
-            engine = await asyncio.shield(self._starting)
+        if self._starting is None:
+            return
+        await asyncio.wait((self._starting,))
+        if self._starting.exception() is None:  # else nothing was started, and whoever wanted it was told
+            engine = self._starting.result()
             await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
 
     async def __aenter__(self) -> Self:

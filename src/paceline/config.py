@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from paceline import validation
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, InvalidType
 
-_MAX_SLOTS = 256
+_MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for kept prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class EngineConfig:
     isolation: "thread" computes in this process, "process" in one of its own, which may die without this one.
     on_engine_death: what becomes of requests whose process died: "replay" (the default there) lets them go on in a new
     process, "fail" ends them with `EngineDied`. Means nothing with threads.
+    cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
+    None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
     """
 
     num_slots: int = 8
@@ -37,6 +40,9 @@ class EngineConfig:
     max_queue_tokens: int | None = None
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
+    cache_prompt: bool = True
+    host_cache_bytes: int | None = None
+    state_folder: str | os.PathLike[str] | None = None
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
@@ -59,6 +65,11 @@ class EngineConfig:
                 raise InvalidParams(
                     f'on_engine_death={self.on_engine_death!r} needs isolation="process": a thread dies with its program'
                 )
+        validation.boolean("cache_prompt", self.cache_prompt)
+        if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
+            raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
+        if self.host_cache_bytes is not None:
+            validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
 
 
 CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))

@@ -15,7 +15,14 @@ from paceline.engine.arguments import request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
 from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    collected_at_the_end,
+    embedding_options,
+    prefix_options,
+    scores,
+    vectors,
+)
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
 from paceline.streaming import Stream
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class LLM:
@@ -113,6 +121,25 @@ class LLM:
         with cancelled_if_left(future.cancel):
             return scores(future.result())
 
+    def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+        """Writes what memory has of a prompt to a file in `state_folder`; answers how many of its tokens that is.
+
+        name: letters, digits, ".", "_" and "-". Options: tenant, cache_salt and how text becomes tokens, as of the requests
+        that computed it. Raises `StateError` where nothing is in memory or the file cannot be written.
+        """
+        return self._engine.save_prefix(name, prompt, prefix_options(options))
+
+    def load_prefix(self, name: str, **options: Any) -> list[int]:
+        """Puts a saved prefix into memory, where requests that begin with its tokens find it; answers those tokens.
+
+        Options: tenant and cache_salt. Raises `StateError` where there is none, or one that is damaged or another model's.
+        """
+        return self._engine.load_prefix(name, prefix_options(options))
+
+    def erase_prefix(self, name: str) -> None:
+        """Deletes a saved prefix's file. Raises `StateError` where there is none."""
+        self._engine.erase_prefix(name)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -122,6 +149,11 @@ class LLM:
     def model(self) -> Model:
         """The model."""
         return self._engine.model
+
+    @property
+    def limits(self) -> Limits:
+        """What follows from the options, the model and this machine: slots, cells, sequence ids, budgets."""
+        return self._engine.limits
 
     def stats(self) -> MetricsSnapshot:
         """Counters and histograms of everything so far; docs/metrics.md lists them."""

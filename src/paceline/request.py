@@ -34,6 +34,8 @@ class RequestOptions:
         it has caught up, or ends with SLOW_READER (slow_reader="cancel").
     add_special, parse_special: how a prompt that is text becomes tokens, see `Tokenizer.encode`.
     special: whether control tokens show in the text; they always are in token_ids.
+    cache_prompt: whether it may use what others computed of the same prompt, and they what it computes. tenant, cache_salt:
+    only requests with the same two share prefixes; others cannot even tell by the time that it takes.
     request_id: the caller's name for it, in records and traces.
     """
 
@@ -49,6 +51,9 @@ class RequestOptions:
     add_special: bool = True
     parse_special: bool = False
     special: bool = False
+    cache_prompt: bool = True
+    tenant: str = ""
+    cache_salt: str = ""
     request_id: str | None = None
 
     def __new__(cls, **options: Any) -> Self:
@@ -67,8 +72,10 @@ class RequestOptions:
         if self.max_buffered_tokens is not None:
             validation.integer("max_buffered_tokens", self.max_buffered_tokens, 1)
         validation.choice("slow_reader", self.slow_reader, ("pause", "cancel"))
-        for name in ("add_special", "parse_special", "special"):
+        for name in ("add_special", "parse_special", "special", "cache_prompt"):
             validation.boolean(name, getattr(self, name))
+        for name in ("tenant", "cache_salt"):
+            validation.text(name, getattr(self, name))
         if self.request_id is not None:
             validation.text("request_id", self.request_id)
         object.__setattr__(self, "lora", _scales(self.lora))

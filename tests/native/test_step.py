@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.native.aborting import aborting
@@ -128,7 +128,7 @@ def test_drafts_need_a_memory_that_can_be_cut(tiny_models: TinyModels, kind: str
         row = StepRow(seq_id=0, position=0, token_ids=[1, 2], num_drafts=1, samplers=(greedy(model),))
         with pytest.raises(Unsupported, match="drafts"):
             context.step([row])
-        context.step([replace(row, num_drafts=0)])
+        context.step([msgspec.structs.replace(row, num_drafts=0)])
 
 
 # ---- log-probabilities
@@ -219,7 +219,7 @@ def test_masks_share_one_deadline_and_hear_an_abort(model: Model, context: Conte
     result = context.step(rows, masks=masks, mask_timeout_s=0.3)
     assert time.perf_counter() - begin < 1.5
     assert all(isinstance(row.draws[0].error, SamplingError) for row in result.rows)
-    again = [replace(row, position=1) for row in rows]
+    again = [msgspec.structs.replace(row, position=1) for row in rows]
     with aborting(context, after_s=0.1):
         result = context.step(again, masks=masks, mask_timeout_s=3600)
     assert all(isinstance(row.draws[0].error, Aborted) for row in result.rows)
@@ -320,7 +320,7 @@ def test_a_bad_row_is_refused_before_anything_moves(
     good = StepRow(seq_id=0, position=0, token_ids=[1, 2], samplers=(first,))
     row = StepRow(seq_id=1, position=0, token_ids=[1], samplers=(second,))
     with pytest.raises(error, match=words):
-        context.step([good, replace(row, **change)])
+        context.step([good, msgspec.structs.replace(row, **change)])
     assert (context.positions(0), context.positions(1)) == (None, None)
     assert (first.num_generated, second.num_generated) == (0, 0)
     assert all(one.draws[0].token_ids for one in context.step([good, row]).rows)
@@ -331,9 +331,9 @@ def test_one_sequence_has_one_row_and_one_sampler_one_place(model: Model, contex
     sampler = greedy(model)
     row = StepRow(seq_id=0, position=0, token_ids=[1], samplers=(sampler,))
     with pytest.raises(InvalidParams, match="more than one row"):
-        context.step([row, replace(row, samplers=())])
+        context.step([row, msgspec.structs.replace(row, samplers=())])
     with pytest.raises(InvalidParams, match="stands twice"):
-        context.step([row, replace(row, seq_id=1)])
+        context.step([row, msgspec.structs.replace(row, seq_id=1)])
     with pytest.raises(InvalidParams, match="1 to 256 tokens"):
         context.step([])
     context.step([row])
@@ -374,5 +374,5 @@ def test_many_rows_of_a_large_vocabulary_draw_in_parallel_the_same(tiny_models: 
             ]
             together = [row.draws[0].token_ids for row in context.step(rows).rows]
             context.clear()
-            single = [replace(rows[i], samplers=(Sampler(params[i], model),)) for i in range(12)]
+            single = [msgspec.structs.replace(rows[i], samplers=(Sampler(params[i], model),)) for i in range(12)]
             assert together == [context.step([row]).rows[0].draws[0].token_ids for row in single]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from tests.isolated_world import IsolatedWorld, Told
 
 from paceline.engine.commands import Cancel
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.scheduling.answer import Answer
 from paceline.scheduling.limits import Vocabulary
-from paceline.streaming import FinishReason, TokenLogprobs
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
 
 VOCABULARY = Vocabulary(
     pieces=(b"a", b"b", b"ab", b"ba", b"\xe2", b"\x82", b"\xac", b"\xe2\x82", "€".encode(), b"", b"<end>"),
@@ -22,18 +24,29 @@ VOCABULARY = Vocabulary(
 stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "aaaa"]), max_size=3, unique=True)
 
 
-def tell(answer: Answer, tokens: list[int], chunks: list[Any]) -> FinishReason | None:
-    """Feeds tokens as ticks do: after each of them a chunk, and the last one at the end."""
-    for token in tokens:
-        reason = answer.take(token, TokenLogprobs(-float(token)))
-        if reason is not None:
-            answer.finish()
-            chunks.append(answer.last_chunk(reason, None))
-            return reason
-        chunk = answer.chunk()
-        if chunk is not None:
-            chunks.append(chunk)
-    return None
+@dataclass
+class Telling:
+    """Feeds an answer as ticks do: after each token a chunk, if there is one, and the last one at the end."""
+
+    answer: Answer
+    chunks: list[StreamChunk]
+    num_told: int | None = None
+    untold: list[TokenLogprobs] = field(default_factory=list)
+
+    def tell(self, tokens: list[int]) -> FinishReason | None:
+        for token in tokens:
+            reason = self.answer.take(token, TokenLogprobs(-float(token)))
+            if reason is not None:
+                self.answer.finish()
+                self.chunks.append(self.answer.last_chunk(reason, None))
+                return reason
+            chunk = self.answer.chunk()
+            if chunk is None:
+                self.untold += self.answer.latest_logprobs(1)
+                continue
+            self.chunks.append(chunk)
+            self.num_told, self.untold = self.answer.num_generated, list(self.answer.latest_logprobs(99))
+        return None
 
 
 def joined(chunks: list[Any]) -> Any:
@@ -51,26 +64,27 @@ def joined(chunks: list[Any]) -> Any:
     min_tokens=st.integers(0, 6),
     cut=st.integers(0, 30),
     special=st.booleans(),
+    interval=st.sampled_from([1, 1, 2, 5, 1000]),
 )
 def test_an_answer_resumed_anywhere_tells_the_same(
-    tokens: list[int], stop: list[str], min_tokens: int, cut: int, special: bool
+    tokens: list[int], stop: list[str], min_tokens: int, cut: int, special: bool, interval: int
 ) -> None:
-    """In the middle of a character or of a stop: what was told before and what is told after join to the undisturbed."""
+    """In the middle of a character, of a stop or of an interval: what is told joins to what an undisturbed one tells."""
     params = SamplingParams(stop=stop, min_tokens=min_tokens, max_tokens=None, logprobs=0)
+    options = RequestOptions(special=special, interval=interval)
     script = [*tokens, 10]
 
     def new() -> Answer:
-        return Answer(params, VOCABULARY, 0, special=special, echo="")
+        return Answer(params, VOCABULARY, 0, options, "echo: ")
 
-    undisturbed: list[Any] = []
-    tell(new(), script, undisturbed)
-    first, told = new(), []
-    if tell(first, script[:cut], told) is None:
-        second = new()
-        second.resume(script[:cut], first.held_logprobs)
-        tell(second, script[cut:], told)
-        assert second.num_generated <= len(script)
-    assert joined(told) == joined(undisturbed)
+    undisturbed = Telling(new(), [])
+    undisturbed.tell(script)
+    first = Telling(new(), [])
+    if first.tell(script[:cut]) is None:
+        second = Telling(new(), first.chunks)
+        second.answer.resume(script[:cut], first.num_told, first.untold)
+        second.tell(script[cut:])
+    assert joined(first.chunks) == joined(undisturbed.chunks)
 
 
 requests = st.fixed_dictionaries(
@@ -88,6 +102,7 @@ requests = st.fixed_dictionaries(
         "echo": st.booleans(),
         "mirostat": st.sampled_from([0, 2]),
         "special": st.booleans(),
+        "interval": st.sampled_from([1, 1, 3, 1000]),
         "priority": st.integers(0, 2),
     }
 )
@@ -104,7 +119,7 @@ def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
 @given(
     wanted=st.lists(requests, min_size=1, max_size=5),
     deaths=st.sets(st.integers(0, 120), max_size=12),
-    options=st.sampled_from([{}, {"kind": "recurrent"}, {"num_seq_ids": 2}, {"num_cells": 300, "num_seq_ids": 3}]),
+    options=st.sampled_from([{}, {"kind": "recurrent"}, {"num_seq_ids": 2}, {"num_cells": 300, "num_seq_ids": 6}]),
 )
 def test_deaths_change_nothing_that_is_told(
     wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]

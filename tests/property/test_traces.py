@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -43,10 +42,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 
 def records(kind: type) -> st.SearchStrategy[Any]:
     """Records of a kind with whatever their fields may hold."""
-    found = {
-        field.name: BY_NAME.get(field.name, DURATIONS if field.name.endswith("_s") else COUNTS)
-        for field in fields(kind)
-    }
+    found = {name: BY_NAME.get(name, DURATIONS if name.endswith("_s") else COUNTS) for name in get_type_hints(kind)}
     if kind is EndRecord:
         found["usage"] = records(Usage)
     if kind is TickRecord:

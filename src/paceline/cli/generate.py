@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import reading, terminal
-from paceline.cli.generation import Generated, collect, positions_needed, summary, usage
+from paceline.cli.generation import Generated, collect, positions_needed, summary, usage_record
 from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import LoadedModel, ModelChoice, load
+from paceline.cli.loading import ModelChoice, load
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,
@@ -31,7 +31,8 @@ from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.runtime import Context, Model, Sampler
+    from paceline.llm import LLM
+    from paceline.runtime import Model
 
 _DEFAULTS = SamplingParams()
 _PROMPT_HELP = 'Text to go on from; "-" reads it from stdin, without its last line break.'
@@ -145,15 +146,14 @@ def generate(
 
 
 def _run(job: Job, interrupted: Stop) -> None:
-    from paceline.runtime import Context, Sampler
+    from paceline.llm import LLM
 
     loaded = load(job.model, interrupted)
     prompt = _encode(loaded.model, job)
-    sampler = Sampler(job.params, loaded.model)
     n_ctx = _context_size(loaded.model, job, prompt)
-    with Context(loaded.model, n_ctx=n_ctx, n_threads=job.n_threads) as context:
-        generated = _generate(context, sampler, loaded.model, job, prompt, interrupted)
-    _finish(job.showing, generated, loaded, len(prompt), sampler.seed)
+    with LLM(loaded.model, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads) as llm:
+        generated = _generate(llm, job, prompt, interrupted)
+    _finish(job, generated, loaded.load_s)
 
 
 def _encode(model: Model, job: Job) -> list[int]:
@@ -171,33 +171,25 @@ def _context_size(model: Model, job: Job, prompt: list[int]) -> int | None:
     return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
 
 
-def _generate(
-    context: Context, sampler: Sampler, model: Model, job: Job, prompt: list[int], interrupted: Stop
-) -> Generated:
-    from paceline.text import TextPipe
-
-    tokens = context.generate(sampler, prompt, job.params.max_tokens)
-    first = 1 if model.has_encoder else len(prompt)  # positions that the decoder holds before the first token
-    pipe = TextPipe(model.tokenizer.pieces(job.showing.special), job.params.stop)
-    if job.showing.echo:
-        terminal.write(job.prompt, style="dim")
-    with interrupted.aborting(context.abort):
-        return collect(
-            tokens,
-            pipe,
-            None if job.showing.as_json else terminal.write,
-            lambda count: count == job.params.max_tokens or first + count > context.max_positions,
-            interrupted,
-        )
+def _generate(llm: LLM, job: Job, prompt: list[int], interrupted: Stop) -> Generated:
+    """The answer to its end; Ctrl-C cancels the request, and what it had until then is the answer."""
+    with (
+        llm.stream(prompt, job.params, special=job.showing.special) as stream,
+        interrupted.aborting(stream.cancel),
+    ):
+        if job.showing.echo:
+            terminal.write(job.prompt, style="dim")
+        return collect(stream, None if job.showing.as_json else terminal.write)
 
 
-def _finish(showing: Showing, generated: Generated, loaded: LoadedModel, prompt_tokens: int, seed: int) -> None:
-    if showing.as_json:
-        terminal.write(_as_json(generated, usage(generated, prompt_tokens=prompt_tokens, load_s=loaded.load_s), seed))
+def _finish(job: Job, generated: Generated, load_s: float) -> None:
+    seed = -1 if job.params.seed is None else job.params.seed
+    if job.showing.as_json:
+        terminal.write(_as_json(generated, usage_record(generated, load_s=load_s), seed))
     elif not generated.text.endswith("\n"):
         terminal.write("\n")
-    if not showing.quiet:
-        terminal.note(summary(generated, prompt_tokens=prompt_tokens, load_s=loaded.load_s, seed=seed))
+    if not job.showing.quiet:
+        terminal.note(summary(generated, load_s=load_s, seed=seed))
 
 
 def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:

@@ -97,7 +97,7 @@ def _on_interrupt(stop: Stop) -> Iterator[None]:
 
     def handle(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.requested:
-            terminal.show_cursor()
+            terminal.restore()
             os._exit(128 + signal.SIGINT)
         stop.request()
 

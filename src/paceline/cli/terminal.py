@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ def printable(text: str) -> str:
 def is_terminal(stream: TextIO) -> bool:
     """Whether somebody looks at what is written there."""
     return stream.isatty()
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether a picture can be drawn there, again and again: a terminal that can move its cursor."""
+    return is_terminal(stream) and not console(stream).is_dumb_terminal
 
 
 def console(stream: TextIO) -> Console:
@@ -76,10 +81,26 @@ def abandon_output() -> None:
         return
 
 
-def show_cursor() -> None:
-    """Undoes what a progress bar did to the terminal, for an exit that leaves no time for it."""
-    if is_terminal(sys.stderr):
-        console(sys.stderr).show_cursor(True)
+_undoing: list[Callable[[], object]] = []
+
+
+def undo_at_exit(undo: Callable[[], object]) -> None:
+    """`restore` calls this as well, until `forget_undo`."""
+    _undoing.append(undo)
+
+
+def forget_undo(undo: Callable[[], object]) -> None:
+    """Takes back `undo_at_exit`."""
+    _undoing.remove(undo)
+
+
+def restore() -> None:
+    """Undoes what was done to the terminal, for an exit that leaves no time for it: modes, and a hidden cursor."""
+    for undo in reversed(_undoing):
+        undo()
+    for stream in (sys.stdout, sys.stderr):
+        if is_terminal(stream):
+            console(stream).show_cursor(True)
 
 
 def _put(stream: TextIO, text: str, style: str | None) -> None:

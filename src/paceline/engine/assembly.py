@@ -20,13 +20,17 @@ from paceline.scheduling.strategies import resolve_strategy
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The parts. at_end: what gives their memory back, in order, when the engine's thread is through."""
+    """The parts. at_end: what gives their memory back, in order, when the engine's thread is through.
+
+    fingerprint: of whatever saved prefixes fit; empty for a model that cannot generate.
+    """
 
     backend: LlamaBackend
     scheduler: Scheduler
     limits: Limits
     model: Model
     adapters: tuple[str, ...]
+    fingerprint: bytes
     at_end: tuple[Callable[[], None], ...]
 
 
@@ -41,4 +45,12 @@ def assemble(
     if built.context is not None:
         calibrate(built.context, scheduler.pace)
     at_end = (backend.close, *((built.model.close,) if built.owns_model else ()))
-    return Assembly(backend, scheduler, built.limits, built.model, tuple(built.adapters), at_end)
+    return Assembly(
+        backend=backend,
+        scheduler=scheduler,
+        limits=built.limits,
+        model=built.model,
+        adapters=tuple(built.adapters),
+        fingerprint=b"" if built.context is None else built.context.fingerprint,
+        at_end=at_end,
+    )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.prefix_tree import Saved
 
 Lora = tuple[tuple[str, float], ...]
 
@@ -43,6 +44,12 @@ class Backend(Protocol):
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """The first tokens of one sequence id become those of another, which is empty."""
+
+    def save(self, seq_id: int, start: int, end: int) -> Saved:
+        """Tokens [start, end) of a sequence id, for host memory; all that it has, where memory is only saved whole."""
+
+    def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
+        """Adds tokens [start, end) of what `save` answered to a sequence id that holds exactly those before."""
 
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""

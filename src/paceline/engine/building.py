@@ -14,7 +14,7 @@ from paceline import validation
 from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
-from paceline.runtime import Adapter, Context, MemoryClass, Model, devices
+from paceline.runtime import Adapter, Context, MemoryClass, Model, devices, total_memory
 from paceline.scheduling.limits import Limits
 
 _log = logging.getLogger("paceline.engine")
@@ -22,7 +22,9 @@ _log = logging.getLogger("paceline.engine")
 _CTX_PER_SLOT = 4096
 _LEAST_CTX = 512
 _MAX_SCORED = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
-_MOST_RECURRENT_SLOTS = 128
+_MOST_RECURRENT_SLOTS = 127
+_MOST_SEQ_IDS = 256
+_HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
 _ITL_TARGET_MS = {"cpu": 250.0, "gpu": 50.0}
 # Context options that embedders take over; the others are about a memory that they do not have.
 _EMBEDDER_OPTIONS = frozenset(
@@ -70,9 +72,9 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
             loaded.close()
         raise
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
-    return Built(
-        loaded, owns, context, adapters, options, _limits(loaded, context, arguments.config, arguments.context)
-    )
+    limits = _limits(loaded, context, arguments.config, arguments.context)
+    _log.info("%s, %s memory: %s", loaded.desc, loaded.memory_class.value, limits)
+    return Built(loaded, owns, context, adapters, options, limits)
 
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
@@ -136,10 +138,21 @@ def _context(model: Model, config: EngineConfig, options: dict[str, Any]) -> Con
 
 
 def _sized_context(model: Model, num_slots: int, n_ctx: int, options: dict[str, Any]) -> Context:
+    num_seqs = _num_seq_ids(model, num_slots) + 1
     n_batch = options.get("n_batch")
     room = n_batch if isinstance(n_batch, int) else _MAX_SCORED + num_slots
-    outputs = max(num_slots, min(num_slots + _MAX_SCORED, room))
-    return Context(model, n_ctx=n_ctx, n_seq_max=num_slots, n_outputs_max=outputs, **options)
+    outputs = max(num_seqs, min(num_slots + _MAX_SCORED, room))
+    return Context(model, n_ctx=n_ctx, n_seq_max=num_seqs, n_outputs_max=outputs, **options)
+
+
+def _num_seq_ids(model: Model, num_slots: int) -> int:
+    """Those of running sequences; where prefixes can stay on the device as they are, as many again and at least four.
+
+    One more is the backend's own. Every id costs memory where windows or states are kept for it, so others have no more.
+    """
+    if model.memory_class is not MemoryClass.ATTENTION:
+        return num_slots
+    return min(num_slots + max(4, num_slots), _MOST_SEQ_IDS - 1)
 
 
 def _limits(model: Model, context: Context | None, config: EngineConfig, options: Mapping[str, Any]) -> Limits:
@@ -169,5 +182,13 @@ def _limits(model: Model, context: Context | None, config: EngineConfig, options
         n_ubatch=context.n_ubatch,
         max_positions=min(context.max_positions, trained),
         num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
+        num_seq_ids=_num_seq_ids(model, config.num_slots),
+        host_bytes=_host_bytes(config),
         max_scored=max(1, context.n_outputs_max - config.num_slots),
     )
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    if not config.cache_prompt:
+        return 0
+    return total_memory() // _HOST_SHARE if config.host_cache_bytes is None else config.host_cache_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.commands import Cancel, Command, EndSlow, Export, Import, SetPaused, Stop, Submit
 from paceline.engine.executor import Executor
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -63,6 +63,10 @@ class Engine:
                     self._scheduler.set_paused(key, is_paused=is_paused)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
+                case Export(key, namespace, tokens):
+                    self._scheduler.export(key, namespace, tokens)
+                case Import(key, namespace, tokens, ranges):
+                    self._scheduler.import_ranges(key, namespace, tokens, ranges)
                 case Stop():
                     self._scheduler.stop()
 

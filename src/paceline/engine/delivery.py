@@ -9,11 +9,11 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused
+from paceline.engine.commands import Cancel, EndSlow, Export, Import, SetPaused
 from paceline.engine.inbox import Inbox
-from paceline.errors import PacelineError
+from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
 
@@ -24,6 +24,7 @@ class Delivery:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._telling = threading.Lock()
+        self._is_over = False
         self._feeds: dict[int, StreamFeed] = {}
         self._futures: dict[int, Future[list[Any]]] = {}
 
@@ -75,6 +76,14 @@ class Delivery:
         future.add_done_callback(cancel_if_wanted)
         return future
 
+    def ask(self, command: Export | Import) -> Future[list[Any]]:
+        """Passes a question to the engine; its answer resolves the future."""
+        future = self._futures[command.key] = Future()
+        self._inbox.put(command)
+        if self._is_over:  # there is no thread to answer; whoever sets this looks at the futures afterwards
+            self.end_all(EngineStopped("the engine was shut down; make a new one"))
+        return future
+
     def deliver(self, events: list[Event]) -> None:
         """Hands out what a tick brought, in order."""
         for event in events:
@@ -89,16 +98,23 @@ class Delivery:
                     self._inbox.started(key)
                 case Released(key):
                     self._release(key)
+                case Exported(key, ranges):
+                    _resolve(self._futures.pop(key), ranges, None)
+                case Imported(key):
+                    _resolve(self._futures.pop(key), [], None)
                 case Embedded(key, vectors, error):
                     _resolve(self._futures.pop(key), vectors, error)
 
     def end_all(self, error: PacelineError) -> None:
         """Ends whatever is still open with an error; where all is well, nothing is."""
+        self._is_over = True
         for key, feed in tuple(self._feeds.items()):
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             self._release(key)
         for key in tuple(self._futures):
-            _resolve(self._futures.pop(key), [], error)
+            future = self._futures.pop(key, None)
+            if future is not None:
+                _resolve(future, [], error)
             self._inbox.ended(key)
 
     def _release(self, key: int) -> None:

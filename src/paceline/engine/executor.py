@@ -11,7 +11,18 @@ from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingItem
-from paceline.scheduling.plan import Copy, EmbeddingPlan, Operation, Plan, PlanOutput, Row, RowOutput
+from paceline.scheduling.plan import (
+    Copy,
+    EmbeddingPlan,
+    Load,
+    Operation,
+    Plan,
+    PlanOutput,
+    Remove,
+    Row,
+    RowOutput,
+    Save,
+)
 from paceline.scheduling.sequence import Sequence
 
 
@@ -25,7 +36,7 @@ class Executor:
     def run(self, plan: Plan) -> PlanOutput:
         """The outcome of every row or text of the plan."""
         output = PlanOutput()
-        failed = self._operate(plan.operations)
+        failed = self._operate(plan.operations, output)
         start = self._clock.now()
         if isinstance(plan, EmbeddingPlan):
             self._embed(plan.items, plan.pooling, output)
@@ -34,18 +45,29 @@ class Executor:
         output.step_s = self._clock.now() - start
         return output
 
-    def _operate(self, operations: list[Operation]) -> dict[Sequence, PacelineError]:
-        """The memory operations, in order; those of a sequence that failed, with the reason."""
+    def _operate(self, operations: list[Operation], output: PlanOutput) -> dict[Sequence, PacelineError]:
+        """The memory operations, in order; the sequences whose own failed, with the reason. A save that fails saves nothing."""
         failed: dict[Sequence, PacelineError] = {}
         for operation in operations:
-            if isinstance(operation, Copy):
-                try:
-                    self._backend.copy(operation.from_seq_id, operation.to_seq_id, operation.num_tokens)
-                except Exception as error:  # noqa: BLE001 - it is this sequence's alone
-                    failed[operation.sequence] = as_paceline_error(error)
-            else:
-                self._backend.remove(operation.seq_id)
+            try:
+                self._carry_out(operation, output)
+            except Exception as error:
+                if isinstance(operation, (Copy, Load)):
+                    failed.setdefault(operation.sequence, as_paceline_error(error))
+                elif isinstance(operation, Remove):
+                    raise
         return failed
+
+    def _carry_out(self, operation: Operation, output: PlanOutput) -> None:
+        match operation:
+            case Copy(from_seq_id, to_seq_id, num_tokens):
+                self._backend.copy(from_seq_id, to_seq_id, num_tokens)
+            case Load(seq_id, data, start, end):
+                self._backend.load(seq_id, data, start, end)
+            case Save(seq_id, start, end):
+                output.saved.append((operation, self._backend.save(seq_id, start, end)))
+            case Remove(seq_id):
+                self._backend.remove(seq_id)
 
     def _step(
         self, rows: list[Row], lora: Lora, failed: dict[Sequence, PacelineError], output: PlanOutput

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.engine.backend import Lora
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, Context, Embedder, Model, Sampler
+from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
@@ -23,7 +23,8 @@ from paceline.streaming.chunk import TokenLogprobs
 class LlamaBackend:
     """Computes rows on a context and texts on embedders.
 
-    context: None for a model that cannot generate. adapters: by the names that requests use. embedder_options: of the
+    context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
+    adapters: by the names that requests use. embedder_options: of the
     contexts that are made when somebody asks for embeddings.
     """
 
@@ -39,6 +40,7 @@ class LlamaBackend:
         self._model, self._context = model, context
         self._adapters = dict(adapters)
         self._lora: Lora = ()
+        self._scratch = 0 if context is None else context.n_seq_max - 1
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
@@ -88,6 +90,14 @@ class LlamaBackend:
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """Shares the first tokens of a sequence id; nothing is computed or moved."""
         self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
+
+    def save(self, seq_id: int, start: int, end: int) -> CellState:
+        """Tokens [start, end) of a sequence id, in llama.cpp's own format."""
+        return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
+
+    def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
+        """Adds tokens [start, end) of what was saved."""
+        self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
 
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""

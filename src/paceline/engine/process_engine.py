@@ -136,6 +136,18 @@ class ProcessEngine:
         ]
         return self._embed_ids(pairs, "rank", options)
 
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:  # noqa: ARG002
+        """Not with a process: raises `Unsupported`."""
+        raise _no_saved_prefixes()
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:  # noqa: ARG002
+        """Not with a process: raises `Unsupported`."""
+        raise _no_saved_prefixes()
+
+    def erase_prefix(self, name: str) -> None:  # noqa: ARG002
+        """Not with a process: raises `Unsupported`."""
+        raise _no_saved_prefixes()
+
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()
         if not ids:
@@ -171,6 +183,10 @@ class ProcessEngine:
     def worker_pid(self) -> int | None:
         """The worker's process id; None while there is none."""
         return self._supervisor.worker_pid
+
+
+def _no_saved_prefixes() -> Unsupported:
+    return Unsupported('prefixes are saved and loaded with isolation="thread" only; the memory is in another process')
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
@@ -17,7 +18,7 @@ def is_batch(prompts: object) -> bool:
     """Whether this is a list of prompts and not one: of texts, or of lists of ids."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         return False
-    return len(prompts) == 0 or not isinstance(prompts[0], int)
+    return len(prompts) == 0 or not isinstance(prompts[0], Integral)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:

@@ -20,6 +20,8 @@ _EMBEDDING_OPTIONS = frozenset(
     {"priority", "queue_timeout_s", "timeout_s", "request_id", "add_special", "parse_special"}
 )
 
+_PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "add_special", "parse_special"})
+
 
 def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Completion]:
     """All completions. Raises `BatchError` with every outcome where some are errors."""
@@ -36,6 +38,12 @@ def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Comple
 def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
     """The request options of an embedding. Raises `InvalidType` for one that means nothing there."""
     validation.reject_unknown(options, _EMBEDDING_OPTIONS & OPTION_NAMES)
+    return RequestOptions(**options)
+
+
+def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
+    """The request options of saving and loading prefixes. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _PREFIX_OPTIONS)
     return RequestOptions(**options)
 
 

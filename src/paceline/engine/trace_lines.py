@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -29,7 +28,7 @@ _HINTS: Final[dict[type, dict[str, Any]]] = {
     kind: get_type_hints(kind) for kind in (*EVENTS.values(), RowRecord, Usage)
 }
 _END: Final = 2**53  # no count and no time is larger, and a float holds every int below it
-_ROW: Final = tuple(field.name for field in fields(RowRecord))
+_ROW: Final = RowRecord.__struct_fields__
 _row_values: Final = attrgetter(*_ROW)
 _ROW_TYPES: Final = [_HINTS[RowRecord][name] for name in _ROW]
 

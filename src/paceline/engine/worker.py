@@ -156,6 +156,7 @@ class Worker:
             backend, limits = _named(setup.backend)(setup.backend_options)
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
             facts, adapters, at_end = {}, (), (backend.close,)
+        scheduler.tells_held_back = True
         outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
         self._preparing = Preparing(self._inbox, outlet, backend, self._box)
         engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))

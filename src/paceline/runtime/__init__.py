@@ -9,11 +9,12 @@ from paceline.runtime import log as _log
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.build import BuildInfo, build_info
 from paceline.runtime.context import Context, Positions
-from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores
+from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
 from paceline.runtime.masks import MaskSlots
 from paceline.runtime.model import MemoryClass, Model
 from paceline.runtime.sampler import Sampler
+from paceline.runtime.sequence_state import CellState
 from paceline.runtime.step import SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
 from paceline.runtime.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ _ending.install()
 __all__ = [
     "Adapter",
     "BuildInfo",
+    "CellState",
     "Context",
     "Device",
     "Embedder",
@@ -42,4 +44,5 @@ __all__ = [
     "build_info",
     "devices",
     "physical_cores",
+    "total_memory",
 ]

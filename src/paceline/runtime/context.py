@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError
+from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.closing import Closing
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.masks import MaskSlots
 from paceline.runtime.model import MemoryClass, Model
 from paceline.runtime.sampler import Sampler
-from paceline.runtime.sequence_state import SequenceState, layout_fingerprint
+from paceline.runtime.sequence_state import CellState, SequenceState, layout_fingerprint
 from paceline.runtime.step import StepResult, StepRow, flatten, unflatten
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -321,6 +321,35 @@ class Context(Closing):
         except OSError as error:
             raise StateError(f"cannot read the saved sequence {path}: {error.strerror or error}") from None
         return self.load_sequence(seq_id, data)
+
+    def save_cells(self, seq_id: int, start: int, end: int, *, scratch_seq_id: int) -> CellState:
+        """Positions [start, end) of a sequence as they lie in memory, for `load_cells` of this same context.
+
+        scratch_seq_id: an empty sequence, which it goes through. Where only wholes can be saved (any memory but attention)
+        start is 0, end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
+        """
+        seq_id = _seq_id("seq_id", seq_id)
+        if self.memory_class is MemoryClass.ATTENTION:
+            payload = self.native.save_range(seq_id, start, end, _seq_id("scratch_seq_id", scratch_seq_id))
+        else:
+            payload, last = self.native.save(seq_id, False)
+            if (start, end) != (0, last + 1):
+                raise Unsupported(
+                    f"this model's memory is saved whole: start must be 0 and end {last + 1}, not {start} and {end}"
+                )
+        payload.flags.writeable = False
+        return CellState(start, end, payload)
+
+    def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
+        """Adds positions [start, end) of what `save_cells` answered to a sequence that holds exactly those before."""
+        seq_id = _seq_id("seq_id", seq_id)
+        if self.memory_class is MemoryClass.ATTENTION:
+            scratch = _seq_id("scratch_seq_id", scratch_seq_id)
+            self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
+            return
+        if (start, end) != (state.start, state.end):
+            raise Unsupported(f"this state is loaded whole, {state.start} to {state.end}, not {start} to {end}")
+        self.native.restore(seq_id, state.payload, False, end - 1)
 
     # ---- threads and adapters
 

@@ -45,6 +45,11 @@ def available_memory() -> int | None:
     return min(known) if known else None
 
 
+def total_memory() -> int:
+    """Bytes of host memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _allowed_cpus() -> Iterable[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
@@ -97,4 +102,4 @@ def _darwin_memory() -> int | None:
     """All memory of a Mac, which tells no cheaper what of it is free."""
     if os.uname().sysname != "Darwin":
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return total_memory()

@@ -75,6 +75,20 @@ class SequenceState:
         return cls(owner, token_ids, bool(flags & _PARTIAL), last, np.frombuffer(payload, dtype=np.uint8))
 
 
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """Positions [start, end) of a sequence, in llama.cpp's own format and without a frame: for the context it came from."""
+
+    start: int
+    end: int
+    payload: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.payload.nbytes
+
+
 def layout_fingerprint(model: bytes, layout: Sequence[object]) -> bytes:
     """16 bytes for a model together with the context options that decide how its KV cells look."""
     return hashlib.blake2b(model + repr(tuple(layout)).encode(), digest_size=16).digest()

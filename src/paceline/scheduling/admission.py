@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paceline.scheduling.events import Event, Started
-from paceline.scheduling.limits import Limits
+from paceline.scheduling.memory import Memory
+from paceline.scheduling.placement import WAIT, Placement, Wait
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.sequence import Sequence
-from paceline.scheduling.sharing import WAIT, NoSource, Source, prompt_source
 from paceline.scheduling.slots import Slots
 from paceline.scheduling.waiting import Waiting
 
@@ -14,8 +14,8 @@ from paceline.scheduling.waiting import Waiting
 class Admission:
     """Lets waiting sequences start in turn; nobody overtakes one that only has no room yet."""
 
-    def __init__(self, limits: Limits, slots: Slots, waiting: Waiting, reports: Reports, events: list[Event]) -> None:
-        self._limits, self._slots, self._waiting = limits, slots, waiting
+    def __init__(self, memory: Memory, slots: Slots, waiting: Waiting, reports: Reports, events: list[Event]) -> None:
+        self._memory, self._slots, self._waiting = memory, slots, waiting
         self._reports, self._events = reports, events
 
     def admit(self, now_s: float, tick: int) -> None:
@@ -32,6 +32,7 @@ class Admission:
         victim = max(self._slots.running, key=lambda one: (one.request.is_paused, -one.priority, one.order))
         key, num_computed = victim.request.key, victim.num_computed
         slot = self._slots.free(victim)
+        self._memory.end(victim, now_s, must_save=True)
         self._waiting.add(victim)
         self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
         self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
@@ -42,12 +43,12 @@ class Admission:
                 return
             if sequence.request.is_paused:
                 continue
-            source = prompt_source(sequence, can_share_part=self._limits.can_share_part)
-            if source is WAIT:
+            placement = self._fitting(sequence, now_s)
+            if placement is WAIT:
                 continue
-            if self._slots.running and not self._fits(sequence, source):
+            if placement is None:
                 return
-            self._start(sequence, source, now_s, tick)
+            self._start(sequence, placement, now_s, tick)
 
     def _is_blocked(self) -> bool:
         """Whether only paused sequences run, while others wait for what they hold."""
@@ -58,19 +59,32 @@ class Admission:
             and any(not one.request.is_paused for one in self._waiting)
         )
 
-    def _fits(self, sequence: Sequence, source: Source | NoSource) -> bool:
-        taken_over = source.num_tokens if isinstance(source, Source) else 0
-        return self._slots.has_room(sequence.num_known - taken_over)
+    def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
+        """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
 
-    def _start(self, sequence: Sequence, source: Source | NoSource, now_s: float, tick: int) -> None:
+        Alone it may try in any case. The path that it starts from is the last to make way.
+        """
+        while True:
+            placement = self._memory.placement(sequence)
+            if placement is WAIT:
+                return WAIT
+            self._memory.touch(placement)
+            if self._memory.has_room(sequence.num_known - placement.num_device):
+                return placement
+            if not self._memory.give_way(now_s):
+                return None if self._slots.running else placement
+
+    def _start(self, sequence: Sequence, placement: Placement, now_s: float, tick: int) -> None:
         request, watch = sequence.request, self._reports.watch
         self._waiting.discard(sequence)
-        self._slots.place(sequence, tick)
-        assert sequence.slot is not None  # noqa: S101 - just placed
-        if request.started_s is None:
+        slot = self._slots.take(sequence, tick)
+        is_first = request.started_s is None
+        if is_first:
             request.started_s = now_s
             self._events.append(Started(request.key))
-        watch.request_started(request.key, sequence.choice, sequence.slot, now_s)
-        if isinstance(source, Source):
-            self._slots.share(sequence, source.sequence, source.num_tokens)
-            watch.prefix_shared(request.key, sequence.choice, source.num_tokens, "running")
+        watch.request_started(request.key, sequence.choice, slot, now_s)
+        self._memory.start(sequence, placement, now_s)
+        if placement.num_tokens:
+            watch.prefix_shared(request.key, sequence.choice, placement.num_tokens, placement.source_name)
+            if is_first:
+                request.num_cached, request.cached_from = placement.num_tokens, placement.source_name

@@ -96,8 +96,8 @@ class EmbeddingTicks:
         self._reports.embedding_tick(plan, output, now_s, len(self._queue))
 
     def _keep(self, item: EmbeddingItem, vector: object, now_s: float) -> None:
+        item.request.num_done += item.request.vectors[item.index] is None  # else it was computed again
         item.request.vectors[item.index] = vector
-        item.request.num_done += 1
         if item.request.num_done == len(item.request.texts):
             self._end(item.request, FinishReason.END, now_s, None)
 

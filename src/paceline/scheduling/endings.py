@@ -6,10 +6,12 @@ Order: the reason is latched, held-back text is let go, the last chunk goes out,
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+import msgspec
 
 from paceline.errors import PacelineError
 from paceline.scheduling.events import Delta, Ended, Event, Released
+from paceline.scheduling.memory import Memory
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.scheduling.slots import Slots
@@ -21,9 +23,15 @@ class Endings:
     """Takes sequences and requests out of the scheduler's places and says so."""
 
     def __init__(
-        self, slots: Slots, waiting: Waiting, requests: dict[int, Request], reports: Reports, events: list[Event]
+        self,
+        slots: Slots,
+        memory: Memory,
+        waiting: Waiting,
+        requests: dict[int, Request],
+        reports: Reports,
+        events: list[Event],
     ) -> None:
-        self._slots, self._waiting, self._requests = slots, waiting, requests
+        self._slots, self._memory, self._waiting, self._requests = slots, memory, waiting, requests
         self._reports, self._events = reports, events
 
     def poll(self, now_s: float, *, is_stopping: bool) -> None:
@@ -58,7 +66,7 @@ class Endings:
         self._events.append(
             Delta(request.key, chunk)
             if request.num_open
-            else Ended(request.key, replace(chunk, usage=request.usage(now_s)))
+            else Ended(request.key, msgspec.structs.replace(chunk, usage=request.usage(now_s)))
         )
         self._free(sequence, now_s)
         if not request.num_open:
@@ -67,6 +75,7 @@ class Endings:
     def _free(self, sequence: Sequence, now_s: float) -> None:
         if sequence.slot is not None:
             slot = self._slots.free(sequence)
+            self._memory.end(sequence, now_s)
             self._reports.watch.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         else:
             self._waiting.discard(sequence)

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from paceline.errors import PacelineError
 from paceline.streaming.chunk import StreamChunk
 
 
-@dataclass(slots=True)
-class Started:
+class Started(msgspec.Struct):
     """The request left the queue: one of its sequences got a slot, or its first text a place in a pass."""
 
     key: int
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """A chunk of a request that goes on."""
 
     key: int
     chunk: StreamChunk
 
 
-@dataclass(slots=True)
-class HeldBack:
-    """A choice drew tokens, and nothing of them can be shown yet: they may belong to a stop."""
+class HeldBack(msgspec.Struct):
+    """A choice drew tokens of which no chunk was made: they may belong to a stop, or are fewer than its interval."""
 
     key: int
     choice: int
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(msgspec.Struct):
     """The terminal chunk of a request; nothing but `Released` follows."""
 
     key: int
     chunk: StreamChunk
 
 
-@dataclass(slots=True)
-class Released:
+class Released(msgspec.Struct):
     """The request's slots are free and its memory is reclaimable."""
 
     key: int
 
 
-@dataclass(slots=True)
-class Embedded:
+class Embedded(msgspec.Struct):
     """An embedding request has ended: a vector for each of its texts, or why there are none."""
 
     key: int
@@ -56,4 +51,17 @@ class Embedded:
     error: PacelineError | None
 
 
-Event = Started | Delta | HeldBack | Ended | Released | Embedded
+class Exported(msgspec.Struct):
+    """What is known of a path, as ranges of saved cells that follow each other from its first token on; may be none."""
+
+    key: int
+    ranges: list[Any]
+
+
+class Imported(msgspec.Struct):
+    """The ranges of a path are in host memory now, as far as its budget goes."""
+
+    key: int
+
+
+Event = Exported | Imported | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from paceline.streaming.chunk import FinishReason, Usage
 
 
@@ -25,8 +27,7 @@ class RequestRecord:
     submitted_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowRecord:
+class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
 
     num_decode: 1 where the row went on from a generated token, the rest of num_tokens - num_drafts is prefill.
@@ -44,8 +45,7 @@ class RowRecord:
     first: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TickRecord:
+class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
 
     num_running: sequences that have one of the num_slots slots, with or without a row; num_waiting: requests in the queue.

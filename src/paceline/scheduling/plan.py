@@ -6,8 +6,11 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingItem
+from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.sequence import Sequence
 from paceline.streaming.chunk import TokenLogprobs
 
@@ -29,11 +32,36 @@ class Remove:
     seq_id: int
 
 
-Operation = Copy | Remove
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Tokens [start, end) under a sequence id go to host memory too; is_whole: all that it has, as one state.
+
+    tokens: of its path to `end`, as bytes; namespace: where in the prefix tree they belong.
+    """
+
+    seq_id: int
+    start: int
+    end: int
+    namespace: Namespace
+    tokens: bytes
+    is_whole: bool
 
 
-@dataclass(slots=True)
-class Row:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Tokens [start, end) of what was saved are added to a sequence id that holds exactly those before."""
+
+    seq_id: int
+    data: Saved
+    start: int
+    end: int
+    sequence: Sequence
+
+
+Operation = Copy | Remove | Save | Load
+
+
+class Row(msgspec.Struct):
     """A sequence's share of a tick: tokens of it, from `position` on.
 
     draws: whether the last one's logits give its next token. targets: the prompt tokens that follow the first of
@@ -48,8 +76,7 @@ class Row:
     num_logprobs: int | None
 
 
-@dataclass(slots=True)
-class RowOutput:
+class RowOutput(msgspec.Struct):
     """What came of a row: drawn tokens with their logprobs (empty if not asked for), scored targets; or why nothing did.
 
     With `computed` and an error, the tokens are in memory and the draw failed.
@@ -96,11 +123,12 @@ Plan = StepPlan | EmbeddingPlan
 class PlanOutput:
     """What came of a plan, row by row or text by text. step_s: seconds of the passes themselves.
 
-    num_passes: how many it took; one, where nothing failed.
+    num_passes: how many it took; one, where nothing failed. saved: what came of the saves that succeeded.
     """
 
     rows: list[RowOutput] = field(default_factory=list)
     vectors: list[Any] = field(default_factory=list)
     errors: list[PacelineError | None] = field(default_factory=list)
+    saved: list[tuple[Save, Saved]] = field(default_factory=list)
     step_s: float = 0.0
     num_passes: int = 0

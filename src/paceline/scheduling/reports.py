@@ -22,6 +22,8 @@ class Watch(Protocol):
     def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None: ...  # noqa: D102
     def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None: ...  # noqa: D102
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None: ...  # noqa: D102
+    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None: ...  # noqa: D102
+    def evicted(self, num_tokens: int, source: str, now_s: float) -> None: ...  # noqa: D102
     def paused(self, key: int, is_paused: bool, now_s: float) -> None: ...  # noqa: D102
     def tick_finished(self, record: TickRecord) -> None: ...  # noqa: D102
 

@@ -16,10 +16,12 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event, HeldBack
+from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
+from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.reports import Reports, Watch, row_record
 from paceline.scheduling.rows import rows_of, set_limits
 from paceline.scheduling.sequence import Request, Sequence
@@ -27,6 +29,9 @@ from paceline.scheduling.slots import Slots
 from paceline.scheduling.view import BatchStrategy, View
 from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
+
+_IDLE_COST = 0.02
+_LEARN_EVERY = 4
 
 
 class Scheduler:
@@ -40,18 +45,21 @@ class Scheduler:
         self._limits, self._strategy, self._clock = limits, strategy, clock
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
-        self._slots = Slots(limits)
+        self._slots = Slots(limits.num_slots)
+        self.memory = Memory(limits, self._reports)
         self._waiting = Waiting()
         self._requests: dict[int, Request] = {}
-        self._admission = Admission(limits, self._slots, self._waiting, self._reports, self._events)
-        self._endings = Endings(self._slots, self._waiting, self._requests, self._reports, self._events)
+        self._admission = Admission(self.memory, self._slots, self._waiting, self._reports, self._events)
+        self._endings = Endings(self._slots, self.memory, self._waiting, self._requests, self._reports, self._events)
         self._embedding = EmbeddingTicks(limits, self._reports, self._events)
         self._turns = AdapterTurns(limits.itl_target_s)
         self.pace = Pace(n_ubatch=limits.n_ubatch)
         self._tick = 0
         self._num_sequences = 0
         self._is_stopping = False
+        self._exports: list[tuple[int, Namespace, bytes]] = []
         self.is_idle = True
+        self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
 
     # ---- commands
 
@@ -93,6 +101,18 @@ class Scheduler:
         if request is not None:
             request.is_slow = True
 
+    def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+        """Answers with the next events what memory has of a path."""
+        self.memory.bring_to_host(namespace, tokens)
+        self._exports.append((key, namespace, tokens))
+
+    def import_ranges(
+        self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...]
+    ) -> None:
+        """Puts saved ranges of a path into host memory."""
+        self.memory.take_in(namespace, tokens, ranges, self._clock.now())
+        self._events.append(Imported(key))
+
     def stop(self) -> None:
         """Ends everything before the next plan."""
         self._is_stopping = True
@@ -113,18 +133,34 @@ class Scheduler:
         self._endings.poll(now, is_stopping=self._is_stopping)
         self._embedding.poll(now, is_stopping=self._is_stopping)
         self._admission.admit(now, self._tick)
+        self._take_snapshots()
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
+        self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
         self.is_idle = not ready and not len(self._embedding)
         if self._embedding.has_turn(is_generating=bool(ready)):
-            return self._embedding.plan(self._slots.take_operations(), now, is_generating=bool(ready))
+            return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)
+
+    def _take_snapshots(self) -> None:
+        """Where memory is only saved whole: the state before a prompt's last token, for those who ask the same again."""
+        if self._limits.can_share_part:
+            return
+        for sequence in self._slots.running:
+            if not sequence.has_snapshot and sequence.num_computed == sequence.num_prompt - 1:
+                sequence.has_snapshot = True
+                self.memory.snapshot(sequence)
+
+    def _idle_cells(self) -> int:
+        """Cells that nobody uses may cost a lone stream so much of its speed."""
+        empty, per_thousand = self.pace.seconds(1, 0), self.pace.seconds(1, 1000) - self.pace.seconds(1, 0)
+        return int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
 
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         lora, group = self._turns.choose(ready, now_s)
         candidates = set_limits(group, self._limits)
         rows = self._ask(candidates, now_s) if candidates else []
-        return StepPlan(self._slots.take_operations(), rows, lora, now_s, self._slots.num_cells)
+        return StepPlan(self.memory.take_operations(), rows, lora, now_s, self.memory.num_cells)
 
     def _ask(self, candidates: list[Sequence], now_s: float) -> list[Row]:
         """The strategy's rows. What it does wrong ends those that it was asked to plan, and nobody else."""
@@ -132,7 +168,7 @@ class Scheduler:
         view = View(
             sequences=tuple(candidates),
             chunk_size=self._limits.chunk_size,
-            num_cells=self._slots.num_cells,
+            num_cells=self.memory.num_cells,
             tick=self._tick,
             now_s=now_s,
             itl_target_s=self._limits.itl_target_s,
@@ -152,6 +188,11 @@ class Scheduler:
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
         """Takes in what came of the plan, and answers everything that has to be told."""
         now = self._clock.now()
+        for operation, data in output.saved:
+            self.memory.saved(operation, data, now)
+        for key, namespace, tokens in self._exports:
+            self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
+        self._exports.clear()
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:
@@ -170,18 +211,24 @@ class Scheduler:
             else:
                 self._apply_row(row, result, now_s)
         if output.num_passes == 1 and not is_pressed:
-            num_tokens = sum(len(row.token_ids) for row in plan.rows)
-            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+            self._learn(plan, output)
         self._embedding.note_generation(output.step_s)
         if watched:
             self._reports.tick(plan, output, tuple(records), now_s)
         if is_pressed:
             self._relieve(now_s)
 
+    def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
+        """What the pass took; of the many that only decode, every fourth says enough."""
+        num_tokens = sum([len(row.token_ids) for row in plan.rows])
+        if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
+            self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
         sequence = row.sequence
         if result.computed:
             sequence.num_computed += len(row.token_ids)
+            self.memory.computed(sequence, len(row.token_ids))
             sequence.last_tick = self._tick
             if result.scored:
                 sequence.num_scored += len(result.scored)
@@ -198,7 +245,7 @@ class Scheduler:
             self._endings.finish(sequence, now_s)
         elif (chunk := sequence.answer.chunk()) is not None:
             self._events.append(Delta(sequence.request.key, chunk))
-        elif result.token_ids:
+        elif self.tells_held_back and result.token_ids:
             self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
@@ -220,6 +267,10 @@ class Scheduler:
     def _relieve(self, now_s: float) -> None:
         """Memory is full: one gives way, the least important and youngest; alone, it has no room at all."""
         running = self._slots.running
+        if self.memory.give_way(now_s):  # kept paths go first
+            return
+        if self.memory.is_freeing:  # somebody has ended in this tick: perhaps that is room enough
+            return
         if len(running) > 1:
             self._admission.preempt(now_s)
         elif running:
@@ -256,6 +307,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts what must hold between ticks."""
         self._slots.check()
+        self.memory.check()
         running, waiting = self._slots.running, list(self._waiting)
         assert len(set(running) | set(waiting)) == len(running) + len(waiting)  # noqa: S101 - our own invariants
         for request in self._requests.values():

@@ -8,6 +8,8 @@ be set from any.
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import InitVar, dataclass, field
 
@@ -17,19 +19,22 @@ from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
 from paceline.scheduling.answer import Answer
 from paceline.scheduling.instrument import RequestRecord
 from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.prefix_tree import WIDTH, Namespace
 from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What one choice had when the engine that ran it was lost, up to the last chunk that was told of it.
+    """What was known of one choice when the engine that ran it was lost.
 
-    token_ids: all that it had generated, held back or not. held: the logprobs of those held back. num_scored: prompt
-    tokens whose log-probabilities were told. reason: why it has ended, if it has.
+    token_ids: all that it had generated. num_told: how many of them there were when its last chunk was made; None where
+    none was. untold: the logprobs of those that are in no chunk, where logprobs are wanted. num_scored: prompt tokens whose
+    log-probabilities were told. reason: why it has ended, if it has.
     """
 
     token_ids: tuple[int, ...] = ()
-    held: tuple[TokenLogprobs, ...] = ()
+    num_told: int | None = None
+    untold: tuple[TokenLogprobs, ...] = ()
     num_scored: int = 0
     reason: FinishReason | None = None
 
@@ -56,7 +61,6 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
-    shared_prefix: int = 0  # cells of the prompt that several of its sequences have in common
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0
@@ -113,13 +117,23 @@ class Request:
         )
 
 
+def prefix_namespace(options: RequestOptions) -> Namespace:
+    """With whom requests of these options share prefixes: the same adapters, tenant and salt."""
+    return (options.lora, options.tenant, options.cache_salt)
+
+
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as the prefix tree keeps them."""
+    return array("i", token_ids).tobytes()
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "key", "known", "last_tick", "limit", "num_computed", "num_known",
-        "num_prompt", "num_scored", "order", "priority", "reason", "request", "sampler", "seq_id", "shares_prefix", "slot",
-        "submitted_s",
+        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
+        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
+        "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, past: Past | None = None) -> None:
@@ -132,11 +146,12 @@ class Sequence:
         self.num_computed = 0
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
-        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=request.echo)
+        self.answer = Answer(params, vocabulary, choice, options, request.echo)
         self.priority, self.submitted_s = options.priority, request.submitted_s
         self.slot: int | None = None
         self.seq_id: int | None = None
-        self.shares_prefix: object | None = None  # the same for all that have the same cells of the prompt
+        self.packed = bytearray()
+        self.has_snapshot = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
@@ -150,7 +165,30 @@ class Sequence:
         self.num_known = len(self.known)
         self.num_scored = max(self.num_scored, past.num_scored)
         self.reason = past.reason
-        self.answer.resume(past.token_ids, past.held)
+        self.answer.resume(past.token_ids, past.num_told, past.untold)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
+        return not self.is_scoring
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether others may find what it computed."""
+        return self.request.options.cache_prompt
+
+    @property
+    def namespace(self) -> Namespace:
+        """With whom it shares: the same adapters, tenant and salt; nobody but its own choices without cache_prompt."""
+        options = self.request.options
+        return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
+
+    def token_bytes(self, num_tokens: int) -> bytes:
+        """The first tokens that are known, as the prefix tree keeps them."""
+        have = len(self.packed) // WIDTH
+        if have < num_tokens:
+            self.packed += array("i", self.known[have:num_tokens]).tobytes()
+        return bytes(self.packed[: num_tokens * WIDTH])
 
     @property
     def turn_key(self) -> tuple[float, int]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 
 class SequenceView(Protocol):
     """One running sequence, as a strategy may see it. It counts tokens, not phases.
@@ -67,8 +69,7 @@ class View:
     cost: TickCost
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """So many tokens of the tick for the sequence of this key."""
 
     key: int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
+
+import msgspec
 
 from paceline.errors import PacelineError
 
@@ -60,8 +62,7 @@ class Usage:
     ttft_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamChunk:
+class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of one choice of a stream.
 
     index: of its first token among the choice's generated tokens. token_ids and logprobs belong together, one each.
@@ -93,7 +94,7 @@ class StreamChunk:
         """Chunks of one choice that follow each other, at least one, as one chunk, in time that grows with their length."""
         if len(chunks) == 1:
             return chunks[0]
-        return replace(
+        return msgspec.structs.replace(
             chunks[-1],
             index=chunks[0].index,
             token_ids=tuple(chain.from_iterable([chunk.token_ids for chunk in chunks])),

@@ -17,7 +17,7 @@ from paceline.params import SamplingParams
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
-from paceline.testing.fake_memory import FakeMemory, Kind, mix
+from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 from paceline.testing.manual_clock import ManualClock
 
 EOS, BOS = 256, 257
@@ -141,6 +141,14 @@ class FakeBackend:
         """As the kind of memory allows."""
         self.memory.copy(from_seq_id, to_seq_id, num_tokens)
 
+    def save(self, seq_id: int, start: int, end: int) -> FakeState:
+        """As the kind of memory allows."""
+        return self.memory.save(seq_id, start, end)
+
+    def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
+        """Adds what was saved."""
+        self.memory.load(seq_id, data, start, end)
+
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""
         self.memory.remove(seq_id)
@@ -194,13 +202,11 @@ class FakeBackend:
             return RowOutput(error=error)
         output = RowOutput()
         if row.targets:
-            output.scored = [
-                self._logprobs(self.memory.hash_at(sequence.seq_id, position), token, row)
-                for position, token in enumerate(row.targets, row.position)
-            ]
+            before = self.memory.hashes(sequence.seq_id)[row.position :]  # of all up to the token that a target follows
+            output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             for name, scale in lora:
-                history = mix(history + len(name) + round(scale * 1000))
+                history = mix(history + int.from_bytes(name.encode()) + round(scale * 1000))
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
             token = sequence.sampler.draw(history)
             output.token_ids = [token]

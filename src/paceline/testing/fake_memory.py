@@ -37,6 +37,19 @@ class Held:
         return self.hashes[-1] if self.hashes else 0
 
 
+@dataclass(frozen=True, slots=True)
+class FakeState:
+    """Saved tokens, from `start` on: eight bytes each."""
+
+    start: int
+    hashes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return 8 * len(self.hashes)
+
+
 class FakeMemory:
     """The cells of one context. What a sequence reads from it is a hash of the tokens that really are there."""
 
@@ -51,9 +64,18 @@ class FakeMemory:
         """Cells that hold a token."""
         return self.num_cells - len(self._free)
 
+    @property
+    def num_seq_ids(self) -> int:
+        """How many sequence ids there are."""
+        return len(self._sequences)
+
     def length(self, seq_id: int) -> int:
         """Tokens that a sequence id holds."""
         return len(self._held(seq_id).hashes)
+
+    def hashes(self, seq_id: int) -> list[int]:
+        """Of the tokens up to each that a sequence id holds."""
+        return self._held(seq_id).hashes
 
     def needs(self, num_tokens: int) -> None:
         """Raises `NoKvSlot` where so many more tokens do not fit."""
@@ -88,6 +110,25 @@ class FakeMemory:
         target.cells = source.cells[:num_tokens]
         for cell in target.cells:
             self._holders[cell] += 1
+
+    def save(self, seq_id: int, start: int, end: int) -> FakeState:
+        """Tokens [start, end) of a sequence id; all that it has, where memory is only saved whole."""
+        held = self._held(seq_id)
+        if not 0 <= start < end <= len(held.hashes):
+            raise InvalidParams(f"sequence {seq_id} holds {len(held.hashes)} tokens, not {start} to {end}")
+        if self.kind != "attention" and (start, end) != (0, len(held.hashes)):
+            raise Unsupported(f"{self.kind} memory is saved whole, not from {start} to {end}")
+        return FakeState(start, tuple(held.hashes[start:end]))
+
+    def load(self, seq_id: int, state: FakeState, start: int, end: int) -> None:
+        """Adds tokens [start, end) of a saved state to a sequence that holds those before."""
+        held = self._held(seq_id)
+        if len(held.hashes) != start or start < state.start or end > state.start + len(state.hashes):
+            raise InvalidParams(f"{start} to {end} of a state from {state.start} behind {len(held.hashes)} tokens")
+        self.needs(end - start)
+        held.hashes += state.hashes[start - state.start : end - state.start]
+        if self.kind != "recurrent":
+            held.cells += [self._take_cell() for _ in range(end - start)]
 
     def remove(self, seq_id: int) -> None:
         """Empties a sequence id."""

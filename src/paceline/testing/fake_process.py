@@ -54,15 +54,18 @@ def make_backend(options: Mapping[str, Any]) -> tuple[FakeBackend, Limits]:
     return backend, limits_of(backend, options.get("num_seq_ids", 8))
 
 
-def limits_of(backend: FakeBackend, num_slots: int) -> Limits:
-    """What a fake backend allows."""
+def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
+    """What a fake backend with so many sequence ids allows; where paths can be kept, half of them are for that."""
     memory = backend.memory
+    num_slots = num_seq_ids // 2 if memory.kind == "attention" else num_seq_ids
     return Limits(
         num_slots=num_slots,
         n_batch=256,
         n_ubatch=256,
         chunk_size=64,
         max_positions=memory.num_cells,
+        num_seq_ids=num_seq_ids,
+        host_bytes=2**20,
         num_cells=None if memory.kind == "recurrent" else memory.num_cells,
         max_scored=8,
         can_share_part=memory.kind == "attention",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.stops import StopFilter, StopMatch
@@ -11,8 +12,7 @@ from paceline.text.stops import StopFilter, StopMatch
 PipeState = tuple[tuple[tuple[int, bytes], ...], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True):
     """What one step adds to a sequence: ids and well-formed text. Either may be empty without the other."""
 
     token_ids: tuple[int, ...]
@@ -47,6 +47,11 @@ class TextPipe:
     def match(self) -> StopMatch | None:
         """The stop that was found; nothing may be pushed any more, and `finish` still has to be called."""
         return self._filter.match
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held back: the next token's text depends on nothing before it."""
+        return not (self._filter.is_holding or self._detokenizer.state())
 
     def push(self, token_id: int) -> TextPiece:
         """Takes the next token and answers what can be shown now."""

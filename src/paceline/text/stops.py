@@ -17,14 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Token ids and bytes that no stop can claim any more; either may be empty without the other."""
 
     token_ids: tuple[int, ...] = ()
@@ -73,6 +74,11 @@ class StopFilter:
     def match(self) -> StopMatch | None:
         """The stop that was found, as soon as no other can take its place."""
         return self._match
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether tokens or bytes are held back."""
+        return bool(self._tokens or self._data)
 
     def push(self, token_id: int, data: bytes) -> Released:
         """Takes the next token and its bytes, and answers what can be passed on."""

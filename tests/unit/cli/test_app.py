@@ -34,7 +34,7 @@ def test_version_is_one_line() -> None:
     assert (result.exit_code, result.stdout) == (0, f"paceline {paceline.__version__}\n")
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], ["generate", "--help"]])
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["generate", "--help"], ["demo", "--help"]])
 def test_help_and_version_load_neither_the_core_nor_numpy(args: list[str]) -> None:
     """They answer at once: nothing heavy is imported for them."""
     code = (
@@ -52,7 +52,7 @@ def test_help_is_plain_text_where_no_terminal_is() -> None:
     """No boxes, no escapes; the commands and the exit codes are there."""
     text = invoke("--help").stdout
     assert text.isascii() and "\x1b" not in text
-    for word in ("generate", "tokenize", "embed", "info", "130 interrupted"):
+    for word in ("demo", "generate", "tokenize", "embed", "info", "130 interrupted"):
         assert word in text
 
 
@@ -70,6 +70,11 @@ def test_help_is_plain_text_where_no_terminal_is() -> None:
         ["generate", "a", "--stop", ""],
         ["generate", "a", "--grammar-file", "/no/such/file"],
         ["generate", "a\udcff"],
+        ["demo", "a"],
+        ["demo", "--plain", "--json"],
+        ["demo", "--requests", "/no/such/file"],
+        ["demo", "--num-slots", "0"],
+        ["demo", "--pace", "nan"],
         ["tokenize", "a", "--ids", "--count"],
         ["tokenize", "--decode", "a"],
         ["embed"],

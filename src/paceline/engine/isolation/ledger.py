@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from paceline.engine.isolation import messages
@@ -32,7 +33,8 @@ class _Choice:
     """What was told of a choice, beside the ids, which its `Sequence` knows."""
 
     is_begun: bool = False
-    held: tuple[TokenLogprobs, ...] = ()
+    num_told: int | None = None
+    untold: list[TokenLogprobs] = field(default_factory=list)
     num_scored: int = 0
     state: bytes | None = None
 
@@ -88,9 +90,11 @@ class Ledger:
         sequence.known += part.drawn
         sequence.num_known += len(part.drawn)
         choice.is_begun = True
-        choice.held, choice.state = part.held, part.state
+        choice.state = part.state
         if chunk is None:
+            choice.untold += part.untold
             return []
+        choice.untold, choice.num_told = list(part.untold), sequence.num_known - sequence.num_prompt
         choice.num_scored += len(chunk.prompt_logprobs)
         if chunk.finish_reason is not None:
             sequence.reason, sequence.error = chunk.finish_reason, chunk.error
@@ -168,7 +172,9 @@ class Ledger:
             sequence.reason = chunk.finish_reason
             request.num_open -= 1
             events.append(
-                Delta(key, chunk) if request.num_open else Ended(key, replace(chunk, usage=_usage(request, now_s)))
+                Delta(key, chunk)
+                if request.num_open
+                else Ended(key, msgspec.structs.replace(chunk, usage=_usage(request, now_s)))
             )
         return [*events, *self._close(key)]
 
@@ -183,7 +189,8 @@ def _told(sequence: Sequence, choice: _Choice) -> messages.Told | None:
         return None
     return messages.Told(
         token_ids=tuple(sequence.known[sequence.num_prompt :]),
-        held=choice.held,
+        num_told=choice.num_told,
+        untold=tuple(choice.untold),
         num_scored=choice.num_scored,
         reason=None if sequence.reason is None else sequence.reason.value,
         state=choice.state,
@@ -192,7 +199,7 @@ def _told(sequence: Sequence, choice: _Choice) -> messages.Told | None:
 
 def _last_chunk(sequence: Sequence, choice: _Choice, reason: FinishReason, error: PacelineError | None) -> StreamChunk:
     if choice.is_begun:
-        sequence.answer.resume(sequence.known[sequence.num_prompt :], choice.held)
+        sequence.answer.resume(sequence.known[sequence.num_prompt :], choice.num_told, choice.untold)
     sequence.answer.finish()
     return sequence.answer.last_chunk(reason, error)
 

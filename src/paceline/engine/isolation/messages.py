@@ -57,7 +57,8 @@ class Told(_Message, frozen=True):
     """What is known of one choice, by all that was told of it; see `Past`. state: of its sampler, where one is needed."""
 
     token_ids: tuple[int, ...]
-    held: tuple[TokenLogprobs, ...]
+    num_told: int | None
+    untold: tuple[TokenLogprobs, ...]
     num_scored: int
     reason: str | None
     state: bytes | None
@@ -143,16 +144,17 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Chunk(_Message, frozen=True, tag="c"):
-    """What a tick brought to a choice: a chunk, if something can be shown; all tokens drawn, held back or of a stop or not.
+    """What a tick brought to a choice: a chunk, if there is one, and all tokens drawn, held back or of a stop or not.
 
-    held: the logprobs of what is held back now, where logprobs are wanted. state: see `Told`. is_last: the request's.
+    untold: where logprobs are wanted, with a chunk those of what it leaves held back, without one those of what was drawn.
+    state: see `Told`. is_last: the request's.
     """
 
     key: int
     choice: int
     chunk: StreamChunk | None
     drawn: tuple[int, ...]
-    held: tuple[TokenLogprobs, ...]
+    untold: tuple[TokenLogprobs, ...]
     state: bytes | None
     is_last: bool
 

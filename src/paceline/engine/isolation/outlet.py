@@ -15,11 +15,12 @@ from paceline.engine.isolation.link import Link
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import StreamChunk
 
 _REPORT_EVERY_S = 1.0
+_ANY = 2**31
 
 
 class _Page:
@@ -55,27 +56,32 @@ class SocketOutlet:
         """Sends what a tick brought."""
         parts: list[messages.Part] = []
         for event in events:
-            match event:
-                case Delta(key, chunk):
-                    parts += self._chunk(key, chunk.choice, chunk)
-                case HeldBack(key, choice):
-                    parts += self._chunk(key, choice, None)
-                case Ended(key, chunk):
-                    parts += self._chunk(key, chunk.choice, chunk, is_last=True)
-                case Started(key):
-                    self._inbox.started(key)
-                    parts += self._life(key, started=True)
-                case Released(key):
-                    self._inbox.ended(key)
-                    del self._pages[key]
-                    parts.append(messages.Freed(key))
-                case Embedded(key, vectors, error):
-                    parts.append(messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error))
+            parts += self._parts(event)
         if parts:
             self._link.send(messages.encode(messages.Happened(parts)))
         if time.monotonic() - self._reported_s > _REPORT_EVERY_S and events:
             self._report()
             self._reported_s = time.monotonic()
+
+    def _parts(self, event: Event) -> list[messages.Part]:
+        match event:
+            case Delta(key, chunk):
+                return self._chunk(key, chunk.choice, chunk)
+            case HeldBack(key, choice):
+                return self._chunk(key, choice, None)
+            case Ended(key, chunk):
+                return self._chunk(key, chunk.choice, chunk, is_last=True)
+            case Started(key):
+                self._inbox.started(key)
+                return self._life(key, started=True)
+            case Released(key):
+                self._inbox.ended(key)
+                del self._pages[key]
+                return [messages.Freed(key)]
+            case Embedded(key, vectors, error):
+                return [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
+            case Exported() | Imported():
+                raise AssertionError("nobody asks a worker for saved prefixes")
 
     def end_all(self, error: PacelineError) -> None:
         """Says of what is still open that it failed."""
@@ -89,14 +95,16 @@ class SocketOutlet:
         assert isinstance(request, Request)  # noqa: S101 - only they have chunks
         sequence, num_told = request.sequences[choice], page.num_told[choice]
         page.num_told[choice] = sequence.num_known
-        goes_on = sequence.reason is None
+        goes_on, params = sequence.reason is None, request.params
+        drawn = tuple(sequence.known[num_told:])
+        untold = sequence.answer.latest_logprobs(_ANY if chunk else len(drawn)) if params.logprobs is not None else ()
         part = messages.Chunk(
             key=key,
             choice=choice,
             chunk=chunk,
-            drawn=tuple(sequence.known[num_told:]),
-            held=sequence.answer.held_logprobs if goes_on and request.params.logprobs is not None else (),
-            state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(request.params) else None,
+            drawn=drawn,
+            untold=untold if goes_on else (),
+            state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(params) else None,
             is_last=is_last,
         )
         return [*self._life(key, started=False), part]

@@ -5,6 +5,7 @@ On a thread of its own, since all of that takes time: neither the engine's threa
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 from paceline.engine.backend import Backend
@@ -67,6 +68,8 @@ class Preparing:
 
     def _request(self, message: messages.Generate) -> Request:
         params, options = SamplingParams(**message.params), RequestOptions(**message.options)
+        if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
+            options = dataclasses.replace(options, interval=1)
         samplers = self._backend.make_samplers(params, message.prompt)
         for sampler, told in zip(samplers, message.told, strict=True):
             if told is not None and told.reason is None:
@@ -119,7 +122,8 @@ def _command(message: messages.Cancel | messages.SetPaused | messages.EndSlow) -
 def _past(told: messages.Told) -> Past:
     return Past(
         token_ids=told.token_ids,
-        held=told.held,
+        num_told=told.num_told,
+        untold=told.untold,
         num_scored=told.num_scored,
         reason=None if told.reason is None else FinishReason(told.reason),
     )

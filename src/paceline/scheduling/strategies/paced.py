@@ -35,6 +35,10 @@ class Paced:
 
     def plan(self, view: View, budget: int) -> list[Share]:
         """The shares of the next tick."""
+        if all(one.is_decoding for one in view.sequences):  # as most ticks are
+            shares = [Share(one.key, one.limit) for one in view.sequences]
+            if sum(share.num_tokens for share in shares) <= budget:
+                return shares
         decoders, prompts = split(view.sequences)
         prompts = self._earliest_due_first(prompts, view, budget)
         filling = Filling(budget)

@@ -44,7 +44,7 @@ parts = st.one_of(
         choice=st.integers(0, 255),
         chunk=st.none() | chunks,
         drawn=ids,
-        held=some_logprobs,
+        untold=some_logprobs,
         state=st.none() | st.binary(max_size=9),
         is_last=st.booleans(),
     ),
@@ -62,7 +62,8 @@ ups = st.one_of(
 tolds = st.builds(
     messages.Told,
     token_ids=ids,
-    held=some_logprobs,
+    num_told=st.none() | st.integers(0, 9),
+    untold=some_logprobs,
     num_scored=st.integers(0, 9),
     reason=st.none() | st.just("stop"),
     state=st.none() | st.binary(max_size=4),

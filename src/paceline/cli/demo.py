@@ -1,0 +1,217 @@
+"""`paceline demo`: several requests at once, and a picture of how they share the engine."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline import validation
+from paceline.cli import demo_prompts, terminal
+from paceline.cli.demo_requests import DemoRequest, buffered, limited, read_requests, requests_of, seeded
+from paceline.cli.interrupt import Stop, run
+from paceline.cli.loading import ModelChoice, load
+from paceline.cli.options import (
+    DeviceOption,
+    GpuLayersOption,
+    ModelOption,
+    ThreadsOption,
+    VerboseOption,
+    choosing_tokens,
+    ending,
+    running,
+    showing,
+)
+from paceline.config import EngineConfig
+from paceline.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from paceline.cli.demo_pace import Pace
+    from paceline.cli.demo_streams import Streams
+    from paceline.cli.keys import Keys
+    from paceline.runtime import Model
+
+_DEFAULTS = EngineConfig()
+_WATCHABLE = 25.0  # ticks a second: a little faster than one reads
+_SEED = 1
+_BUFFERED = {True: 16, False: 256}  # tokens a picture's reader may be behind, held back or not
+_POLL_S = 0.02
+_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything a demo needs to know. pace: most ticks a second, 0 for no limit."""
+
+    requests: Sequence[DemoRequest]
+    model: ModelChoice
+    config: EngineConfig
+    n_threads: int | None
+    pace: float
+    seed: int
+    is_live: bool
+    as_json: bool
+    trace: Path | None
+
+
+def demo(
+    *,
+    model: ModelOption = None,
+    n_gpu_layers: GpuLayersOption = None,
+    device: DeviceOption = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
+            show_default="eight requests of ours",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, choosing_tokens("--seed", "-s", metavar="N", help="Of the first request, the next ones count on; -1: new.")
+    ] = _SEED,
+    max_tokens: Annotated[
+        int | None,
+        ending("--max-tokens", "-n", metavar="N", help="Most tokens of any answer.", show_default="what requests say"),
+    ] = None,
+    num_slots: Annotated[
+        int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
+    ] = _DEFAULTS.num_slots,
+    pace: Annotated[
+        float | None,
+        running(
+            metavar="N",
+            help="Most ticks a second, so that one can follow; 0 for no limit.",
+            show_default="25 for a picture of the demo model, else 0",
+        ),
+    ] = None,
+    threads: ThreadsOption = None,
+    verbose: VerboseOption = False,
+    plain: Annotated[
+        bool, showing("--plain", help="One line an answer and one of figures, as where no terminal is.")
+    ] = False,
+    as_json: Annotated[bool, showing("--json", help="One JSON object at the end.")] = False,
+    trace: Annotated[
+        Path | None, showing(metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False)
+    ] = None,
+) -> None:
+    """Run several requests together on one engine, and show how they share it.
+
+    On a terminal there is a picture of the slots, and keys act on it: a digit cancels the request in that slot; p and a
+    digit stops or starts its reader, p and p those of all, and the engine pauses what nobody reads; q ends it. Figures
+    come last: time to first token (TTFT), time between tokens (ITL), throughput, and more.
+    """
+    if plain and as_json:
+        raise InvalidParams("--plain and --json exclude each other; choose one")
+    is_live = not plain and not as_json and terminal.can_draw(sys.stdout)
+    if pace is None:
+        pace = _WATCHABLE if is_live and model is None else 0.0
+    pace = validation.number("pace", pace, 0)
+    validation.integer("seed", seed, -1, 2**32 - 1)
+    chosen = _requests(requests, is_demo_model=model is None)
+    seed = secrets.randbits(32) if seed == -1 else seed
+    chosen = seeded(limited(chosen, max_tokens), seed)
+    job = Job(
+        requests=buffered(chosen, _BUFFERED[pace > 0]) if is_live else chosen,
+        model=ModelChoice(
+            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not as_json, verbose=verbose
+        ),
+        config=EngineConfig(num_slots=num_slots, max_queue=max(_DEFAULTS.max_queue, len(chosen))),
+        n_threads=threads,
+        pace=pace,
+        seed=seed,
+        is_live=is_live,
+        as_json=as_json,
+        trace=trace,
+    )
+    with _keys(job) as keys:
+        have_failed = run(lambda stop: _run(job, keys, stop))
+    if have_failed:
+        raise typer.Exit(_FAILED)
+
+
+def _requests(path: Path | None, *, is_demo_model: bool) -> list[DemoRequest]:
+    if path is not None:
+        return read_requests(path)
+    ours = demo_prompts.FOR_DEMO_MODEL if is_demo_model else demo_prompts.FOR_ANY_MODEL
+    return requests_of(ours, "our requests")
+
+
+def _keys(job: Job) -> Keys | nullcontext[None]:
+    from paceline.cli.keys import Keys, can_read_keys
+
+    return Keys(sys.stdin.fileno()) if job.is_live and can_read_keys() else nullcontext()
+
+
+def _run(job: Job, keys: Keys | None, stop: Stop) -> bool:
+    """All of it; answers whether a request failed."""
+    from paceline.cli.demo_board import Board
+    from paceline.cli.demo_live import Live
+    from paceline.cli.demo_pace import Pace
+    from paceline.cli.demo_streams import Streams
+    from paceline.engine.trace import TraceRecorder
+    from paceline.llm import LLM
+
+    board, pace, streams = Board(), Pace(job.pace), Streams()
+    with ExitStack() as stack:
+        recorders = () if job.trace is None else (stack.enter_context(TraceRecorder(job.trace)),)
+        loaded = load(job.model, stop)
+        options = {"num_slots": job.config.num_slots, "max_queue": job.config.max_queue, "n_threads": job.n_threads}
+        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pace), **options))
+
+        def end() -> None:
+            pace.hurry()
+            streams.cancel_all()
+
+        stack.enter_context(stop.aborting(end))
+        streams.submit(llm, job.requests)
+        if job.is_live:
+            Live(streams, board, job.config.num_slots, _title(job, loaded.model), keys).run()
+        else:
+            _read(streams, job)
+    _tell(job, streams, pace, loaded.load_s)
+    return any(one.error is not None for one in streams)
+
+
+def _title(job: Job, model: Model) -> str:
+    held_back = f" · at most {job.pace:g} ticks a second" if job.pace else ""
+    return f" {terminal.printable(model.paths[0].name)} · {job.config.num_slots} slots{held_back}"
+
+
+def _read(streams: Streams, job: Job) -> None:
+    """Reads all streams to their end; each result is told as soon as it is there."""
+    from paceline.cli.demo_summary import result_lines
+
+    waiting = list(streams)
+    while waiting:
+        streams.take()
+        over = [one for one in waiting if one.is_over]
+        waiting = [one for one in waiting if not one.is_over]
+        if not job.as_json:
+            for one in over:
+                terminal.write("".join(f"{line}\n" for line in result_lines(one)))
+        if waiting:
+            time.sleep(_POLL_S)
+
+
+def _tell(job: Job, streams: Streams, pace: Pace, load_s: float) -> None:
+    from paceline.cli import demo_summary
+
+    found = demo_summary.figures(streams, pace)
+    if job.as_json:
+        terminal.write(demo_summary.as_json(streams, found, job.seed, load_s))
+    elif job.is_live:
+        for one in streams:
+            if one.error is not None:
+                terminal.write("".join(f"{line}\n" for line in demo_summary.result_lines(one)), style="red")
+        terminal.write("\n")
+        terminal.write_section("Summary", demo_summary.rows(found, job.seed, load_s))
+    else:
+        terminal.write(demo_summary.line(found, job.seed, load_s) + "\n")

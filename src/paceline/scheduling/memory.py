@@ -1,0 +1,319 @@
+"""What lies where in memory, and what has to move: sequence ids, cells, kept paths, blobs in host memory.
+
+    running sequences ──ended──> kept paths (device) ──saved in pieces──> blobs (host) ──oldest first──> gone
+            ^                          │ shared                              │ loaded
+            └──────────────────────────┴─────────────────────────────────────┘
+
+Notes down operations, in order; the executor carries them out before the next pass. Whatever a sequence is given is written
+down at once as if it had happened.
+"""
+
+from __future__ import annotations
+
+from paceline.scheduling.cells import Cells
+from paceline.scheduling.kept import Kept, KeptPaths
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.placement import (
+    LEAST_HOST_TOKENS,
+    NOTHING,
+    WAIT,
+    Placement,
+    Wait,
+    best_holder,
+    parts_of,
+    place,
+    place_whole,
+)
+from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
+from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved
+from paceline.scheduling.reports import Reports
+from paceline.scheduling.seq_ids import SeqIds
+from paceline.scheduling.sequence import Sequence
+from paceline.scheduling.sharing import sibling_source
+
+_PIECE = 512  # tokens saved in a tick while somebody generates: about a quarter of a millisecond
+_LARGE_PIECE = 8192
+_INSTABILITY_TOKENS = 64
+
+
+class Memory:
+    """The memory of one context as the scheduler sees it."""
+
+    def __init__(self, limits: Limits, reports: Reports) -> None:
+        self._limits, self._reports = limits, reports
+        self._seq_ids = SeqIds(limits.num_seq_ids)
+        self._cells = Cells()
+        self._tree = PrefixTree()
+        self._kept = KeptPaths()
+        self._leaving: Kept | None = None
+        self._operations: list[Operation] = []
+        self._running: dict[Sequence, Node] = {}  # and where each ends in the tree
+
+    # ---- a sequence's life
+
+    def placement(self, sequence: Sequence) -> Placement | Wait:
+        """Where the beginning of a waiting sequence can come from now."""
+        whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
+        if whole is WAIT or whole is not NOTHING:
+            return whole
+        if not sequence.reads_cache:
+            return NOTHING
+        for other in self._running:
+            self._extend(other)
+        tokens = sequence.token_bytes(sequence.num_known - 1)
+        match = self._tree.match(sequence.namespace, tokens)
+        if self._limits.can_share_part:
+            return place(match, sequence.num_known - 1, sequence)
+        return place_whole(match, sequence.num_known - 1)
+
+    def touch(self, placement: Placement) -> None:
+        """It is about to be used: what it comes from makes way last."""
+        if isinstance(placement.source, Kept):
+            self._kept.touch(placement.source)
+        if placement.node is not None:
+            self._tree.touch(placement.node)
+
+    def start(self, sequence: Sequence, placement: Placement, now_s: float) -> None:
+        """Gives a sequence an id and the beginning that was found for it."""
+        while not self._seq_ids.num_free:  # there are more ids than slots: never the path that it starts from
+            self.give_way(now_s)
+        seq_id = sequence.seq_id = self._seq_ids.take()
+        if placement.source is not None:
+            assert placement.source.seq_id is not None  # noqa: S101 - it has tokens
+            self._operations.append(Copy(placement.source.seq_id, seq_id, placement.num_device, sequence))
+            self._cells.share(placement.source.seq_id, seq_id, placement.num_device)
+        for part in placement.parts:
+            self._operations.append(Load(seq_id, part.blob.data, part.start, part.end, sequence))
+            self._cells.extend(seq_id, part.end - part.start)
+        sequence.num_computed = placement.num_tokens
+        self._running[sequence] = self._promise(sequence)
+
+    def computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """A row was computed."""
+        assert sequence.seq_id is not None  # noqa: S101 - it had a row
+        self._cells.extend(sequence.seq_id, num_tokens)
+
+    def snapshot(self, sequence: Sequence) -> None:
+        """Saves the state of a sequence as it is, where memory can only be saved whole."""
+        if self._limits.can_share_part or not sequence.writes_cache or sequence.num_computed < LEAST_HOST_TOKENS:
+            return
+        self._save_whole(sequence)
+
+    def end(self, sequence: Sequence, now_s: float, *, must_save: bool = False) -> None:
+        """A sequence runs no longer: its path is kept, if it may be. must_save: it will go on, so save it at once."""
+        seq_id = sequence.seq_id
+        assert seq_id is not None  # noqa: S101 - it runs
+        num_tokens = sequence.num_computed
+        self._extend(sequence)
+        node = self._running.pop(sequence)
+        if not sequence.writes_cache or num_tokens < LEAST_HOST_TOKENS:
+            self._drop(sequence, node)
+        elif not self._limits.can_share_part:
+            self._save_whole(sequence)
+            self._drop(sequence, node)
+        else:
+            tokens = sequence.token_bytes(num_tokens)
+            kept = Kept(seq_id, num_tokens, sequence.namespace, tokens, self._insert_end(sequence.namespace, tokens))
+            self._tree.hold(kept, kept.node)
+            self._tree.let_go(sequence, node)
+            self._kept.add(kept)
+            if must_save:
+                self._evict_one(kept, now_s)
+        sequence.seq_id = None
+        sequence.num_computed = 0
+
+    # ---- room
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many cells more would fit beside what is there, and what the running ones know and generate next."""
+        if self._limits.num_cells is None:
+            return True
+        promised = sum(one.num_known - one.num_computed + 1 for one in self._running)
+        return self._cells.num_used + promised + num_tokens <= self._limits.num_cells
+
+    def give_way(self, now_s: float) -> bool:
+        """Memory is full: moves the kept path that was used longest ago off the device; answers whether there was one."""
+        oldest = self._kept.oldest()
+        if oldest is not None:
+            self._evict_one(oldest, now_s)
+        return oldest is not None
+
+    def tidy(self, idle_cells: int, now_s: float, *, is_generating: bool) -> None:
+        """Moves kept paths to host memory, the oldest first and a piece a tick, while they fill more than idle_cells."""
+        if self._leaving is None:
+            oldest = self._kept.oldest()
+            if oldest is None or self._num_idle() <= idle_cells:
+                return
+            self._leaving = oldest
+        kept = self._leaving
+        if not self._save_piece(kept, _PIECE if is_generating else _LARGE_PIECE):
+            self._let_go(kept, now_s)
+
+    # ---- in and out
+
+    def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
+        """Sees to it that host memory has what there is of a path, after the next operations."""
+        if not self._limits.can_share_part:
+            return  # whole states were saved when they could be
+        for sequence in self._running:
+            self._extend(sequence)
+        match = self._tree.match(namespace, tokens)
+        source, num_device = best_holder(match.nodes, match.length)
+        for node in match.nodes:
+            if source is not None and source.seq_id is not None and node.blob is None and node.start < num_device:
+                end = min(node.end, num_device)
+                self._operations.append(
+                    Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
+                )
+
+    def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
+        """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
+        match = self._tree.match(namespace, tokens)
+        if not self._limits.can_share_part:
+            return [part.blob.data for part in place_whole(match, match.length).parts]
+        parts = parts_of(match.nodes, 0, match.length)
+        return [part.blob.data for part in parts if part.end == part.blob.end]
+
+    def take_in(
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float
+    ) -> None:
+        """Saved ranges of a path come from outside."""
+        for start, end, data in ranges:
+            is_whole = not self._limits.can_share_part
+            self.saved(Save(0, start, end, namespace, tokens[: end * WIDTH], is_whole=is_whole), data, now_s)
+
+    # ---- what the executor does
+
+    @property
+    def is_freeing(self) -> bool:
+        """Whether something is about to be removed."""
+        return any(isinstance(operation, Remove) for operation in self._operations)
+
+    def take_operations(self) -> list[Operation]:
+        """What has to be done before the next pass."""
+        operations, self._operations = self._operations, []
+        return operations
+
+    def saved(self, operation: Save, data: Saved, now_s: float) -> None:
+        """A save was carried out."""
+        if operation.start:  # a node has to begin there
+            self._tree.insert(operation.namespace, operation.tokens[: operation.start * WIDTH])
+        end = self._insert_end(operation.namespace, operation.tokens)
+        if operation.is_whole:
+            self._tree.put_blob([end], Blob(0, operation.end, data), is_snapshot=True)
+        else:
+            nodes = [node for node in end.path() if node.start >= operation.start]
+            self._tree.put_blob(nodes, Blob(operation.start, operation.end, data))
+        self._fit_host(now_s)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells in use."""
+        return self._cells.num_used
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all blobs."""
+        return self._tree.num_bytes
+
+    @property
+    def num_kept(self) -> int:
+        """Paths that are kept on the device."""
+        return len(self._kept)
+
+    def check(self) -> None:
+        """Asserts that every id is in one place and the tree names nothing that is not there."""
+        running = [one.seq_id for one in self._running if one.seq_id is not None]
+        assert len(running) == len(self._running)  # noqa: S101 - our own invariants
+        self._seq_ids.check(running + self._kept.seq_ids)
+        self._tree.check()
+        for node in self._tree.nodes():
+            for holder in node.holders:
+                assert holder.seq_id is not None  # noqa: S101
+                assert self._cells.length(holder.seq_id) == holder.num_computed  # noqa: S101
+        assert self._limits.num_cells is None or self.num_cells <= self._limits.num_cells  # noqa: S101
+        assert self._tree.num_bytes <= self._limits.host_bytes  # noqa: S101
+
+    # ---- inside
+
+    def _sibling(self, sequence: Sequence) -> Placement | Wait:
+        source = sibling_source(sequence)
+        if source is WAIT or source is None:
+            return WAIT if source is WAIT else NOTHING
+        return Placement(source, source.num_computed, (), source.num_computed, None)
+
+    def _promise(self, sequence: Sequence) -> Node:
+        """Where the prompt of a sequence that starts ends in the tree: others can wait for it."""
+        node = self._insert_end(sequence.namespace, sequence.token_bytes(sequence.num_prompt))
+        self._tree.hold(sequence, node)
+        return node
+
+    def _extend(self, sequence: Sequence) -> None:
+        """Tells the tree of generated tokens that were computed since it was told last."""
+        node = self._running[sequence]
+        if sequence.num_computed > node.end:
+            tokens = sequence.token_bytes(sequence.num_computed)
+            self._running[sequence] = self._tree.grow(sequence, node, tokens[node.end * WIDTH :])
+
+    def _insert_end(self, namespace: Namespace, tokens: bytes) -> Node:
+        node = self._tree.insert(namespace, tokens)
+        assert node is not None  # noqa: S101 - there are tokens
+        return node
+
+    def _drop(self, sequence: Sequence, node: Node) -> None:
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        self._tree.let_go(sequence, node)
+        self._free(sequence.seq_id)
+
+    def _free(self, seq_id: int) -> None:
+        self._operations.append(Remove(seq_id))
+        self._cells.free(seq_id)
+        self._seq_ids.give_back(seq_id)
+
+    def _save_whole(self, sequence: Sequence) -> None:
+        if self._limits.host_bytes and sequence.seq_id is not None:
+            tokens = sequence.token_bytes(sequence.num_computed)
+            save = Save(sequence.seq_id, 0, sequence.num_computed, sequence.namespace, tokens, is_whole=True)
+            self._operations.append(save)
+
+    def _save_piece(self, kept: Kept, most: int) -> bool:
+        """Saves the next part of a path that host memory has not; answers whether there was one."""
+        if not self._limits.host_bytes:
+            return False
+        for node in kept.node.path():
+            if node.blob is None:
+                self._save(kept, node.start, min(node.end, node.start + most))
+                return True
+        return False
+
+    def _save(self, kept: Kept, start: int, end: int) -> None:
+        tokens = kept.tokens[: end * WIDTH]
+        self._operations.append(Save(kept.seq_id, start, end, kept.namespace, tokens, is_whole=False))
+
+    def _evict_one(self, kept: Kept, now_s: float) -> None:
+        if self._limits.host_bytes:
+            for node in kept.node.path():
+                if node.blob is None:
+                    self._save(kept, node.start, node.end)
+        self._let_go(kept, now_s)
+
+    def _let_go(self, kept: Kept, now_s: float) -> None:
+        if self._leaving is kept:
+            self._leaving = None
+        self._kept.remove(kept)
+        self._tree.let_go(kept, kept.node)
+        num_own = self._cells.num_own(kept.seq_id)
+        self._free(kept.seq_id)
+        self._reports.watch.evicted(num_own, "device", now_s)
+
+    def _num_idle(self) -> int:
+        running = [one.seq_id for one in self._running if one.seq_id is not None]
+        return self._cells.num_used - self._cells.num_under(running)
+
+    def _fit_host(self, now_s: float) -> None:
+        while self._tree.num_bytes > self._limits.host_bytes:
+            node = self._tree.oldest()
+            assert node is not None  # noqa: S101 - bytes are some node's
+            self._tree.drop_blob(node)
+            self._tree.prune(node)
+            self._reports.watch.evicted(node.end - node.start, "host", now_s)

@@ -1,0 +1,133 @@
+"""Commands as a user runs them: processes, pipes and terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROMPT = "Once upon a time"
+COMMAND = (sys.executable, "-m", "paceline")
+TIMEOUT_S = 60
+ESCAPE = "\x1b"
+
+
+def environment(**changes: str) -> dict[str, str]:
+    unset = {"NO_COLOR", "FORCE_COLOR", "COLORTERM", "PYTHONIOENCODING"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return kept | {"TERM": "xterm-256color", "COLUMNS": "80"} | changes
+
+
+def paceline_(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Runs a command with pipes on all sides."""
+    return subprocess.run(
+        [*COMMAND, *args], input=stdin, capture_output=True, check=False, timeout=TIMEOUT_S, env=environment()
+    )
+
+
+@contextmanager
+def started(*args: str, stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
+    """A command that runs inside of the block, its output in pipes; it is gone afterwards, whatever happens."""
+    command = [*COMMAND, *args]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            process.stdin = None  # communicate() would write to it
+            yield process
+        finally:
+            process.kill()
+
+
+def endless(model: Path) -> tuple[str, ...]:
+    """A generation that takes minutes."""
+    return ("generate", PROMPT, "-m", str(model), "-t", "1", "-n", "30000", "-c", "32768", "--ignore-eos")
+
+
+def output(*args: str, stdin: bytes = b"") -> str:
+    """What a command that succeeds writes to stdout."""
+    done = paceline_(*args, stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def generate(*args: str) -> dict[str, Any]:
+    """The JSON object of a generation."""
+    return json.loads(output("generate", PROMPT, "-t", "1", "--json", *args))
+
+
+class Terminal:
+    """A command that believes to be on a terminal."""
+
+    def __init__(self, *args: str, **env: str) -> None:
+        self.seen = b""
+        self.last_mode: list[Any] = []
+        self._keyboard, screen = pty.openpty()
+        self._process = subprocess.Popen(
+            [*COMMAND, *args],
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            env=environment(**env),
+            start_new_session=True,
+        )
+        os.close(screen)
+
+    def read_until(self, text: bytes) -> None:
+        """Waits for a text to show up."""
+        while text not in self.seen:
+            assert self._read(), f"ended without {text!r}: {self.seen!r}"
+
+    def read_until_seen(self, pattern: str) -> None:
+        """Waits for something to be seen, escapes aside."""
+        while not re.search(pattern, self.plain_text):
+            assert self._read(), f"ended without {pattern!r}: {self.plain_text!r}"
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        self._process.send_signal(signal.SIGINT)
+
+    def press(self, keys: str) -> None:
+        """As somebody at the keyboard."""
+        os.write(self._keyboard, keys.encode())
+
+    def mode(self) -> list[Any]:
+        """How the terminal treats what is typed."""
+        return termios.tcgetattr(self._keyboard)
+
+    def finish(self) -> int:
+        """Reads to the end; the exit code. `last_mode` is how it left the terminal."""
+        while self._read():
+            pass
+        self.last_mode = self.mode()
+        os.close(self._keyboard)
+        return self._process.wait(TIMEOUT_S)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._keyboard, 65536)
+        except OSError:  # what Linux answers when the last one has left the terminal
+            return False
+        self.seen += data
+        return bool(data)
+
+    @property
+    def text(self) -> str:
+        """What was written, escapes included."""
+        return self.seen.decode(errors="replace").replace("\r\n", "\n")
+
+    @property
+    def plain_text(self) -> str:
+        """Without the escapes."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)

@@ -1,0 +1,156 @@
+"""`paceline generate` as a user runs it, on the demo model: options, output and numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.e2e.commands import ESCAPE, PROMPT, Terminal, endless, generate, output, paceline_, started
+
+import paceline
+from paceline.demo import demo_model_path
+from paceline.testing.models import KINDS, write_model
+
+pytestmark = pytest.mark.native
+
+
+def test_generate_writes_the_text_to_stdout_and_numbers_to_stderr() -> None:
+    """A pipe gets the new text alone, ended by a line break, and not a single escape."""
+    done = paceline_("generate", PROMPT, "-t", "1", "-n", "20", "--seed", "1")
+    text, numbers = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0
+    assert text.endswith("\n") and len(text) > 20 and PROMPT not in text
+    assert re.fullmatch(
+        r"20 tokens, [\d.]+ tok/s \| prompt \d+ tokens, [\d.]+ tok/s \| load [\d.]+ s \| cut at the limit \| seed 1\n",
+        numbers,
+    )
+    assert ESCAPE not in text + numbers
+
+
+def test_generate_streams(long_model: Path) -> None:
+    """Text arrives while the rest is still to come."""
+    with started(*endless(long_model)) as process:
+        assert process.stdout is not None and len(process.stdout.read(10)) == 10
+        assert process.poll() is None
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
+    """A seed that the statistics told repeats the run."""
+    first = generate("-n", "30")
+    assert first["seed"] < 2**32
+    assert generate("-n", "30", "--seed", str(first["seed"]))["token_ids"] == first["token_ids"]
+    assert generate("-n", "30", "--seed", str(first["seed"] ^ 1))["token_ids"] != first["token_ids"]
+
+
+def test_json_is_one_object_with_everything() -> None:
+    """Ids and text agree, and the counts are those of the ids."""
+    answer = generate("-n", "12", "--temperature", "0", "--ignore-eos")
+    model = paceline.Model.load(demo_model_path(), vocab_only=True)
+    assert set(answer) == {"text", "token_ids", "finish_reason", "stop", "seed", "usage"}
+    assert (answer["finish_reason"], answer["stop"], answer["usage"]["completion_tokens"]) == ("length", None, 12)
+    assert answer["text"] == model.tokenizer.decode(answer["token_ids"])
+    assert answer["usage"]["prompt_tokens"] == len(model.tokenizer.encode(PROMPT))
+    assert all(answer["usage"][name] > 0 for name in ("load_s", "prefill_s", "decode_s", "tokens_per_s"))
+
+
+def test_greedy_text_is_that_of_the_library() -> None:
+    """The command adds nothing to and takes nothing from `Context.generate`."""
+    model = paceline.Model.load(demo_model_path())
+    sampler = paceline.Sampler(paceline.SamplingParams(temperature=0), model)
+    with paceline.Context(model, n_threads=1) as context:
+        expected = list(context.generate(sampler, model.tokenizer.encode(PROMPT), 40))
+    assert generate("-n", "40", "--temperature", "0")["token_ids"] == expected
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    """Whatever the tokens are, the text is cut at the first character of the first stop."""
+    whole = generate("-n", "40", "--temperature", "0")["text"]
+    first, second = whole[20:25], whole[30:33]
+    cut = generate("-n", "40", "--temperature", "0", "--stop", second, "--stop", first)
+    position, found = min((whole.find(stop), stop) for stop in (first, second))
+    assert (cut["text"], cut["finish_reason"], cut["stop"]) == (whole[:position], "stop", found)
+
+
+def test_an_answer_that_fills_the_context_is_cut() -> None:
+    """-n -1 goes on until no cell is left."""
+    answer = generate("-n", "-1", "-c", "256", "--ignore-eos")
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"] == 256 + 1
+
+
+def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
+    """The answer is a sentence of the grammar, and ends where it does."""
+    (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
+    answer = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
+    assert answer["text"] in {" yes", " no"} and answer["finish_reason"] == "end"
+
+
+def test_the_prompt_comes_from_stdin_for_a_dash() -> None:
+    """As if it had been an argument; the line break that `echo` adds is not part of it."""
+    args = ("-t", "1", "-n", "10", "--temperature", "0", "-q")
+    assert output("generate", "-", *args, stdin=PROMPT.encode() + b"\n") == output("generate", PROMPT, *args)
+
+
+def test_echo_shows_the_prompt_first() -> None:
+    """Also where no terminal is, when it is asked for."""
+    assert output("generate", PROMPT, "-t", "1", "-n", "3", "--echo").startswith(PROMPT)
+
+
+def test_control_tokens_are_read_only_when_asked_for() -> None:
+    """--parse-special makes one token of the name of one, which is text otherwise."""
+    args = ("-n", "0", "--json", "-t", "1", "-q")
+    text = json.loads(output("generate", "<|im_end|>", *args))
+    token = json.loads(output("generate", "<|im_end|>", *args, "--parse-special"))
+    assert token["usage"]["prompt_tokens"] == 1 < text["usage"]["prompt_tokens"]
+
+
+def test_control_tokens_are_shown_only_when_asked_for(tmp_path: Path) -> None:
+    """--special gives control tokens that were generated their names; without it they have no text."""
+    path = write_model(tmp_path / "tiny.gguf", KINDS["llama"])
+    tokenizer = paceline.Model.load(path, vocab_only=True).tokenizer
+    args = (
+        "-m",
+        str(path),
+        "-n",
+        "200",
+        "--temperature",
+        "5",
+        "--top-p",
+        "1",
+        "--top-k",
+        "0",
+        "--min-p",
+        "0",
+        "-s",
+        "1",
+    )
+    hidden, shown = generate(*args, "--ignore-eos"), generate(*args, "--ignore-eos", "--special")
+    assert any(tokenizer.is_control(token) for token in shown["token_ids"])
+    assert hidden["token_ids"] == shown["token_ids"]
+    assert hidden["text"] == tokenizer.decode(hidden["token_ids"])
+    assert shown["text"] == tokenizer.decode(shown["token_ids"], special=True) != hidden["text"]
+
+
+def test_quiet_leaves_stderr_empty() -> None:
+    """--quiet has neither a bar nor numbers."""
+    assert paceline_("generate", PROMPT, "-t", "1", "-n", "3", "-q").stderr == b""
+
+
+def test_a_terminal_sees_a_bar_then_prompt_and_text_and_numbers() -> None:
+    """The bar goes away, the prompt comes before the text, and there are colours."""
+    screen = Terminal("generate", PROMPT, "-t", "1", "-n", "5", "--seed", "1")
+    assert screen.finish() == 0
+    assert "Loading paceline-demo.gguf" in screen.text and "100%" in screen.text
+    assert f"{ESCAPE}[2m{PROMPT}{ESCAPE}[0m" in screen.text
+    lines = screen.plain_text.splitlines()
+    assert any(line.startswith(PROMPT) and len(line) > len(PROMPT) for line in lines) and "5 tokens" in lines[-1]
+    assert screen.text.rfind("[?25h") > screen.text.rfind("[?25l"), "the cursor is left hidden"
+
+
+def test_a_dumb_terminal_sees_no_escapes() -> None:
+    """The same text without bar and colours."""
+    screen = Terminal("generate", PROMPT, "-t", "1", "-n", "5", TERM="dumb")
+    assert screen.finish() == 0
+    assert ESCAPE not in screen.text and screen.text.startswith(PROMPT) and "5 tokens" in screen.text

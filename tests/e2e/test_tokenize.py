@@ -1,0 +1,26 @@
+"""`paceline tokenize` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.e2e.commands import output
+
+pytestmark = pytest.mark.native
+
+
+def test_tokens_go_back_to_the_text() -> None:
+    """Ids through a pipe give the text again, also where a character takes several tokens."""
+    text = "The fox 🦊 says: «ça va?»\n\tDone."
+    ids = output("tokenize", text, "--ids")
+    assert output("tokenize", "--decode", "-", stdin=ids.encode()) == text + "\n"
+    assert output("tokenize", "-", "--count", stdin=text.encode()) == f"{len(ids.split())}\n"
+    assert [line.split()[0] for line in output("tokenize", text).splitlines()] == ids.split()
+
+
+def test_token_json_has_the_bytes() -> None:
+    """The bytes of all tokens are the text's."""
+    answer = json.loads(output("tokenize", "é🦊", "--json"))
+    assert bytes(byte for token in answer["tokens"] for byte in token["bytes"]) == "é🦊".encode()
+    assert answer["ids"] == [token["id"] for token in answer["tokens"]] and answer["count"] == len(answer["ids"])

@@ -1,0 +1,231 @@
+"""`AsyncLLM`: as `LLM`, and the event loop goes on whatever the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native.conftest import TinyModels
+
+from paceline import LLM, AsyncLLM, FinishReason
+from paceline.errors import BatchError, EngineStopped, InvalidParams, InvalidType, ModelLoadError, QueueFull
+
+pytestmark = pytest.mark.native
+
+SMALL: dict[str, Any] = {
+    "num_slots": 2, "n_ctx": 1024, "n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32",
+}  # fmt: skip
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16}
+ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 900, "ignore_eos": True}
+PROMPTS = ["Hello", "The quick brown fox", "a"]
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Lets the loop turn until it is so."""
+    while not is_so():
+        await asyncio.sleep(0.001)  # not 0, which would leave the engine's thread little of Python
+
+
+def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
+    """generate, lists, stream, embed: the same answers (edge rule 24)."""
+    path = tiny_models("llama")
+    with LLM(path, **SMALL) as blocking:
+        expected = [blocking.generate(prompt, **GREEDY).text for prompt in PROMPTS]
+        vectors = blocking.embed(PROMPTS, pooling="mean")
+
+    async def main() -> None:
+        async with AsyncLLM(path, **SMALL) as llm:
+            assert (await llm.generate(PROMPTS[0], **GREEDY)).text == expected[0]
+            assert [one.text for one in await llm.generate(PROMPTS, **GREEDY)] == expected
+            async with llm.stream(PROMPTS[1], **GREEDY) as stream:
+                assert "".join([chunk.text async for chunk in stream]) == expected[1]
+            together = await asyncio.gather(*(llm.generate(prompt, **GREEDY) for prompt in PROMPTS))
+            assert [one.text for one in together] == expected
+            assert np.allclose(await llm.embed(PROMPTS, pooling="mean"), vectors, atol=1e-4)
+            assert llm.stats().resident == 0
+            assert llm.tokenizer.n_vocab == llm.model.n_vocab
+
+    run(main)
+
+
+def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
+    """Whatever it was doing: generating, a list, reading a stream, embedding (edge 61; lcx C3, C4)."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
+
+            async def read() -> None:
+                async with llm.stream("Hello", **ENDLESS) as stream:
+                    async for _ in stream:
+                        pass
+
+            for work in (
+                lambda: llm.generate("Hello", **ENDLESS),
+                lambda: llm.generate(PROMPTS * 2, **ENDLESS),
+                read,
+                lambda: llm.embed(["some text"] * 2000, pooling="mean"),
+            ):
+                submitted = llm.stats().submitted
+                task = asyncio.ensure_future(work())
+                await until(lambda submitted=submitted: llm.stats().submitted > submitted)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                del task
+                await until(lambda: llm.stats().resident + llm.stats().queued == 0)
+            assert llm.stats().cancelled >= 4
+            assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
+
+    run(main)
+
+
+def test_leaving_a_stream_cancels_it_and_released_says_when(tiny_models: TinyModels) -> None:
+    """The block, a break, and nobody who reads any more (edge 61)."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
+            async with llm.stream("Hello", **ENDLESS) as stream:
+                async for _ in stream:
+                    break
+            await stream.released()
+            assert stream.finish_reason is FinishReason.CANCELLED
+            forgotten = llm.stream("Hello", **ENDLESS)
+            await forgotten.get()
+            del forgotten
+            gc.collect()
+            await until(lambda: llm.stats().resident == 0)
+
+    run(main)
+
+
+def test_the_loop_goes_on_while_a_model_loads_and_a_prompt_is_computed() -> None:
+    """Another task makes progress during loading, tokenising and prefill (edge 52; lcx H1, H2, H3)."""
+
+    async def main() -> None:
+        counter = itertools.count()
+        last = 0
+
+        async def count() -> None:
+            nonlocal last
+            while True:
+                last = next(counter)
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.ensure_future(count())
+        llm = AsyncLLM(num_slots=2, n_ctx=2048, n_threads=1)
+        seen = [last]
+        await llm.start()
+        seen.append(last)
+        await llm.generate("long ago " * 300, max_tokens=1)
+        seen.append(last)
+        await llm.aclose()
+        ticking.cancel()
+        assert seen[1] - seen[0] > 5
+        assert seen[2] - seen[1] > 5
+
+    run(main)
+
+
+def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_models: TinyModels) -> None:
+    """What is refused is tried again when there is room; what fails is told with all outcomes (edge 36, 57, 79)."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:
+            many = await llm.generate(PROMPTS * 3, **GREEDY)
+            assert [one.finish_reason for one in many] == [FinishReason.LENGTH] * 9
+            assert [one.index for one in many] == list(range(9))
+            with pytest.raises(BatchError) as caught:
+                await llm.generate(["Hello", [99999], "a"], **GREEDY)
+            assert [type(one).__name__ for one in caught.value.outcomes] == [
+                "Completion",
+                "InvalidParams",
+                "Completion",
+            ]
+            streams = [llm.stream("Hello", **ENDLESS) for _ in range(3)]
+            await streams[0].get()
+            await streams[1].__aenter__()
+            with pytest.raises(QueueFull):
+                await streams[2].__aenter__()
+            for stream in streams:
+                await stream.aclose()
+
+    run(main)
+
+
+def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) -> None:
+    """At the call or on entering the stream (edge rule 16, 56, 66; lcx M3, M5)."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
+            for prompt, options in (([10**7], {}), ("x", {"max_tokens": -1}), ("x", {"grammar": "root ::= ("})):
+                with pytest.raises((InvalidParams, ValueError)):
+                    await llm.generate(prompt, **options)
+                with pytest.raises((InvalidParams, ValueError)):
+                    async with llm.stream(prompt, **options):
+                        pass
+            with pytest.raises(InvalidType, match="one prompt"):
+                llm.stream(["a", "b"])
+            assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
+
+    run(main)
+
+
+def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
+    """Readers get their terminal chunk, later calls are refused, closing again does nothing (edge 68, 69, 81)."""
+
+    async def main() -> None:
+        llm = AsyncLLM(tiny_models("llama"), **SMALL)
+        stream = llm.stream("Hello", **ENDLESS)
+        await stream.get()
+        await asyncio.gather(llm.aclose(), llm.aclose(drain=False))
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].finish_reason is FinishReason.SHUTDOWN
+        with pytest.raises(EngineStopped):
+            await llm.generate("Hello")
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_model_that_cannot_be_loaded_says_so_and_can_be_closed(tmp_path: Path) -> None:
+    """Everybody who asks is told; closing what never was is nothing."""
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"nothing")
+
+    async def main() -> None:
+        llm = AsyncLLM(bad)
+        with pytest.raises(ModelLoadError):
+            await llm.start()
+        with pytest.raises(ModelLoadError):
+            await llm.generate("Hello")
+        await llm.aclose()
+        await AsyncLLM(bad).aclose()
+
+    run(main)
+
+
+def test_a_request_that_is_cancelled_while_the_model_loads_leaves_the_load_to_others(tiny_models: TinyModels) -> None:
+    """The first caller may go; the second one's model is there."""
+
+    async def main() -> None:
+        llm = AsyncLLM(tiny_models("llama"), **SMALL)
+        first = asyncio.ensure_future(llm.generate("Hello", **GREEDY))
+        second = asyncio.ensure_future(llm.generate("Hello", **GREEDY))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len((await second).token_ids) == 16
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await llm.aclose()
+
+    run(main)

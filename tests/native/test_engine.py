@@ -1,0 +1,522 @@
+"""`LLM` on the demo model and on tiny models of every memory class: what it says, alone and together, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native.conftest import TinyModels
+from tests.running_engine import LONG_S, in_threads
+
+import paceline
+from paceline import LLM, FinishReason, SamplingParams
+from paceline.errors import (
+    BatchError,
+    EngineStopped,
+    GrammarError,
+    InvalidParams,
+    InvalidType,
+    ModelLoadError,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
+from paceline.runtime import Context, Embedder, Model, Sampler
+from paceline.scheduling.instrument import Instrument, TickRecord
+from paceline.streaming import Stream
+from paceline.testing.models import KINDS, write_lora
+
+pytestmark = pytest.mark.native
+
+# With these a tiny model's logits do not depend on who else is in the batch.
+EXACT: dict[str, Any] = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+SMALL: dict[str, Any] = {**EXACT, "num_slots": 4, "n_ctx": 1024}
+MEMORY_CLASSES = ("llama", "gemma3", "mamba", "falcon-h1", "lfm2")
+PROMPTS = ["Hello", "The quick brown fox", "a", "and then the other one went on and on and on"]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    with LLM(num_slots=4, n_ctx=2048, n_threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_models: TinyModels) -> Iterator[LLM]:
+    with LLM(tiny_models("llama"), **SMALL) as llm:
+        yield llm
+
+
+def works(llm: LLM) -> bool:
+    """Whether the engine still answers, with its slots free."""
+    completion = llm.generate("still there?", temperature=0, max_tokens=4, ignore_eos=True)
+    return len(completion.token_ids) == 4
+
+
+def resident(llm: LLM) -> int:
+    snapshot = llm.stats()
+    return snapshot.resident + snapshot.queued
+
+
+# ---- what it says
+
+
+def test_the_demo_model_generates(demo: LLM) -> None:
+    """Text, ids, reason and usage of a prompt; a list gives as many, in order (edge rule 24)."""
+    one = demo.generate("Once upon a time", **GREEDY)
+    assert one.text == demo.tokenizer.decode(list(one.token_ids))
+    assert one.finish_reason is FinishReason.LENGTH
+    assert one.usage.prompt_tokens == len(one.prompt_token_ids)
+    assert one.usage.completion_tokens == 24
+    assert one.usage.ttft_s is not None
+    many = demo.generate(["Once upon a time", "A fox", [1, 2, 3]], **GREEDY)
+    assert [completion.index for completion in many] == [0, 1, 2]
+    assert many[2].prompt_token_ids == (1, 2, 3)
+    assert demo.generate([], **GREEDY) == []
+    with pytest.raises(InvalidType, match="one prompt"):
+        demo.stream([])
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_it_says_what_a_bare_context_says(tiny_models: TinyModels, kind: str) -> None:
+    """Token for token what `Context.generate` gives, with every class of memory (lcx H5, log 1)."""
+    with Model.load(tiny_models(kind)) as model:
+        options = {"n_ctx": 1024, **EXACT}
+        params = SamplingParams(**GREEDY)
+        expected = []
+        for prompt in PROMPTS:
+            with Context(model, **options) as context:
+                ids = model.tokenizer.encode(prompt, add_special=True)
+                expected.append(tuple(context.generate(Sampler(params, model), ids, 24)))
+        with LLM(model, **SMALL) as llm:
+            assert [llm.generate(prompt, params).token_ids for prompt in PROMPTS] == expected
+            assert [one.token_ids for one in llm.generate(PROMPTS, params)] == expected
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
+    """Eight requests on four slots, in small chunks and beside each other, say what each says alone (lcx 1.13 server_smoke)."""
+    prompts = [f"{prompt} {index}" for index in range(2) for prompt in PROMPTS]
+    path = tiny_models(kind)
+    with LLM(path, **SMALL, chunk_size=5, strategy="balanced") as llm:
+        together = [one.token_ids for one in llm.generate(prompts, **GREEDY)]
+        seeded = [one.token_ids for one in llm.generate(prompts, max_tokens=12, seed=5)]
+    with LLM(path, **{**SMALL, "num_slots": 1}) as llm:
+        assert [llm.generate(prompt, **GREEDY).token_ids for prompt in prompts] == together
+        assert [llm.generate(prompt, max_tokens=12, seed=5).token_ids for prompt in prompts] == seeded
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
+    """N answers differ from each other, and are the same whether they share memory or come one after the other."""
+    options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 12}
+    with LLM(tiny_models(kind), **SMALL) as llm:
+        shared = llm.generate(PROMPTS[3], **options)
+        assert llm.stats().number("paceline_prefix_hit_tokens_total") > 0
+    with LLM(tiny_models(kind), **{**SMALL, "num_slots": 1}) as llm:
+        single = llm.generate(PROMPTS[3], **options)
+    assert [choice.token_ids for choice in shared.choices] == [choice.token_ids for choice in single.choices]
+    assert len({choice.token_ids for choice in shared.choices}) > 1
+
+
+def test_streamed_is_as_blocking(demo: LLM) -> None:
+    """Chunks joined are the completion, for several intervals, with and without stops (edge A, rule 24)."""
+    whole = demo.generate("Once upon a time", temperature=0, max_tokens=40)
+    stop = whole.text[20:23]
+    for interval in (1, 2, 5):
+        for stops in ([], [stop]):
+            blocking = demo.generate("Once upon a time", temperature=0, max_tokens=40, stop=stops)
+            with demo.stream("Once upon a time", temperature=0, max_tokens=40, stop=stops, interval=interval) as stream:
+                chunks = list(stream)
+            assert "".join(chunk.text for chunk in chunks) == blocking.text
+            assert tuple(token for chunk in chunks for token in chunk.token_ids) == blocking.token_ids
+            assert chunks[-1].finish_reason is blocking.finish_reason
+            assert blocking.stop == (stop if stops else None)
+            assert not stops or blocking.text == whole.text[: whole.text.index(stop)]
+
+
+def test_logprobs_and_prompt_logprobs(llama: LLM) -> None:
+    """One a token, the chosen one's among the top of a greedy answer; one a prompt token but the first; echo has its text."""
+    one = llama.generate("The quick brown fox", **GREEDY, logprobs=3, prompt_logprobs=2, echo=True)
+    assert one.logprobs is not None
+    assert one.prompt_logprobs is not None
+    assert len(one.logprobs) == len(one.token_ids) == 24
+    for token, entry in zip(one.token_ids, one.logprobs, strict=True):
+        assert len(entry.token_ids) == 3
+        assert entry.token_ids[0] == token
+        assert entry.own == pytest.approx(entry.values[0])
+        assert list(entry.values) == sorted(entry.values, reverse=True)
+    assert len(one.prompt_logprobs) == len(one.prompt_token_ids) - 1
+    assert one.text.startswith("The quick brown fox")
+    plain = llama.generate("The quick brown fox", **GREEDY)
+    assert plain.logprobs is None
+    assert plain.prompt_logprobs is None
+    assert plain.token_ids == one.token_ids
+
+
+def test_a_scored_prompt_agrees_with_what_was_generated(llama: LLM) -> None:
+    """Scoring a prompt and its own greedy answer gives the logprobs that generating it gave."""
+    one = llama.generate("Hello", **GREEDY, logprobs=0)
+    assert one.logprobs is not None
+    ids = [*one.prompt_token_ids, *one.token_ids]
+    scored = llama.generate(ids, max_tokens=0, prompt_logprobs=0)
+    assert scored.prompt_logprobs is not None
+    assert scored.token_ids == ()
+    tail = scored.prompt_logprobs[-len(one.token_ids) :]
+    assert [entry.own for entry in tail] == pytest.approx([entry.own for entry in one.logprobs], abs=1e-3)
+
+
+def test_a_grammar_holds_for_its_request_alone(llama: LLM) -> None:
+    """Beside free requests, in one batch, the constrained ones obey; a regex that cannot be had is refused."""
+    streams = [llama.stream("Answer:", max_tokens=8, choice=["yes", "no"]) for _ in range(2)]
+    free = llama.stream("Once upon a time", **GREEDY)
+    texts = ["".join(chunk.text for chunk in stream) for stream in streams]
+    assert set(texts) <= {"yes", "no"}
+    assert "".join(chunk.text for chunk in free) == llama.generate("Once upon a time", **GREEDY).text
+    with pytest.raises(GrammarError):
+        llama.generate("x", grammar="root ::= (")
+    assert works(llama)
+
+
+def test_adapters_hold_for_their_requests_alone(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """With and without, in one batch, each says what it says alone."""
+    paths = {
+        name: write_lora(tmp_path / f"{name}.gguf", KINDS["llama"], seed=seed) for seed, name in enumerate("ab", 1)
+    }
+    sets: list[dict[str, float]] = [{}, {"a": 1.0}, {"b": 1.0}, {"a": 0.5, "b": 0.5}]
+    with LLM(tiny_models("llama"), **SMALL, lora=paths) as llm:
+        alone = [llm.generate("Hello", **GREEDY, lora=one).token_ids for one in sets]
+        assert len(set(alone)) == 4
+        streams = [llm.stream("Hello", **GREEDY, lora=one) for one in sets]
+        together = [tuple(token for chunk in stream for token in chunk.token_ids) for stream in streams]
+        assert together == alone
+        with pytest.raises(InvalidParams, match="no adapter 'c'"):
+            llm.generate("Hello", lora={"c": 1.0})
+
+
+# ---- embeddings
+
+
+def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
+    """A vector for each text, in order, of length 1; the same beside generation, which they do not disturb (lcx L1, log 17)."""
+    texts = [f"text number {index}" for index in range(10)]
+    with Model.load(tiny_models("embedding-llama")) as model:
+        with Embedder(model, n_threads=1, flash_attn="off") as embedder:
+            expected = embedder.embed(texts)
+        with LLM(model, **SMALL) as llm:
+            before = llm.generate("Hello", **GREEDY).token_ids
+            stream = llm.stream("Hello", **GREEDY)
+            found = llm.embed(texts)
+            assert tuple(token for chunk in stream for token in chunk.token_ids) == before
+            assert found.shape == (10, 64)
+            assert np.allclose(found, expected, atol=1e-4)
+            assert llm.embed(texts[0]).shape == (64,)
+            assert np.allclose(np.linalg.norm(found, axis=1), 1)
+            assert llm.embed([]).shape == (0, 64)
+
+
+def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
+    """Whoever asks it for text is told what it can do; it goes on embedding."""
+    with LLM(tiny_models("bert"), n_threads=1) as llm:
+        with pytest.raises(Unsupported, match="embeds texts"):
+            llm.generate("Hello")
+        assert llm.embed(["Hello", "Bye"], pooling="mean").shape == (2, 64)
+
+
+def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
+    """Best first, each with its place; the same one by one; other models say that they cannot."""
+    documents = ["one text", "another", "a third text", "one"]
+    with LLM(tiny_models("reranker"), n_threads=1) as llm:
+        scores = llm.rerank("a query", documents)
+        assert sorted(score.index for score in scores) == [0, 1, 2, 3]
+        assert [score.score for score in scores] == sorted((score.score for score in scores), reverse=True)
+        for score in scores:
+            (alone,) = llm.rerank("a query", [documents[score.index]])
+            assert alone.score == pytest.approx(score.score, abs=1e-4)
+        assert llm.rerank("a query", []) == []
+    with LLM(tiny_models("llama"), **SMALL) as llm:
+        with pytest.raises(Unsupported):
+            llm.rerank("a query", documents)
+        assert works(llm)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
+def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models: TinyModels, kind: str) -> None:
+    """Under pressure somebody gives way and goes on later; all say what they say alone (edge 86)."""
+    prompts = [[(7 * index + place) % 250 for place in range(60)] for index in range(8)]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    with LLM(tiny_models(kind), **{**EXACT, "num_slots": 8, "n_ctx": 256}) as llm:
+        together = llm.generate(prompts, **options)
+        assert llm.stats().number("paceline_preemptions_total") > 0 or kind == "falcon-h1"
+        assert resident(llm) == 0
+    with LLM(tiny_models(kind), **{**EXACT, "num_slots": 1, "n_ctx": 256}) as llm:
+        alone = [llm.generate(prompt, **options) for prompt in prompts]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert {one.finish_reason for one in together} == {FinishReason.LENGTH}
+
+
+def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) -> None:
+    """With both numbers at submit, or truncated where the request says so; others are not touched (lcx 1.13 server_smoke)."""
+    with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256}) as llm:
+        ids = [65 + index % 20 for index in range(300)]
+        with pytest.raises(PromptTooLong, match="300 tokens, and a sequence can have 256"):
+            llm.generate(ids)
+        cut = llm.generate(ids, truncate="left", max_tokens=10)
+        assert cut.prompt_token_ids == tuple(ids[-246:])
+        full = llm.generate(ids[:256], temperature=0, ignore_eos=True)
+        assert (len(full.token_ids), full.finish_reason) == (1, FinishReason.LENGTH)
+        assert works(llm)
+
+
+# ---- endings
+
+
+def test_leaving_a_stream_frees_its_slot(llama: LLM) -> None:
+    """Closing, breaking, forgetting: the slot is free one tick later, and the rest was not generated (edge 61; lcx C3, C4)."""
+
+    def endless() -> Stream:
+        return llama.stream("Hello", temperature=0, max_tokens=900, ignore_eos=True)
+
+    with endless() as stream:
+        stream.get()
+    assert stream.wait_released(LONG_S)
+    assert stream.finish_reason is FinishReason.CANCELLED
+    assert stream.usage is not None
+    assert stream.usage.completion_tokens < 900
+    broken = endless()
+    for _ in broken:
+        break
+    assert broken.wait_released(LONG_S)
+    forgotten = endless()
+    forgotten.get()
+    channel = forgotten._attached
+    feed = channel._feed
+    del forgotten, channel
+    gc.collect()
+    assert feed.wait_released(LONG_S)
+    assert resident(llama) == 0
+
+
+def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
+    """`generate` feeds the engine as it takes them; a stream too many is refused at once (edge 57, 79)."""
+    with LLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:
+        many = llm.generate(PROMPTS * 3, **GREEDY)
+        assert [one.token_ids for one in many[:4]] == [one.token_ids for one in many[8:]]
+        assert {one.finish_reason for one in many} == {FinishReason.LENGTH}
+        streams = [llm.stream("Hello", max_tokens=900, ignore_eos=True) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            llm.stream("Hello")
+        for stream in streams:
+            stream.close()
+
+
+def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
+    """A bad prompt among good ones is told after the others ended, with all outcomes (edge 36, 76)."""
+    with pytest.raises(BatchError, match="2 of 4 prompts failed, the first is number 1") as caught:
+        llama.generate(["Hello", [99999], "a", []], **GREEDY)
+    good, bad, also_good, empty = caught.value.outcomes
+    assert (good.text, also_good.text) == tuple(llama.generate(prompt, **GREEDY).text for prompt in ("Hello", "a"))
+    assert isinstance(bad, InvalidParams)
+    assert isinstance(empty, InvalidParams)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ([-1], {}),
+        ([10_000_000], {}),
+        (b"bytes", {}),
+        (None, {}),
+        ("x", {"max_tokens": -1}),
+        ("x", {"temperature": float("nan")}),
+        ("x", {"max_token": 5}),
+        ("x", {"grammar": "root ::= ("}),
+        ("x", {"stop": [""]}),
+        ("x", {"lora": {"none": 1.0}}),
+        ("x", {"timeout_s": -1}),
+        ("x", {"params": 5}),
+        ("x\ud800", {}),
+        ("x", {"stop_token_ids": [10**9]}),
+        ("x", {"logit_bias": {10**9: 1.0}}),
+    ],
+)
+def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, options: dict[str, Any]) -> None:
+    """Whatever is wrong raises at the call (edge rule 16, 56, 66, 82; lcx M3, M4, M5, 1.13 nif_guards, log 6, log 8)."""
+    for call in (llama.generate, llama.stream):
+        with pytest.raises((InvalidParams, GrammarError)):
+            call(prompt, **options)
+    assert resident(llama) == 0
+    assert works(llama)
+
+
+def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
+    """max_tokens 0 answers with nothing, LENGTH and its usage (lcx M4, beat 1)."""
+    one = llama.generate("Hello", max_tokens=0)
+    assert (one.text, one.token_ids, one.finish_reason) == ("", (), FinishReason.LENGTH)
+    assert one.usage.completion_tokens == 0
+
+
+def test_deadlines_cut_off(llama: LLM) -> None:
+    """timeout_s ends a stream with DEADLINE and what there is until then."""
+    one = llama.generate("Hello", max_tokens=1000, ignore_eos=True, timeout_s=0.05)
+    assert one.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
+    assert one.usage.completion_tokens == len(one.token_ids)
+
+
+def test_threads_share_an_engine(llama: LLM) -> None:
+    """Eight threads at once, blocking, streaming and embedding, each with its own answer (edge 71)."""
+    expected = {prompt: llama.generate(prompt, **GREEDY).text for prompt in PROMPTS}
+
+    def generate() -> None:
+        for prompt in PROMPTS:
+            assert llama.generate(prompt, **GREEDY).text == expected[prompt]
+
+    def stream() -> None:
+        for prompt in PROMPTS:
+            assert "".join(chunk.text for chunk in llama.stream(prompt, **GREEDY)) == expected[prompt]
+
+    in_threads(*[generate, stream] * 4)
+    assert resident(llama) == 0
+
+
+# ---- the engine's own end
+
+
+def engine_threads() -> int:
+    return sum(thread.name == "paceline-engine" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
+    """After close, requests raise, streams have ended, closing again does nothing (edge 68, 69, 74, 81)."""
+    before = engine_threads()
+    llm = LLM(tiny_models("llama"), **SMALL)
+    stream = llm.stream("Hello", temperature=0, max_tokens=900, ignore_eos=True)
+    stream.get()
+    llm.close()
+    llm.close(drain=True)
+    *_, last = stream
+    assert last.finish_reason is FinishReason.SHUTDOWN
+    for call in (llm.generate, llm.stream, llm.embed):
+        with pytest.raises(EngineStopped):
+            call("Hello")
+    assert engine_threads() == before
+
+
+def test_closing_may_let_requests_finish(tiny_models: TinyModels) -> None:
+    """With drain what was accepted completes (edge 67)."""
+    llm = LLM(tiny_models("llama"), **SMALL)
+    streams = [llm.stream("Hello", **GREEDY, ignore_eos=True) for _ in range(6)]
+    llm.close(drain=True)
+    assert [sum(len(chunk.token_ids) for chunk in stream) for stream in streams] == [24] * 6
+
+
+def test_a_forgotten_engine_ends_its_thread(tiny_models: TinyModels) -> None:
+    """Without close or with, nothing is left of it when it is collected (edge 70)."""
+    before = set(threading.enumerate())
+    llm = LLM(tiny_models("llama"), **SMALL)
+    (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "paceline-engine")
+    gone = weakref.ref(llm)
+    assert works(llm)
+    del llm
+    gc.collect()
+    assert gone() is None
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_a_stream_keeps_its_engine_alive(tiny_models: TinyModels) -> None:
+    """Whoever holds only the stream can read it to its end (edge 74)."""
+    stream = LLM(tiny_models("llama"), **SMALL).stream("Hello", **GREEDY, ignore_eos=True)
+    gc.collect()
+    assert sum(len(chunk.token_ids) for chunk in stream) == 24
+
+
+def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -> None:
+    """An engine in a cycle that its own thread finds dead ends without waiting for itself (edge 70)."""
+
+    class Collector(Instrument):
+        def __init__(self) -> None:
+            self.is_on = threading.Event()
+
+        def tick_finished(self, record: TickRecord) -> None:
+            if self.is_on.is_set():
+                gc.collect()
+
+    collector = Collector()
+    before = set(threading.enumerate())
+    llm = LLM(tiny_models("llama"), **SMALL, instruments=[collector])
+    (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "paceline-engine")
+    gc.disable()
+    try:
+        cycle: list[Any] = [llm]
+        cycle.append(cycle)
+        stream = llm.stream("Hello", temperature=0, max_tokens=500, ignore_eos=True)
+        stream.get()
+        stream._keep_alive = None
+        channel = stream._attached
+        collector.is_on.set()
+        del cycle, llm
+        *_, last = channel
+    finally:
+        gc.enable()
+    assert last.finish_reason in (FinishReason.SHUTDOWN, FinishReason.LENGTH)
+    gc.collect()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_a_forked_child_is_told(llama: LLM) -> None:
+    """A child has no engine thread: it is told so at once, instead of waiting for ever, and the parent goes on."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        code = 1
+        try:
+            llama.generate("Hello")
+        except EngineStopped:
+            llama.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert works(llama)
+
+
+def test_a_model_that_cannot_be_loaded_says_so(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """No thread, no half of an engine is left (lcx C1)."""
+    before = engine_threads()
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"nothing")
+    with pytest.raises(ModelLoadError):
+        LLM(bad)
+    for options in ({"n_ctx": 0}, {"num_slots": 0}, {"n_batch": 0}, {"lora": ["missing.gguf"]}, {"strategy": "none"}):
+        with pytest.raises(paceline.PacelineError):
+            LLM(tiny_models("llama"), **options)
+    with pytest.raises(InvalidType, match="did you mean 'n_ctx'"):
+        LLM(tiny_models("llama"), nctx=5)
+    with pytest.raises(Unsupported, match="encoder-decoder"):
+        LLM(tiny_models("t5"))
+    assert engine_threads() == before
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 8}, {"n_batch": 1}, {"num_slots": 1, "n_batch": 2}, {"chunk_size": 1}])
+def test_the_smallest_engines_work(tiny_models: TinyModels, options: dict[str, Any]) -> None:
+    """A context of a few cells, a batch of one token, one slot: slow, and right (lcx C1)."""
+    with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256}) as llm:
+        expected = llm.generate(["abc", "b"], temperature=0, max_tokens=3)
+    with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256, **options}) as llm:
+        found = llm.generate(["abc", "b"], temperature=0, max_tokens=3)
+        scored = llm.generate("abc", max_tokens=0, prompt_logprobs=0).prompt_logprobs
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert scored is not None
+    assert len(scored) == 3

@@ -1,0 +1,307 @@
+"""The engine under everything that can happen to it, in any order, with each strategy and each kind of memory.
+
+The oracle is one request at a time: what ended by itself is what the same request gives alone, what was cut off is how
+that begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.engine_world import Outcome, World
+from tests.stream_reference import expected_answer
+
+from paceline.errors import Aborted, DecodeError
+from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import EOS
+
+STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
+KINDS = ("attention", "sliding_window", "recurrent")
+BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
+MOST_CELLS = 60
+
+PROMPTS = st.text("abc é", min_size=1, max_size=12) | st.lists(st.integers(0, 257), min_size=1, max_size=24)
+STOPS = st.lists(st.sampled_from([" ", "e", "th", "he", "\n", "é", "ta", "t"]), max_size=2)
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> dict[str, Any]:
+    """What decides an answer."""
+    max_tokens = draw(st.none() | st.integers(0, 30))
+    least = 30 if max_tokens is None else max_tokens
+    options: dict[str, Any] = {"max_tokens": max_tokens}
+    maybe = {
+        "n": st.integers(2, 4),
+        "stop": STOPS,
+        "min_tokens": st.integers(0, min(6, least)),
+        "stop_token_ids": st.lists(st.sampled_from([32, 101, 116]), max_size=2),
+        "ignore_eos": st.booleans(),
+        "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 2),
+        "echo": st.booleans(),
+        "lora": st.sampled_from([(), (("one", 1.0),), (("two", 0.5),)]),
+        "special": st.booleans(),
+    }
+    for name, values in maybe.items():
+        if draw(st.integers(0, 3)) == 0:
+            options[name] = draw(values)
+    if draw(st.booleans()):
+        options |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
+    return options
+
+
+TIMINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.integers(-3, 3),
+        "timeout_s": st.sampled_from([0.05, 0.5, 3.0]),
+        "ttft_timeout_s": st.sampled_from([0.05, 0.5]),
+        "queue_timeout_s": st.sampled_from([0.01, 0.3]),
+    },
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """Callers, readers and accidents; a subclass says with which strategy and memory."""
+
+    strategy = "paced"
+    kind = "attention"
+
+    @initialize(
+        num_cells=st.integers(25, MOST_CELLS),
+        num_slots=st.integers(1, 4),
+        chunk_size=st.sampled_from([1, 3, 32]),
+        n_batch=st.sampled_from([4, 7, 64]),
+        max_scored=st.sampled_from([1, 5]),
+    )
+    def begin(self, num_cells: int, **limits: int) -> None:
+        self.make = {
+            "kind": self.kind,
+            "strategy": self.strategy,
+            "num_cells": num_cells,
+            "eos_every": 25,
+            "adapters": ("one", "two"),
+        }
+        self.world = World(limits=limits, **self.make)
+        self.asked: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.causes: dict[int, set[FinishReason]] = {}  # why each may have ended, beside by itself
+        self.embedding: dict[int, tuple[list[str], str | None]] = {}
+        self.embedding_causes: dict[int, set[str]] = {}
+        self.must_end: set[int] = set()
+        self.is_stopped = False
+
+    # ---- callers
+
+    @rule(prompt=PROMPTS, sampling=samplings(), timing=TIMINGS)
+    def submit(self, prompt: Any, sampling: dict[str, Any], timing: dict[str, Any]) -> None:
+        outcome = self.world.submit(prompt, **sampling, **timing)
+        key = outcome.request.key
+        self.asked[key] = (prompt, sampling)
+        self.causes[key] = {FinishReason.DEADLINE} if timing.keys() - {"priority"} else set()
+        if self.is_stopped:
+            self.causes[key].add(FinishReason.SHUTDOWN)
+
+    @rule(
+        texts=st.lists(st.text("ab", min_size=1, max_size=80), min_size=1, max_size=6),
+        pooling=st.sampled_from([None, "cls"]),
+    )
+    def submit_embedding(self, texts: list[str], pooling: str | None) -> None:
+        key = self.world.submit_embedding(texts, pooling=pooling)
+        self.embedding[key] = (texts, pooling)
+        self.embedding_causes[key] = {"engine_stopped"} if self.is_stopped else set()
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        outcome = data.draw(st.sampled_from(self.open()))
+        self.world.cancel(outcome)
+        self.causes[outcome.request.key].add(FinishReason.CANCELLED)
+        self.must_end.add(outcome.request.key)
+
+    @precondition(lambda self: self.open_embedding())
+    @rule(data=st.data())
+    def cancel_embedding(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.open_embedding()))
+        self.world.cancel_embedding(key)
+        self.embedding_causes[key].add("cancelled")
+
+    # ---- readers
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data(), is_paused=st.booleans())
+    def pause(self, data: st.DataObject, is_paused: bool) -> None:
+        self.world.pause(data.draw(st.sampled_from(self.open())), is_paused=is_paused)
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data())
+    def end_slow(self, data: st.DataObject) -> None:
+        outcome = data.draw(st.sampled_from(self.open()))
+        self.world.end_slow(outcome)
+        self.causes[outcome.request.key].add(FinishReason.SLOW_READER)
+        self.must_end.add(outcome.request.key)
+
+    # ---- accidents
+
+    @precondition(lambda self: self.open() or self.open_embedding())
+    @rule(is_abort=st.booleans())
+    def fail_a_pass(self, is_abort: bool) -> None:
+        self.world.faults.next_passes.append(Aborted("told to stop") if is_abort else DecodeError("failed"))
+        if not is_abort:
+            self.blame_all(FinishReason.ERROR, "decode_error")
+        self.tick()
+        self.world.faults.next_passes.clear()
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data())
+    def poison(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.open())).request.key
+        self.world.faults.poisonous.add(key)
+        self.causes[key].add(FinishReason.ERROR)
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data())
+    def fail_a_draw(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.open())).request.key
+        self.world.faults.undrawable.add(key)
+        self.causes[key].add(FinishReason.ERROR)
+
+    @precondition(lambda self: self.open())
+    @rule()
+    def fail_a_plan(self) -> None:
+        self.world.faults.next_plans.append(RuntimeError("no idea"))
+        self.blame_all(FinishReason.ERROR, None)
+        self.tick()
+        self.world.faults.next_plans.clear()
+
+    @precondition(lambda self: not self.is_stopped)
+    @rule(really=st.integers(0, 5))
+    def stop(self, really: int) -> None:
+        if really == 0:
+            self.is_stopped = True
+            self.world.stop()
+            self.blame_all(FinishReason.SHUTDOWN, "engine_stopped")
+            self.must_end |= {outcome.request.key for outcome in self.open()}
+
+    # ---- time
+
+    @rule(times=st.integers(1, 8))
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            must_end, self.must_end = self.must_end, set()
+            self.world.tick()
+            assert must_end.isdisjoint(self.world.open_keys()), "not ended within one tick"
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+
+    # ---- what must hold
+
+    @invariant()
+    def everything_is_in_its_place(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for outcome in self.open():
+            self.world.pause(outcome, is_paused=False)
+        self.world.run(max_ticks=3000)
+        self.world.check_done()
+        for outcome in self.world.outcomes.values():
+            for choice in range(outcome.request.params.n):
+                self.judge(outcome, choice)
+        for key in self.embedding:
+            self.judge_embedding(key)
+
+    def judge(self, outcome: Outcome, choice: int) -> None:
+        """Compares a choice with what the request gives alone."""
+        key = outcome.request.key
+        prompt, sampling = self.asked[key]
+        alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(sampling.items()))))
+        reason = outcome.reason(choice)
+        if reason in BY_ITSELF:
+            assert (outcome.token_ids(choice), outcome.text(choice)) == (alone.token_ids(choice), alone.text(choice))
+            last, other = outcome.last(choice), alone.last(choice)
+            assert (reason, last.stop, last.stop_token_ids) == (other.finish_reason, other.stop, other.stop_token_ids)
+            assert outcome.logprobs(choice) == alone.logprobs(choice)
+        else:
+            assert reason in self.causes[key], f"{reason} without a cause"
+            self.judge_cut_off(outcome, alone, choice)
+        scored = [one for chunk in outcome.of_choice(choice) for one in chunk.prompt_logprobs]
+        wanted = [one for chunk in alone.of_choice(choice) for one in chunk.prompt_logprobs]
+        assert scored == wanted[: len(scored)]
+        assert reason not in BY_ITSELF or scored == wanted
+
+    def judge_cut_off(self, outcome: Outcome, alone: Outcome, choice: int) -> None:
+        drawn, params = outcome.drawn(choice), outcome.request.params
+        assert drawn == alone.drawn(choice)[: len(drawn)]
+        vocabulary = self.world.vocabulary
+        expected = expected_answer(
+            drawn,
+            pieces=vocabulary.pieces_special if outcome.request.options.special else vocabulary.pieces,
+            ends=() if params.ignore_eos else {EOS},
+            stops=params.stop,
+            stop_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+            max_tokens=params.max_tokens,
+            cut_off=outcome.reason(choice),
+        )
+        assert outcome.token_ids(choice) == expected.token_ids
+        assert outcome.text(choice) == outcome.request.echo + expected.text
+        assert outcome.last(choice).stop == expected.stop
+
+    def judge_embedding(self, key: int) -> None:
+        embedded, (texts, pooling) = self.world.embedded[key], self.embedding[key]
+        if embedded.error is None:
+            backend = self.world.backend
+            assert embedded.vectors == [backend.embed([backend.encode(text)], pooling)[0] for text in texts]
+        else:
+            assert embedded.error.code in self.embedding_causes[key]
+
+    # ---- the rest
+
+    def open(self) -> list[Outcome]:
+        return [outcome for outcome in self.world.outcomes.values() if outcome.terminal is None]
+
+    def open_embedding(self) -> list[int]:
+        return [key for key in self.embedding if key not in self.world.embedded]
+
+    def blame_all(self, reason: FinishReason, code: str | None) -> None:
+        for outcome in self.open():
+            self.causes[outcome.request.key].add(reason)
+        for key in self.open_embedding():
+            self.embedding_causes[key] |= {code} if code else set()
+
+
+@lru_cache(maxsize=4096)
+def lone(make: str, asked: str) -> Outcome:
+    """The request in a world of its own, where nothing goes wrong."""
+    prompt, sampling = eval(asked)
+    return World(**dict(eval(make))).alone(prompt, **dict(sampling))
+
+
+@pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
+def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(strategy: str, kind: str) -> None:
+    """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
+    machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

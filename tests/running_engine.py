@@ -1,0 +1,147 @@
+"""An engine on the fake backend with its own thread, whose passes a test can hold up. No sleeps: gates and bounded waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from tests.engine_world import Faults, make_limits, make_request, make_scheduler
+
+from paceline.engine.backend import Lora
+from paceline.engine.core import Engine
+from paceline.engine.delivery import Delivery
+from paceline.engine.executor import Executor
+from paceline.engine.inbox import Inbox
+from paceline.engine.metrics import Metrics
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.runner import Runner
+from paceline.errors import Aborted
+from paceline.request import RequestOptions
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.instrument import Instrument
+from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.streaming import StreamChannel
+from paceline.testing.fake_backend import FakeBackend
+
+LONG_S = 20.0  # no wait of a test that passes takes so long
+
+
+class GatedBackend(FakeBackend):
+    """A fake whose passes wait while `gate` is closed, or until they are told to stop."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_in_pass = threading.Event()
+        self.num_aborts = 0
+
+    def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
+        self._wait()
+        return super().step(rows, lora)
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        self._wait()
+        return super().embed(texts, pooling)
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self.gate.set()
+
+    def _wait(self) -> None:
+        before = self.num_aborts
+        self.is_in_pass.set()
+        assert self.gate.wait(LONG_S)
+        if self.num_aborts > before:
+            raise Aborted("told to stop")
+
+
+class Running:
+    """A whole engine, as `LLM` has it but for the model. As a context manager it closes."""
+
+    def __init__(
+        self,
+        *,
+        max_requests: int = 1000,
+        max_queue_tokens: int | None = None,
+        instruments: tuple[Instrument, ...] = (),
+        num_slots: int = 4,
+        **backend: Any,
+    ) -> None:
+        self.faults, self.metrics, self.clock = Faults(), Metrics(), MonotonicClock()
+        self.backend = GatedBackend(
+            **{"num_seq_ids": num_slots + 3, "fail": self.faults.of_pass, "fail_row": self.faults.of_row, **backend}
+        )
+        limits = make_limits(self.backend, num_slots=num_slots)
+        self.scheduler = make_scheduler(
+            limits, self.backend, resolve_strategy("paced"), self.clock, (self.metrics, *instruments)
+        )
+        self.inbox = Inbox(max_requests, max_queue_tokens)
+        self.delivery = Delivery(self.inbox)
+        engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock))
+        self.runner = Runner(engine, self.inbox, self.delivery, self.clock, self.backend.abort, (self.backend.close,))
+
+    def request(self, prompt: str | list[int] = "hello", **options: Any) -> Request:
+        return make_request(self.backend, self.clock, self.inbox.next_key(), prompt, **options)
+
+    def submit(self, prompt: str | list[int] = "hello", **options: Any) -> StreamChannel:
+        return self.delivery.submit(self.request(prompt, **options), 0)
+
+    def embed(self, *texts: str, **options: Any) -> Future[list[Any]]:
+        request = EmbeddingRequest(
+            key=self.inbox.next_key(),
+            texts=[self.backend.encode(text) for text in texts],
+            pooling=None,
+            options=RequestOptions(**options),
+            submitted_s=self.clock.now(),
+        )
+        return self.delivery.submit_embedding(request)
+
+    def hold(self) -> None:
+        """From the next pass on the engine's thread waits."""
+        self.backend.is_in_pass.clear()
+        self.backend.gate.clear()
+
+    def wait_for_pass(self) -> None:
+        """Until the engine's thread stands before the gate."""
+        assert self.backend.is_in_pass.wait(LONG_S)
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        self.runner.close(drain=drain, timeout_s=timeout_s)
+        assert not self.runner.is_alive
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.backend.gate.set()
+        self.close()
+
+
+def in_threads(*functions: Any) -> None:
+    """Runs them at the same time, each in a thread, and raises what one of them raised."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(functions))
+
+    def run(function: Any) -> None:
+        start.wait(LONG_S)
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,113 @@
+"""A demo's requests from a file, and what is wrong with one."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import demo_prompts
+from paceline.cli.demo_requests import DemoRequest, buffered, limited, read_requests, requests_of, seeded
+from paceline.errors import InvalidParams, InvalidType
+
+
+def read(tmp_path: Path, content: Any) -> list[DemoRequest]:
+    path = tmp_path / "requests.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_requests(path)
+
+
+def test_a_list_has_prompts_and_objects(tmp_path: Path) -> None:
+    """A text alone is a prompt; an object has a prompt, as text or ids, and options of both kinds."""
+    items = ["a", {"prompt": "b", "n": 2, "max_tokens": None, "interval": 4}, {"prompt": [1, 2], "stop": ["x"]}]
+    first, second, third = read(tmp_path, items)
+    assert (first.number, first.prompt, first.options) == (1, "a", {})
+    assert (second.prompt, second.num_choices, second.max_tokens, second.options["interval"]) == ("b", 2, None, 4)
+    assert (third.number, third.prompt, third.options, third.max_tokens) == (3, (1, 2), {"stop": ["x"]}, 256)
+
+
+def test_the_token_ids_of_biases_may_be_texts(tmp_path: Path) -> None:
+    """The keys of a JSON object cannot be numbers."""
+    (only,) = read(tmp_path, [{"prompt": "a", "logit_bias": {"15": -1.5}}])
+    assert only.options == {"logit_bias": {15: -1.5}}
+
+
+def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests may come through a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'["a"]')))
+    assert [one.prompt for one in read_requests(Path("-"))] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "requests.json is no JSON: "),
+        ("[" * 100_000, "requests.json is no JSON: "),
+        ('[{"prompt": "a", "n": 1, "n": 2}]', "an object has the key 'n' twice"),
+        ({"prompt": "a"}, "must be a list of prompts or of objects with a prompt, not an object"),
+        ([], "has no requests"),
+        (["a", 7], "request 2 must be a prompt or an object with a prompt, not a number"),
+        (["a", ["b"]], "request 2 must be a prompt or an object with a prompt, not a list"),
+        ([None], "request 1 must be a prompt or an object with a prompt, not null"),
+        (["a", {"n": 2}], "request 2 has no prompt"),
+        ([{"prompt": True}], "request 1: prompt must be a text or a list of token ids, not true or false"),
+        ([{"prompt": [1, "x"]}], "request 1: prompt[1] must be an integer"),
+        ([{"prompt": [-1]}], "request 1: prompt[0] must be an integer"),
+        (
+            ["a", {"prompt": "b", "temprature": 1}],
+            "request 2: unknown option 'temprature'; did you mean 'temperature'?",
+        ),
+        ([{"prompt": "a", "temperature": "1"}], "request 1: temperature must be a finite number"),
+        ('[{"prompt": "a", "temperature": NaN}]', "request 1: temperature must be a finite number"),
+        ([{"prompt": "a", "n": True}], "request 1: n must be an integer"),
+        ([{"prompt": "a", "interval": 0}], "request 1: interval must be an integer >= 1"),
+        ([{"prompt": "a", "truncate": "lef"}], "request 1: truncate must be one of"),
+        ([{"prompt": "a", "logit_bias": {"x": 1}}], "request 1: logit_bias: the token id must be an integer"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_request_and_field(tmp_path: Path, content: Any, message: str) -> None:
+    """Which request, which field, and what it may be."""
+    with pytest.raises(InvalidParams) as raised:
+        read(tmp_path, content)
+    assert str(raised.value).startswith("--requests ") and message in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """With the option it was given to."""
+    with pytest.raises(InvalidParams, match="--requests: cannot read .*none.json: No such file"):
+        read_requests(tmp_path / "none.json")
+
+
+def test_a_limit_shortens_and_never_lengthens() -> None:
+    """--max-tokens holds for all; who asked for less gets less."""
+    asked = requests_of(
+        [{"prompt": "a", "max_tokens": 5}, {"prompt": "b", "max_tokens": None}, "c", {"prompt": "d", "max_tokens": 50}],
+        "",
+    )
+    assert [one.max_tokens for one in limited(asked, 20)] == [5, 20, 20, 20]
+    assert limited(asked, None) == asked
+    with pytest.raises(InvalidType, match="max_tokens"):
+        limited(asked, True)
+
+
+def test_seeds_count_on_and_spare_those_that_were_said() -> None:
+    """Two requests with the same prompt do not say the same, and a seed of a request's own stays."""
+    asked = requests_of(["a", {"prompt": "b", "seed": 7}, "c"], "")
+    assert [one.options["seed"] for one in seeded(asked, 2**32 - 2)] == [2**32 - 2, 7, 0]
+
+
+def test_a_limit_of_the_backlog_spares_those_that_were_said() -> None:
+    """What a request says of its own reader stays."""
+    asked = requests_of(["a", {"prompt": "b", "max_buffered_tokens": 7}], "")
+    assert [one.options["max_buffered_tokens"] for one in buffered(asked, 16)] == [16, 7]
+
+
+@pytest.mark.parametrize("ours", [demo_prompts.FOR_DEMO_MODEL, demo_prompts.FOR_ANY_MODEL])
+def test_our_own_requests_are_eight_and_right(ours: Any) -> None:
+    """They pass the checks of a file, and one of them wants two answers."""
+    found = requests_of(ours, "ours")
+    assert len(found) == 8 and sum(one.num_choices for one in found) == 9

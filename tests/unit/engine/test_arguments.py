@@ -1,0 +1,142 @@
+"""Keywords, sorted by whom they are for; unknown ones are refused with the nearest known."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.errors import InvalidParams, InvalidType
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import OPTION_NAMES, RequestOptions
+
+
+def test_every_keyword_reaches_its_owner() -> None:
+    """Engine, model and context options are told apart, and none is dropped (lcx 1.13 option_forwarding)."""
+    arguments = engine_arguments(
+        {
+            "num_slots": 3,
+            "max_queue": 7,
+            "n_gpu_layers": 5,
+            "n_ctx": 512,
+            "flash_attn": "off",
+            "lora": ["a"],
+            "instruments": (1,),
+        }
+    )
+    assert arguments.config == EngineConfig(num_slots=3, max_queue=7)
+    assert arguments.model == {"n_gpu_layers": 5}
+    assert arguments.context == {"n_ctx": 512, "flash_attn": "off"}
+    assert (arguments.lora, arguments.instruments) == (["a"], (1,))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("num_slot", "num_slots"), ("nctx", "n_ctx"), ("n_gpu_layer", "n_gpu_layers"), ("Lora", "lora")],
+)
+def test_an_unknown_keyword_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    """It is a TypeError that says what was meant."""
+    with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
+        engine_arguments({name: 1})
+
+
+@pytest.mark.parametrize("name", ["n_seq_max", "n_outputs_max", "embeddings", "kv_unified"])
+def test_what_follows_from_others_cannot_be_given(name: str) -> None:
+    """Options of a context that the engine decides are unknown to it (edge 80)."""
+    with pytest.raises(TypeError):
+        engine_arguments({name: 1})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_slots": 0},
+        {"num_slots": 257},
+        {"num_slots": True},
+        {"max_queue": -1},
+        {"chunk_size": 0},
+        {"itl_target_ms": 0},
+        {"max_tick_ms": 0},
+        {"max_tick_ms": float("nan")},
+        {"max_queue_tokens": 0},
+    ],
+)
+def test_a_configuration_with_which_nothing_could_run_is_refused(options: dict[str, object]) -> None:
+    """Zero slots, zero time and the like name the field (edge 80)."""
+    with pytest.raises(InvalidParams, match=next(iter(options))):
+        engine_arguments(options)
+
+
+def test_sampling_keywords_change_the_params_and_the_others_are_options() -> None:
+    """What is given with a request goes over what was there; defaults come from the engine (lcx 1.13 option_forwarding)."""
+    defaults = SamplingParams(temperature=0.1, top_k=7)
+    params, options = request_arguments(defaults, None, {"top_k": 3, "priority": 2})
+    assert (params.temperature, params.top_k, options.priority) == (0.1, 3, 2)
+    params, options = request_arguments(defaults, SamplingParams(seed=1), {"top_k": 3})
+    assert params == SamplingParams(seed=1, top_k=3)
+    assert options == RequestOptions()
+
+
+def test_every_field_of_a_request_is_taken() -> None:
+    """Each sampling field and each option can be given as a keyword."""
+    whole = SamplingParams()
+    sampling = {name: getattr(whole, name) for name in FIELDS}
+    rest = {name: getattr(RequestOptions(), name) for name in OPTION_NAMES}
+    assert request_arguments(whole, None, {**sampling, **rest}) == (whole, RequestOptions())
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("max_token", "max_tokens"), ("priorty", "priority")])
+def test_an_unknown_request_keyword_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    """A field that would be ignored is never accepted."""
+    with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
+        request_arguments(SamplingParams(), None, {name: 1})
+
+
+def test_params_must_be_params() -> None:
+    """A mapping in their place is refused by its type."""
+    with pytest.raises(InvalidType, match="must be SamplingParams, not dict"):
+        request_arguments(SamplingParams(), {"top_k": 1}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": True},
+        {"priority": 2.5},
+        {"interval": 0},
+        {"interval": -1},
+        {"timeout_s": 0},
+        {"timeout_s": -1},
+        {"timeout_s": float("inf")},
+        {"queue_timeout_s": float("nan")},
+        {"ttft_timeout_s": "1"},
+        {"truncate": "up"},
+        {"max_buffered_tokens": 0},
+        {"slow_reader": "wait"},
+        {"special": 1},
+        {"request_id": 5},
+        {"lora": ["name"]},
+        {"lora": {"name": float("nan")}},
+        {"lora": {3: 1.0}},
+    ],
+)
+def test_bad_options_are_refused_before_any_work(options: dict[str, object]) -> None:
+    """The field is named; nothing is clamped (edge rule 16, 26, 56; lcx M5)."""
+    with pytest.raises(InvalidParams, match=next(iter(options))):
+        request_arguments(SamplingParams(), None, options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": -1}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 1.5}, {"n": 0}]
+)
+def test_bad_sampling_is_refused_before_any_work(options: dict[str, object]) -> None:
+    """Documented ranges hold for keywords too (lcx M4, M5)."""
+    with pytest.raises(InvalidParams, match=next(iter(options))):
+        request_arguments(SamplingParams(), None, options)
+
+
+def test_adapters_without_effect_are_left_out() -> None:
+    """A scale of 0 is no adapter, and the order of names does not matter."""
+    one, other = RequestOptions(lora={"b": 1, "a": 0.5, "c": 0}), RequestOptions(lora={"a": 0.5, "b": 1.0})
+    assert one == other
+    assert one.lora == (("a", 0.5), ("b", 1.0))

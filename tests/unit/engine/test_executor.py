@@ -1,0 +1,186 @@
+"""Passes that fail are tried in halves; whose fault it is alone is told so, and nobody else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from paceline.engine.executor import Executor, as_paceline_error
+from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
+from paceline.request import RequestOptions
+from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
+from paceline.scheduling.plan import Copy, EmbeddingPlan, Remove, Row, RowOutput, StepPlan
+from paceline.testing.manual_clock import ManualClock
+
+Step = Callable[[list[int]], None]
+
+
+class Recording:
+    """A backend that notes what it was asked for, and raises what a test says."""
+
+    def __init__(self, step: Step = lambda names: None) -> None:
+        self.calls: list[Any] = []
+        self._step = step
+
+    def step(self, rows: Sequence[Row], lora: Any) -> list[RowOutput]:
+        names = [int(row.position) for row in rows]
+        self.calls.append(names)
+        self._step(names)
+        return [RowOutput(token_ids=(name,)) for name in names]
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        names = [text[0] for text in texts]
+        self.calls.append(names)
+        self._step(names)
+        return [float(name) for name in names]
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        self.calls.append(("copy", from_seq_id, to_seq_id, num_tokens))
+        if to_seq_id == 9:
+            raise RuntimeError("no copy")
+
+    def remove(self, seq_id: int) -> None:
+        self.calls.append(("remove", seq_id))
+
+
+def row(name: int, sequence: Any = None) -> Row:
+    return Row(sequence if sequence is not None else object(), name, [1], True, [], None)
+
+
+def ran(step: Step, num_rows: int) -> tuple[Recording, list[RowOutput], int]:
+    backend = Recording(step)
+    output = Executor(backend, ManualClock()).run(StepPlan([], [row(name) for name in range(num_rows)]))  # type: ignore[arg-type]
+    return backend, output.rows, output.num_passes
+
+
+def poison(*bad: int) -> Step:
+    def step(names: list[int]) -> None:
+        if set(bad) & set(names):
+            raise DecodeError(f"{names}")
+
+    return step
+
+
+def test_a_pass_that_succeeds_is_made_once() -> None:
+    """All rows in one call, in order."""
+    backend, rows, num_passes = ran(lambda names: None, 5)
+    assert backend.calls == [[0, 1, 2, 3, 4]]
+    assert num_passes == 1
+    assert [one.token_ids for one in rows] == [(0,), (1,), (2,), (3,), (4,)]
+
+
+@pytest.mark.parametrize("bad", [(0,), (4,), (7,), (0, 7), (2, 3), tuple(range(8))])
+def test_each_culprit_is_found_and_only_culprits_fail(bad: tuple[int, ...]) -> None:
+    """Rows come back in their order, sound ones computed exactly once, poisonous ones with their error (edge 64, 65)."""
+    backend, rows, num_passes = ran(poison(*bad), 8)
+    assert [isinstance(one.error, DecodeError) and not one.computed for one in rows] == [i in bad for i in range(8)]
+    assert [one.token_ids for index, one in enumerate(rows) if index not in bad] == [
+        (index,) for index in range(8) if index not in bad
+    ]
+    kept = [names for names in backend.calls if not set(names) & set(bad)]
+    assert sorted(itertools.chain(*kept)) == [index for index in range(8) if index not in bad]
+    assert num_passes == len(backend.calls)
+
+
+def test_an_aborted_pass_is_not_tried_again() -> None:
+    """Every row is told, nothing is split: whoever aborts does not want the other half either."""
+
+    def step(names: list[int]) -> None:
+        raise Aborted("stop")
+
+    backend, rows, _ = ran(step, 4)
+    assert len(backend.calls) == 1
+    assert all(isinstance(one.error, Aborted) and not one.computed for one in rows)
+
+
+def test_too_little_memory_for_all_is_enough_for_some() -> None:
+    """A pass for which there is no room is made in parts; only what still does not fit comes back with NoKvSlot."""
+    free = [5]
+
+    def step(names: list[int]) -> None:
+        if len(names) > free[0]:
+            raise NoKvSlot("full")
+        free[0] -= len(names)
+
+    _, rows, _ = ran(step, 8)
+    assert [one.computed for one in rows] == [True] * 5 + [False] * 3
+
+
+def test_a_foreign_error_is_carried() -> None:
+    """What is not ours becomes an EngineError with the cause; what is ours stays as it is."""
+    ours = DecodeError("ours")
+    assert as_paceline_error(ours) is ours
+    wrapped = as_paceline_error(ZeroDivisionError("theirs"))
+    assert type(wrapped) is EngineError
+    assert str(wrapped) == "ZeroDivisionError: theirs"
+    assert isinstance(wrapped.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_passes(error: type[BaseException]) -> None:
+    """Only exceptions are failures of a pass."""
+
+    def step(names: list[int]) -> None:
+        raise error
+
+    with pytest.raises(error):
+        ran(step, 2)
+
+
+def test_operations_come_first_and_in_order() -> None:
+    """The memory is made ready before the pass, one operation after the other."""
+    backend = Recording()
+    plan = StepPlan([Remove(3), Copy(1, 3, 7, object()), Remove(1)], [row(0)])  # type: ignore[arg-type]
+    Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
+    assert backend.calls == [("remove", 3), ("copy", 1, 3, 7), ("remove", 1), [0]]
+
+
+def test_a_copy_that_fails_is_its_sequences_alone() -> None:
+    """Its row is not computed and has the error; the others are."""
+    backend, broken = Recording(), object()
+    plan = StepPlan([Copy(1, 9, 7, broken)], [row(0), row(1, broken), row(2)])  # type: ignore[arg-type]
+    output = Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
+    assert backend.calls[-1] == [0, 2]
+    assert [one.computed for one in output.rows] == [True, False, True]
+    assert str(output.rows[1].error) == "RuntimeError: no copy"
+    alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7, broken)], [row(1, broken)]))  # type: ignore[arg-type]
+    assert [one.computed for one in alone.rows] == [False]
+    assert alone.num_passes == 0
+
+
+def test_a_plan_without_rows_makes_no_pass() -> None:
+    """Only its operations are carried out."""
+    backend = Recording()
+    output = Executor(backend, ManualClock()).run(StepPlan([Remove(0)], []))  # type: ignore[arg-type]
+    assert (backend.calls, output.num_passes, output.rows) == ([("remove", 0)], 0, [])
+
+
+def embedding(num_texts: int) -> EmbeddingPlan:
+    request = EmbeddingRequest(
+        key=1, texts=[[name] for name in range(num_texts)], pooling="mean", options=RequestOptions(), submitted_s=0
+    )
+    return EmbeddingPlan([], [EmbeddingItem(request, index) for index in range(num_texts)], "mean")
+
+
+def test_texts_that_fail_are_found_like_rows() -> None:
+    """Each text has its vector or its error, in order."""
+    backend = Recording(poison(2))
+    output = Executor(backend, ManualClock()).run(embedding(5))  # type: ignore[arg-type]
+    assert output.vectors == [0.0, 1.0, None, 3.0, 4.0]
+    assert [isinstance(error, PacelineError) for error in output.errors] == [False, False, True, False, False]
+
+
+def test_an_aborted_embedding_is_not_tried_again() -> None:
+    """All its texts are told so."""
+
+    def step(names: list[int]) -> None:
+        raise Aborted("stop")
+
+    backend = Recording(step)
+    output = Executor(backend, ManualClock()).run(embedding(4))  # type: ignore[arg-type]
+    assert len(backend.calls) == 1
+    assert all(isinstance(error, Aborted) for error in output.errors)
+    assert output.vectors == [None] * 4

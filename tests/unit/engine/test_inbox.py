@@ -1,0 +1,194 @@
+"""The inbox: order, bounds, closing; what passes always."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+
+import pytest
+from tests.engine_world import make_request
+from tests.running_engine import LONG_S, in_threads
+
+from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.inbox import Inbox
+from paceline.errors import EngineStopped, QueueFull
+from paceline.scheduling.sequence import Request
+from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.manual_clock import ManualClock
+
+BACKEND, CLOCK = FakeBackend(), ManualClock()
+
+
+def request_of(inbox: Inbox, prompt: str = "hello") -> Request:
+    return make_request(BACKEND, CLOCK, inbox.next_key(), prompt)
+
+
+def submit(inbox: Inbox, prompt: str = "hello") -> Request:
+    request = request_of(inbox, prompt)
+    inbox.submit(request, len(request.prompt))
+    return request
+
+
+def test_commands_come_out_in_order_and_once() -> None:
+    """Requests and other commands keep their order; what was taken is not taken again."""
+    inbox = Inbox(10)
+    first = submit(inbox)
+    inbox.put(Cancel(first.key))
+    second = submit(inbox)
+    assert inbox.take() == [Submit(first), Cancel(first.key), Submit(second)]
+    assert inbox.take() == []
+
+
+def test_keys_are_unique_grow_and_are_never_zero() -> None:
+    """No two requests have the same key, whatever thread asks for it (edge 53)."""
+    inbox, taken = Inbox(1), [list[int]() for _ in range(4)]
+    in_threads(*(lambda keys=keys: keys.extend(inbox.next_key() for _ in range(200)) for keys in taken))
+    assert all(keys == sorted(keys) for keys in taken)
+    assert sorted(itertools.chain(*taken)) == list(range(1, 801))
+
+
+def test_what_is_waited_for_is_not_lost() -> None:
+    """The command that ends the waiting comes first out of the next take."""
+    inbox = Inbox(10)
+    request = submit(inbox)
+    inbox.put(Stop())
+    inbox.wait(None)
+    assert inbox.take() == [Submit(request), Stop()]
+    inbox.wait(0)
+    assert inbox.take() == []
+
+
+def test_a_command_wakes_who_waits() -> None:
+    """Waiting without a limit ends with a command from another thread."""
+    inbox = Inbox(10)
+    waiter = threading.Thread(target=inbox.wait, args=(None,))
+    waiter.start()
+    inbox.put(EndSlow(7))
+    waiter.join(LONG_S)
+    assert not waiter.is_alive()
+    assert inbox.take() == [EndSlow(7)]
+
+
+def test_the_backlog_is_bounded_and_an_ending_makes_room() -> None:
+    """As many requests as may be open are accepted, the next is refused at once, until one ends (edge 57, 79; lcx H4)."""
+    inbox = Inbox(3)
+    accepted = [submit(inbox) for _ in range(3)]
+    with pytest.raises(QueueFull, match="holds 3 requests"):
+        submit(inbox)
+    assert (inbox.num_refused, inbox.num_open) == (1, 3)
+    inbox.take()
+    inbox.started(accepted[0].key)
+    with pytest.raises(QueueFull):
+        submit(inbox)
+    inbox.ended(accepted[0].key)
+    submit(inbox)
+    assert inbox.num_open == 3
+
+
+def test_prompt_tokens_that_wait_are_bounded() -> None:
+    """Prompts beyond max_queue_tokens are refused while others wait; one alone is always taken; starting makes room."""
+    inbox = Inbox(100, 10)
+    first = submit(inbox, "x" * 50)
+    with pytest.raises(QueueFull, match=r"50 prompt tokens wait, and with 3 more .* max_queue_tokens \(10\)"):
+        submit(inbox, "abc")
+    inbox.started(first.key)
+    submit(inbox, "x" * 7)
+    submit(inbox, "abc")
+    with pytest.raises(QueueFull):
+        submit(inbox, "a")
+    assert inbox.num_open == 3
+
+
+def test_a_refused_request_reserves_nothing() -> None:
+    """Neither a place nor prompt tokens of what was refused are counted (edge 89)."""
+    inbox = Inbox(2, 10)
+    kept = submit(inbox, "x" * 9)
+    for _ in range(3):
+        with pytest.raises(QueueFull):
+            submit(inbox, "x" * 9)
+    assert inbox.num_open == 1
+    inbox.ended(kept.key)
+    inbox.close()
+    assert inbox.wait_until_empty(0)
+    assert [type(one) for one in inbox.take()] == [Submit]
+
+
+def test_a_closed_inbox_refuses_requests_and_nothing_else() -> None:
+    """After closing submit raises, while cancels, pauses and stops pass (edge 69, 72)."""
+    inbox = Inbox(10)
+    kept = submit(inbox)
+    inbox.close()
+    inbox.close()
+    with pytest.raises(EngineStopped, match="make a new one"):
+        submit(inbox)
+    with pytest.raises(EngineStopped):
+        inbox.check_open()
+    commands = [Cancel(kept.key), SetPaused(kept.key, True), EndSlow(kept.key), Stop()]
+    for command in commands:
+        inbox.put(command)
+    assert inbox.take() == [Submit(kept), *commands]
+
+
+def test_commands_are_never_lost_to_a_full_queue() -> None:
+    """Where no request has room, cancels and stops still get through (edge 59, 77)."""
+    inbox = Inbox(1)
+    kept = submit(inbox)
+    with pytest.raises(QueueFull):
+        submit(inbox)
+    inbox.put(Cancel(kept.key))
+    inbox.put(Stop())
+    assert inbox.take() == [Submit(kept), Cancel(kept.key), Stop()]
+
+
+def test_waiting_for_the_last_request() -> None:
+    """`wait_until_empty` says whether all have ended in time, and wakes with the last ending."""
+    inbox = Inbox(10)
+    requests = [submit(inbox) for _ in range(3)]
+    assert not inbox.wait_until_empty(0)
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(inbox.wait_until_empty(LONG_S)))
+    waiter.start()
+    for request in requests:
+        inbox.ended(request.key)
+    waiter.join(LONG_S)
+    assert answers == [True]
+
+
+def test_accepting_and_closing_exclude_each_other() -> None:
+    """Whatever was accepted beside a close is in the queue; whatever was not has raised (edge 72, 73)."""
+    for _ in range(200):
+        inbox, accepted = Inbox(100), [0, 0]
+
+        def submit_until_refused(index: int) -> None:
+            try:
+                for _ in range(3):
+                    submit(inbox)
+                    accepted[index] += 1
+            except EngineStopped:
+                return
+
+        closer = threading.Thread(target=inbox.close)
+        submitter = threading.Thread(target=submit_until_refused, args=(1,))
+        submitter.start()
+        closer.start()
+        submit_until_refused(0)
+        closer.join()
+        submitter.join()
+        assert sum(accepted) == len(inbox.take()) == inbox.num_open
+
+
+def test_a_cancel_out_of_a_garbage_collection_takes_no_lock() -> None:
+    """A command may be put while the same thread is in the middle of accepting (edge 59)."""
+    inbox = Inbox(10)
+
+    class Dropped:
+        def __del__(self) -> None:
+            inbox.put(Cancel(1))
+
+    with inbox._changed:
+        one = [Dropped()]
+        one.append(one)  # type: ignore[arg-type]
+        del one
+        gc.collect()
+    assert inbox.take() == [Cancel(1)]

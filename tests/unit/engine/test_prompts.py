@@ -1,0 +1,123 @@
+"""Prompts: what is one, what is a list of them, and how too long ones are cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.engine.prompts import fitted, is_batch, prompt_ids, truncated
+from paceline.errors import InvalidParams, InvalidType, PromptTooLong
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+
+
+class Bytes:
+    """A tokenizer of bytes with a token in front."""
+
+    n_vocab = 300
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return [*([257] if add_special else []), *text.encode()]
+
+
+def ids_of(prompt: object, **options: bool) -> list[int]:
+    return prompt_ids(prompt, Bytes(), RequestOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("text", False),
+        ([1, 2, 3], False),
+        ((1, 2), False),
+        (np.array([1, 2]), False),
+        ([np.int32(1), np.int64(2)], False),
+        ([], True),
+        (["a"], True),
+        (("a", "b"), True),
+        ([[1], [2]], True),
+        ([np.array([1])], True),
+        (["a", [1]], True),
+        (None, False),
+        (b"bytes", False),
+    ],
+)
+def test_what_is_a_list_of_prompts(prompts: object, expected: bool) -> None:
+    """Texts or lists of ids in a list are many prompts; a text or ids, of NumPy as well, are one."""
+    assert is_batch(prompts) is expected
+
+
+def test_text_and_ids_become_ids() -> None:
+    """Text is tokenised as the options say, ids are checked and copied."""
+    assert ids_of("ab") == [257, 97, 98]
+    assert ids_of("ab", add_special=False) == [97, 98]
+    given_ids = [1, 2, 299]
+    assert ids_of(given_ids) == given_ids
+    assert ids_of(given_ids) is not given_ids
+    assert ids_of(np.array([5, 6])) == [5, 6]
+
+
+@pytest.mark.parametrize("prompt", [[], (), np.array([], dtype=np.int32)])
+def test_an_empty_prompt_is_refused(prompt: object) -> None:
+    """There is nothing to go on from, and a hint says so (lcx 1.13 server_smoke, log 4)."""
+    with pytest.raises(InvalidParams, match="no tokens"):
+        ids_of(prompt)
+    with pytest.raises(InvalidParams, match="no tokens"):
+        ids_of("", add_special=False)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [300], [10_000_000], [1, True], [1.5], ["a"], b"ab", None, 7, {"a": 1}])
+def test_what_is_no_prompt_is_refused(prompt: object) -> None:
+    """Ids beyond the vocabulary, other types and text that is none raise before anything begins (edge 56; lcx M3)."""
+    with pytest.raises(InvalidParams):
+        ids_of(prompt)
+    if isinstance(prompt, bytes):
+        with pytest.raises(InvalidType, match="decode it"):
+            ids_of(prompt)
+
+
+def fit(num_tokens: int, max_positions: int, *, max_tokens: int | None = 256, truncate: str | None = None) -> list[int]:
+    options = RequestOptions(truncate=truncate)  # type: ignore[arg-type]
+    return fitted(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), options, max_positions, 0)
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
+    """Nothing is cut silently; a prompt of exactly all positions is accepted (lcx 1.13 server_smoke)."""
+    assert fit(100, 100) == list(range(100))
+    with pytest.raises(PromptTooLong, match=r"101 tokens, and a sequence can have 100.*truncate="):
+        fit(101, 100)
+
+
+@pytest.mark.parametrize(("max_tokens", "room"), [(10, 90), (0, 100), (256, 50), (None, 50), (50, 50), (51, 50)])
+def test_truncation_leaves_room_for_the_answer(max_tokens: int | None, room: int) -> None:
+    """For max_tokens, or half of the positions where that is more or unknown."""
+    assert len(fit(1000, 100, max_tokens=max_tokens, truncate="left")) == room
+
+
+def test_each_side_is_cut_as_it_says() -> None:
+    """Left keeps the end and a bos token, right the beginning, middle both ends."""
+    ids = list(range(10))
+    assert truncated(ids, 4, "left", keep=1) == [0, 7, 8, 9]
+    assert truncated(ids, 4, "left") == [6, 7, 8, 9]
+    assert truncated(ids, 4, "right") == [0, 1, 2, 3]
+    assert truncated(ids, 4, "middle") == [0, 1, 8, 9]
+    assert truncated(ids, 5, "middle") == [0, 1, 7, 8, 9]
+
+
+@given(st.integers(1, 50), st.integers(1, 60), st.sampled_from(["left", "right", "middle"]), st.integers(0, 1))
+def test_what_is_left_is_in_order_and_fits(num_tokens: int, room: int, side: str, keep: int) -> None:
+    """Never more than the room, all of it used, the order kept, nothing doubled."""
+    ids = list(range(num_tokens))
+    cut = truncated(ids, room, side, keep=keep)  # type: ignore[arg-type]
+    assert len(cut) == min(room, num_tokens)
+    assert cut == sorted(set(cut))
+    assert keep == 0 or room == 1 or cut[0] == 0 or side == "right"
+
+
+@pytest.mark.parametrize("max_positions", [1, 2, 3])
+def test_the_smallest_contexts_work(max_positions: int) -> None:
+    """At least one token of the prompt stays."""
+    for side in ("left", "right", "middle"):
+        assert 1 <= len(fit(5, max_positions, truncate=side)) <= max_positions

@@ -1,0 +1,154 @@
+"""Embedding requests: what goes into a pass, whose turn it is, and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.engine_world import World
+
+from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped
+from paceline.request import RequestOptions
+from paceline.scheduling.embedding import EmbeddingQueue, EmbeddingRequest
+from paceline.scheduling.plan import PlanOutput
+from paceline.testing.fake_backend import FakeCost
+
+
+def request(*lengths: int, pooling: str | None = "mean", **options: Any) -> EmbeddingRequest:
+    texts = [[65] * length for length in lengths]
+    return EmbeddingRequest(key=1, texts=texts, pooling=pooling, options=RequestOptions(**options), submitted_s=0)
+
+
+def queue_of(*requests: EmbeddingRequest) -> EmbeddingQueue:
+    queue = EmbeddingQueue()
+    queue.requests.extend(requests)
+    return queue
+
+
+def test_texts_fill_a_pass_in_order() -> None:
+    """As many as both limits allow, of several requests; each text once."""
+    one, other = request(3, 3, 3), request(3, 3)
+    queue = queue_of(one, other)
+    assert [(item.request, item.index) for item in queue.take(4, 100)] == [(one, 0), (one, 1), (one, 2), (other, 0)]
+    assert [(item.request, item.index) for item in queue.take(4, 100)] == [(other, 1)]
+    assert queue.take(4, 100) == []
+
+
+def test_a_pass_has_at_least_one_text() -> None:
+    """One that is longer than the limit goes alone."""
+    one = request(50, 2, 2)
+    queue = queue_of(one)
+    assert [item.index for item in queue.take(10, 10)] == [0]
+    assert [item.index for item in queue.take(10, 4)] == [1, 2]
+
+
+def test_only_texts_that_are_pooled_alike_share_a_pass() -> None:
+    """Others wait for their own pass, whatever stands between."""
+    one, other, third = request(1), request(1, pooling="cls"), request(1)
+    queue = queue_of(one, other, third)
+    assert [item.request for item in queue.take(10, 10)] == [one, third]
+    queue.requests.remove(one)
+    assert [item.request for item in queue.take(10, 10)] == [other]
+
+
+def test_vectors_come_back_in_the_order_of_the_texts() -> None:
+    """Over several passes, several requests and two ways of pooling."""
+    world = World()
+    texts = [[f"text {index} " * (index + 1) for index in range(count)] for count in (5, 1, 3)]
+    keys = [
+        world.submit_embedding(many, pooling=pooling) for many, pooling in zip(texts, (None, "cls", None), strict=True)
+    ]
+    world.run()
+    world.check_done()
+    for key, many, pooling in zip(keys, texts, (None, "cls", None), strict=True):
+        alone = [world.backend.embed([world.backend.encode(text)], pooling)[0] for text in many]
+        assert world.embedded[key].vectors == alone
+
+
+def test_each_way_to_end_has_its_error() -> None:
+    """Cancelled, out of time, shut down, failed: the future's error says which; nothing hangs."""
+    world = World()
+    keys = [world.submit_embedding(["text"], **options) for options in ({}, {"timeout_s": 5}, {"queue_timeout_s": 5})]
+    world.cancel_embedding(keys[0])
+    world.clock.advance(5)
+    last = world.submit_embedding(["bad"])
+    world.faults.next_passes.append(DecodeError("broken"))
+    world.tick()
+    errors = [type(world.embedded[key].error) for key in (*keys, last)]
+    assert errors == [Cancelled, DeadlineExceeded, DeadlineExceeded, DecodeError]
+    key = world.submit_embedding(["late"])
+    world.stop()
+    world.run()
+    world.check_done()
+    assert isinstance(world.embedded[key].error, EngineStopped)
+
+
+def test_a_text_that_fails_ends_its_request_alone() -> None:
+    """Others in the same pass have their vectors."""
+    world = World(limits={"embed_texts": 8})
+    good, bad = world.submit_embedding(["good"]), world.submit_embedding(["bad", "worse"])
+    embed = world.backend.embed
+
+    def broken(texts: list[list[int]], pooling: str | None) -> list[Any]:
+        if list(b"bad") in texts:
+            raise DecodeError("bad")
+        return embed(texts, pooling)
+
+    world.backend.embed = broken  # type: ignore[method-assign]
+    world.run()
+    world.check_done()
+    assert world.embedded[good].error is None
+    assert isinstance(world.embedded[bad].error, DecodeError)
+
+
+def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
+    """The same texts come in the next embedding tick, each vector in its place."""
+    world = World()
+    key = world.submit_embedding(["one", "two", "three"])
+    world.faults.next_passes.append(Aborted("stop"))
+    world.run()
+    world.check_done()
+    assert None not in world.embedded[key].vectors
+
+
+def test_a_text_that_is_computed_twice_counts_once() -> None:
+    """Where parts of a pass were told to stop, what came of the rest is kept, and the request still ends whole."""
+    world = World(limits={"max_tick_s": 100})
+    key = world.submit_embedding(["one", "two", "three"])
+    world.engine._take_commands()
+    plan = world.scheduler.plan()
+    stopped = Aborted("stop")
+    output = PlanOutput(vectors=[None, [2.0], None], errors=[stopped, None, stopped], num_passes=3)
+    world.take(world.scheduler.apply(plan, output))
+    assert key not in world.embedded
+    world.run()
+    world.check_done()
+    assert None not in world.embedded[key].vectors
+
+
+@pytest.mark.parametrize("cost", [FakeCost(), FakeCost(0.2, 0.0), FakeCost(0, 0.001)])
+def test_turns_are_even_in_time(cost: FakeCost) -> None:
+    """While both have work, embedding and generation get about the same time."""
+    world = World(cost=cost, limits={"embed_texts": 2})
+    outcomes = [world.submit("hello", max_tokens=None, ignore_eos=True) for _ in range(3)]
+    world.tick(10)
+    world.submit_embedding(["some text"] * 500)
+    start = world.clock.now()
+    spent = {True: 0.0, False: 0.0}
+    for _ in range(100):
+        before, count = world.clock.now(), sum(len(outcome.token_ids()) for outcome in outcomes)
+        world.tick()
+        generated = sum(len(outcome.token_ids()) for outcome in outcomes) > count
+        spent[generated] += world.clock.now() - before
+    assert spent[True] == pytest.approx(spent[False], abs=max(0.25, 0.1 * (world.clock.now() - start)))
+
+
+def test_usage_and_deadlines() -> None:
+    """All tokens are prompt; a request that has begun has only its whole time as a limit."""
+    one = request(3, 4, queue_timeout_s=2, timeout_s=9)
+    assert (one.num_tokens, one.deadline_s()) == (7, 2)
+    one.started_s = 1.0
+    assert one.deadline_s() == 9
+    usage = one.usage(5.0)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.queue_s, usage.prefill_s) == (7, 0, 1.0, 4.0)
+    assert one.record().kind == "embed"
