@@ -24,6 +24,7 @@ from paceline.errors import (
     InvalidType,
     ModelLoadError,
     PromptTooLong,
+    StateError,
     Unsupported,
 )
 from paceline.request import RequestOptions
@@ -197,6 +198,27 @@ def test_adapters_encoders_and_rerankers_go_along(tiny_models: TinyModels, tmp_p
             apart.generate([5, 6])
     with LLM(reranker) as here, LLM(reranker, isolation="process") as apart:
         assert apart.rerank("a", ["b", "c"])[0].index == here.rerank("a", ["b", "c"])[0].index
+
+
+def test_prefixes_are_saved_and_loaded_by_the_worker(tmp_path: Path) -> None:
+    """The next worker finds what the last one wrote; what is wrong with a name is said as ever."""
+    prompt = [5 + index % 900 for index in range(300)]
+    with isolated(state_folder=tmp_path) as llm:
+        expected = llm.generate(prompt, temperature=0, max_tokens=5)
+        assert 290 < llm.save_prefix("one", prompt) <= 305
+        kill(llm)
+        assert llm.load_prefix("one")[:300] == prompt
+        again = llm.generate(prompt, temperature=0, max_tokens=5)
+        assert again.usage.cached_tokens > 290
+        assert again.usage.cached_from == "host"
+        assert len(again.token_ids) == len(expected.token_ids)
+        llm.erase_prefix("one")
+        with pytest.raises(StateError, match="one"):
+            llm.load_prefix("one")
+        with pytest.raises(InvalidParams, match="name"):
+            llm.erase_prefix("../one")
+    with pytest.raises(EngineStopped):
+        llm.load_prefix("one")
 
 
 def test_an_event_loop_uses_it_too() -> None:

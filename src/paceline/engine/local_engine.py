@@ -15,7 +15,6 @@ from typing import Any
 from paceline import validation
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.assembly import assemble
-from paceline.engine.commands import Export, Import
 from paceline.engine.core import Engine
 from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
@@ -28,13 +27,14 @@ from paceline.engine.pairs import pair_ids
 from paceline.engine.prompts import Prompt, embedding_ids, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
+from paceline.engine.saved_prefixes import SavedPrefixes
 from paceline.engine.state_files import StateFiles
-from paceline.errors import PromptTooLong, StateError, Unsupported
+from paceline.errors import PromptTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.sequence import Request, packed, prefix_namespace
+from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel
 
 
@@ -54,10 +54,11 @@ class LocalEngine:
         self.model, self.limits, self.config = parts.model, parts.limits, config
         self.tokenizer = parts.model.tokenizer
         self.sampling_defaults = sampling_defaults(parts.model.metadata)
-        self._files = StateFiles(config.state_folder, parts.fingerprint)
         self._backend = parts.backend
         self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)
+        files = StateFiles(config.state_folder, parts.fingerprint)
+        self._prefixes = SavedPrefixes(files, self._delivery.ask, self._inbox.next_key)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
         self._runner = Runner(engine, self._inbox, self._delivery, self._clock, self._backend.abort, parts.at_end)
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
@@ -105,27 +106,16 @@ class LocalEngine:
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """Writes what memory has of a prompt to a file; answers how many of its tokens that is. Raises `StateError`."""
         self._check_usable()
-        self._files.path(name)
-        ids = prompt_ids(prompt, self.tokenizer, options)
-        command = Export(self._inbox.next_key(), prefix_namespace(options), packed(ids))
-        ranges = self._delivery.ask(command).result()
-        if not ranges:
-            raise StateError(f"nothing of this prompt is in memory; generate from it before saving it as {name!r}")
-        self._files.write(name, ids, ranges)
-        return int(ranges[-1].end)
+        return self._prefixes.save(name, prompt_ids(prompt, self.tokenizer, options), options)
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
         """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
         self._check_usable()
-        ids, ranges = self._files.read(name)
-        placed = tuple((one.start, one.end, one) for one in ranges)
-        command = Import(self._inbox.next_key(), prefix_namespace(options), packed(ids), placed)
-        self._delivery.ask(command).result()
-        return ids
+        return self._prefixes.load(name, options)
 
     def erase_prefix(self, name: str) -> None:
         """Deletes a saved prefix. Raises `StateError` where there is none."""
-        self._files.erase(name)
+        self._prefixes.erase(name)
 
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()

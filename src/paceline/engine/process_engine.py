@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline import validation
 from paceline.engine.arguments import engine_arguments
@@ -21,6 +21,7 @@ from paceline.engine.delivery import Delivery
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.front_inbox import FrontInbox
 from paceline.engine.isolation.front_model import FrontModel, LlamaFrontModel, seeded
+from paceline.engine.isolation.ledger import changed_options
 from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.restarts import RestartLimits
 from paceline.engine.isolation.setup import worker_setup
@@ -136,17 +137,28 @@ class ProcessEngine:
         ]
         return self._embed_ids(pairs, "rank", options)
 
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:  # noqa: ARG002
-        """Not with a process: raises `Unsupported`."""
-        raise _no_saved_prefixes()
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """Has the worker write what memory has of a prompt; answers how many of its tokens that is. Raises `StateError`."""
+        ids = prompt_ids(prompt, self.tokenizer, options)
+        return self._ask_prefix("save", name, ids, options).num_saved
 
-    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:  # noqa: ARG002
-        """Not with a process: raises `Unsupported`."""
-        raise _no_saved_prefixes()
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """Has the worker put a saved prefix into its memory; answers its tokens. Raises `StateError`. A death forgets it."""
+        return self._ask_prefix("load", name, [], options).token_ids
 
-    def erase_prefix(self, name: str) -> None:  # noqa: ARG002
-        """Not with a process: raises `Unsupported`."""
-        raise _no_saved_prefixes()
+    def erase_prefix(self, name: str) -> None:
+        """Deletes a saved prefix. Raises `StateError` where there is none."""
+        self._ask_prefix("erase", name, [], RequestOptions())
+
+    def _ask_prefix(
+        self, action: Literal["save", "load", "erase"], name: str, ids: list[int], options: RequestOptions
+    ) -> messages.PrefixDone:
+        self._check_usable()
+        message = messages.Prefix(0, action, validation.text("name", name), ids, changed_options(options))
+        done = self._supervisor.ask_prefix(message).result()
+        if done.error is not None:
+            raise done.error
+        return done
 
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()
@@ -183,10 +195,6 @@ class ProcessEngine:
     def worker_pid(self) -> int | None:
         """The worker's process id; None while there is none."""
         return self._supervisor.worker_pid
-
-
-def _no_saved_prefixes() -> Unsupported:
-    return Unsupported('prefixes are saved and loaded with isolation="thread" only; the memory is in another process')
 
 
 @atexit.register

@@ -40,6 +40,9 @@ from paceline.engine.isolation.preparing import Preparing
 from paceline.engine.metrics import Metrics
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.runner import Runner
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.request import RequestOptions
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
@@ -64,6 +67,7 @@ class Worker:
         self._preparing: Preparing | None = None
         self._runner: Runner | None = None
         self._may_leave = False
+        self._prefixes: SavedPrefixes | None = None
         self._abort: Callable[[], None] = _nothing
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
@@ -103,6 +107,8 @@ class Worker:
                 self._abort()
             case messages.AskStats(number):
                 self._report(number)
+            case messages.Prefix():
+                threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
             case messages.Leave():
                 self._may_leave = True
 
@@ -120,6 +126,22 @@ class Worker:
 
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
+
+    def _do_prefix(self, message: messages.Prefix) -> None:
+        """On a thread of its own: files take time, and the engine's answer comes with a tick."""
+        num_saved, token_ids, failure = 0, [], None
+        prefixes, options = self._prefixes, RequestOptions(**message.options)
+        assert prefixes is not None  # noqa: S101 - the front waits for Ready
+        try:
+            if message.action == "save":
+                num_saved = prefixes.save(message.name, message.token_ids, options)
+            elif message.action == "load":
+                token_ids = prefixes.load(message.name, options)
+            else:
+                prefixes.erase(message.name)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            failure = as_paceline_error(error)
+        self._send(messages.PrefixDone(message.number, num_saved, token_ids, failure))
 
     # ---- the preparing thread
 
@@ -152,15 +174,18 @@ class Worker:
             parts = assemble(_model(setup.model), arguments, self._clock, instruments)
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
             facts, adapters, at_end = facts_of(parts.model), parts.adapters, parts.at_end
+            fingerprint = parts.fingerprint
         else:
             backend, limits = _named(setup.backend)(setup.backend_options)
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
-            facts, adapters, at_end = {}, (), (backend.close,)
+            facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
         scheduler.tells_held_back = True
         outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
         self._preparing = Preparing(self._inbox, outlet, backend, self._box)
         engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
+        files = StateFiles(arguments.config.state_folder, fingerprint)
+        self._prefixes = SavedPrefixes(files, outlet.ask, self._inbox.next_key)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
         self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, at_end)

@@ -125,7 +125,7 @@ class Ledger:
                 key=key,
                 texts=request.texts,
                 pooling=request.pooling,
-                options=_changed(request.options, _DEFAULT_OPTIONS),
+                options=changed_options(request.options),
                 submitted_s=request.submitted_s,
                 started_s=request.started_s,
             )
@@ -133,7 +133,7 @@ class Ledger:
             key=key,
             prompt=request.prompt,
             params=_changed(request.params, _DEFAULT_PARAMS),
-            options=_changed(request.options, _DEFAULT_OPTIONS),
+            options=changed_options(request.options),
             echo=request.echo,
             submitted_s=request.submitted_s,
             life=messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from),
@@ -177,6 +177,11 @@ class Ledger:
                 else Ended(key, msgspec.structs.replace(chunk, usage=_usage(request, now_s)))
             )
         return [*events, *self._close(key)]
+
+
+def changed_options(options: RequestOptions) -> dict[str, Any]:
+    """Request options as messages carry them."""
+    return _changed(options, _DEFAULT_OPTIONS)
 
 
 def worst_reason(request: Request) -> FinishReason:

@@ -7,7 +7,7 @@ the socket is order in time. Any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -117,11 +117,21 @@ class AskStats(_Message, frozen=True, tag="ask"):
     number: int
 
 
+class Prefix(_Message, frozen=True, tag="prefix"):
+    """Asks for a prefix to be saved, loaded or erased. token_ids: of the one to be saved."""
+
+    number: int
+    action: Literal["save", "load", "erase"]
+    name: str
+    token_ids: list[int]
+    options: dict[str, Any]
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """The worker is to end in good order. Without it the end of the socket ends it at once."""
 
 
-Down = Setup | Generate | Embed | Cancel | SetPaused | EndSlow | StopAll | AskStats | Leave
+Down = Setup | Generate | Embed | Cancel | SetPaused | EndSlow | StopAll | AskStats | Prefix | Leave
 
 
 # ---- worker to front
@@ -212,7 +222,16 @@ class Stats(_Message, frozen=True, tag="stats"):
     samples: list[Sample]
 
 
-Up = Ready | Refused | Happened | Logged | Stats
+class PrefixDone(_Message, frozen=True, tag="done"):
+    """What came of a `Prefix`: tokens that are saved, or the tokens that were loaded; or why nothing did."""
+
+    number: int
+    num_saved: int
+    token_ids: list[int]
+    error: PacelineError | None
+
+
+Up = Ready | Refused | Happened | Logged | Stats | PrefixDone
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from paceline.engine.backend import Backend
+from paceline.engine.commands import Export, Import
 from paceline.engine.inbox import Inbox
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.link import Link
@@ -40,12 +42,19 @@ class SocketOutlet:
     def __init__(self, link: Link, inbox: Inbox, backend: Backend, report: Callable[[], None]) -> None:
         self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
         self._pages: dict[int, _Page] = {}
+        self._questions: dict[int, Future[list[Any]]] = {}
         self._reported_s = 0.0
 
     def accept(self, request: Request | EmbeddingRequest) -> None:
         """Lets a request into the engine. Preparing thread."""
         self._pages[request.key] = _Page(request)
         self._inbox.submit(request, 0)
+
+    def ask(self, command: Export | Import) -> Future[list[Any]]:
+        """Passes a question to the engine; its answer resolves the future. Any thread."""
+        future = self._questions[command.key] = Future()
+        self._inbox.put(command)
+        return future
 
     def fail(self, key: int, error: PacelineError) -> None:
         """A request that could not be made ready. Preparing thread."""
@@ -64,24 +73,28 @@ class SocketOutlet:
             self._reported_s = time.monotonic()
 
     def _parts(self, event: Event) -> list[messages.Part]:
+        parts: list[messages.Part] = []
         match event:
             case Delta(key, chunk):
-                return self._chunk(key, chunk.choice, chunk)
+                parts = self._chunk(key, chunk.choice, chunk)
             case HeldBack(key, choice):
-                return self._chunk(key, choice, None)
+                parts = self._chunk(key, choice, None)
             case Ended(key, chunk):
-                return self._chunk(key, chunk.choice, chunk, is_last=True)
+                parts = self._chunk(key, chunk.choice, chunk, is_last=True)
             case Started(key):
                 self._inbox.started(key)
-                return self._life(key, started=True)
+                parts = self._life(key, started=True)
             case Released(key):
                 self._inbox.ended(key)
                 del self._pages[key]
-                return [messages.Freed(key)]
+                parts = [messages.Freed(key)]
             case Embedded(key, vectors, error):
-                return [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
-            case Exported() | Imported():
-                raise AssertionError("nobody asks a worker for saved prefixes")
+                parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
+            case Exported(key, ranges):
+                self._questions.pop(key).set_result(ranges)
+            case Imported(key):
+                self._questions.pop(key).set_result([])
+        return parts
 
     def end_all(self, error: PacelineError) -> None:
         """Says of what is still open that it failed."""

@@ -16,8 +16,11 @@ import queue
 import selectors
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
@@ -39,6 +42,8 @@ _log = logging.getLogger("paceline.engine")
 
 _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
 _READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_PrefixQuestion = tuple[messages.Prefix, Future[messages.PrefixDone]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ class Supervisor:
         self._questions: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
         self._asked: dict[int, Future[None]] = {}
         self._num_asked = 0
+        self._prefix_questions: queue.SimpleQueue[_PrefixQuestion] = queue.SimpleQueue()
+        self._prefixes_asked: dict[int, _PrefixQuestion] = {}
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paceline-supervisor", daemon=True)
         self._thread.start()
@@ -108,6 +115,15 @@ class Supervisor:
         self._inbox.wake()
         return answer
 
+    def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
+        """What comes of it. Waits for a worker where there is none; where it dies, another one loads; else `EngineDied`."""
+        answer: Future[messages.PrefixDone] = Future()
+        self._prefix_questions.put((message, answer))
+        self._inbox.wake()
+        if not self.is_alive:  # whoever ends looks once more afterwards; so nobody waits for ever
+            self._fail_prefixes(EngineStopped("the engine was shut down; make a new one"))
+        return answer
+
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -135,6 +151,7 @@ class Supervisor:
             self._dismiss()
             self._delivery.end_all(EngineStopped("the engine's supervisor has ended"))
             self._answer_all()
+            self._fail_prefixes(EngineStopped("the engine was shut down; make a new one"))
             self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
 
     def _turn(self) -> None:
@@ -151,6 +168,7 @@ class Supervisor:
         self._mind_the_time()
         self._hand_over()
         self._answer_questions()
+        self._ask_prefixes()
         self._flush()
 
     def _wait_s(self) -> float | None:
@@ -239,6 +257,8 @@ class Supervisor:
                 answer = self._asked.pop(number, None)
                 if answer is not None:
                     answer.set_result(None)
+            case messages.PrefixDone(number):
+                self._prefixes_asked.pop(number)[1].set_result(message)
 
     def _take(self, part: messages.Part) -> None:
         if isinstance(part, messages.Failed):
@@ -270,6 +290,7 @@ class Supervisor:
         death = child.bury()
         self.totals.died()
         self._answer_all()
+        self._ask_again(EngineDied(str(death), death.signal, death.last_words))
         reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
         self._blame_for(death)
         if self._stop_by is None:
@@ -399,6 +420,28 @@ class Supervisor:
             self._num_asked += 1
             self._asked[self._num_asked] = answer
             self._child.send(messages.AskStats(self._num_asked))
+
+    def _ask_prefixes(self) -> None:
+        child = self._child
+        while child is not None and child.is_ready and not self._prefix_questions.empty():
+            message, answer = self._prefix_questions.get()
+            self._num_asked += 1
+            self._prefixes_asked[self._num_asked] = (message, answer)
+            child.send(msgspec.structs.replace(message, number=self._num_asked))
+
+    def _ask_again(self, error: PacelineError) -> None:
+        """After a death: loading is asked of the next worker; the others may have been done, or can be no more."""
+        for message, answer in self._prefixes_asked.values():
+            if message.action == "load" and self._stop_by is None:
+                self._prefix_questions.put((message, answer))
+            else:
+                answer.set_exception(error)
+        self._prefixes_asked.clear()
+
+    def _fail_prefixes(self, error: PacelineError) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._prefix_questions.get_nowait()[1].set_exception(error)
 
     def _answer_all(self) -> None:
         while not self._questions.empty():
