@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.engine.commands import SetPaused
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
@@ -143,6 +144,15 @@ class IsolatedWorld:
         self.worker = WorkerLife(self.clock, self._options)
         for key in self.ledger:
             self.worker.hear(self.ledger.message(key))
+            request = self.ledger.find(key)
+            if isinstance(request, Request) and request.is_paused:
+                self.worker.inbox.put(SetPaused(key, True))
+
+    def pause(self, key: int, *, is_paused: bool) -> None:
+        request = self.ledger.find(key)
+        if isinstance(request, Request) and request.is_paused != is_paused:
+            request.is_paused = is_paused
+            self.worker.inbox.put(SetPaused(key, is_paused))
 
     def tick(self) -> None:
         for part in self.worker.tick():

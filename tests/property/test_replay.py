@@ -139,6 +139,44 @@ def test_deaths_change_nothing_that_is_told(
 
 
 @settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(requests, min_size=1, max_size=4),
+    happenings=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from(["die", "cancel", "pause", "go on"]), st.integers(1, 4)),
+        max_size=12,
+    ),
+)
+def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
+    wanted: list[dict[str, Any]], happenings: list[tuple[int, str, int]]
+) -> None:
+    """Whatever is told is the beginning of what would have been told; each ends once, and nothing is left open."""
+    expected = [one.summary() for one in play(wanted, set(), {})]
+    world = IsolatedWorld(eos_every=60, num_cells=1024)
+    told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+
+    def happen(number: int) -> None:
+        for _, what, key in [one for one in happenings if one[0] == number]:
+            if what == "die":
+                world.die()
+            elif what == "cancel":
+                world.worker.inbox.put(Cancel(key))
+            else:
+                world.pause(key, is_paused=what == "pause")
+        if number > 60:
+            for key in range(1, 5):
+                world.pause(key, is_paused=False)
+
+    world.run(happen)
+    for one, whole in zip(told, expected, strict=True):
+        assert one.is_released
+        for (ids, text, _, _, reasons, _, _), (all_ids, all_text, *_) in zip(one.summary(), whole, strict=True):
+            assert ids == all_ids[: len(ids)]
+            assert len(reasons) == 1
+            if FinishReason.CANCELLED not in reasons:
+                assert text == all_text
+
+
+@settings(max_examples=60, deadline=None)
 @given(one=requests, after=st.integers(1, 60))
 def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, Any], after: int) -> None:
     """A request that is cancelled while there is no worker has told what one that is cancelled in an engine has."""

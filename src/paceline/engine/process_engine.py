@@ -155,7 +155,7 @@ class ProcessEngine:
     ) -> messages.PrefixDone:
         self._check_usable()
         message = messages.Prefix(0, action, validation.text("name", name), ids, changed_options(options))
-        done = self._supervisor.ask_prefix(message).result()
+        done = self._supervisor.questions.ask_prefix(message).result()
         if done.error is not None:
             raise done.error
         return done
@@ -179,7 +179,7 @@ class ProcessEngine:
         """What the engine has done and holds; see docs/metrics.md. What a worker did after its last report dies with it."""
         if self._supervisor.is_alive:
             with suppress(TimeoutError):
-                self._supervisor.ask_stats().result(_STATS_S)
+                self._supervisor.questions.ask_stats().result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:

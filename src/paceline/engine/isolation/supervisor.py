@@ -12,15 +12,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
 import selectors
 import threading
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
-
-import msgspec
 
 from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
@@ -29,6 +25,7 @@ from paceline.engine.isolation.blame import Blame
 from paceline.engine.isolation.child import Child, Death
 from paceline.engine.isolation.front_inbox import FrontInbox
 from paceline.engine.isolation.ledger import Ledger
+from paceline.engine.isolation.questions import Questions
 from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.restarts import RestartLimits, Restarts
 from paceline.engine.isolation.statistics import WorkerTotals
@@ -42,8 +39,6 @@ _log = logging.getLogger("paceline.engine")
 
 _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
 _READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-_PrefixQuestion = tuple[messages.Prefix, Future[messages.PrefixDone]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +64,12 @@ class Supervisor:
         self._setup, self._policy = setup, policy
         self._inbox, self._delivery, self._clock, self._watch = inbox, delivery, clock, watch
         self._ledger, self._blame, self._restarts = Ledger(), Blame(), Restarts(policy.restarts)
-        self.totals = WorkerTotals()
+        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
         self.ready: Future[messages.Ready] = Future()
         self._child: Child | None = None
         self._start_at: float | None = clock.now()
         self._stop_by: float | None = None
         self._refusal: PacelineError | None = None
-        self._questions: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
-        self._asked: dict[int, Future[None]] = {}
-        self._num_asked = 0
-        self._prefix_questions: queue.SimpleQueue[_PrefixQuestion] = queue.SimpleQueue()
-        self._prefixes_asked: dict[int, _PrefixQuestion] = {}
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paceline-supervisor", daemon=True)
         self._thread.start()
@@ -108,22 +98,6 @@ class Supervisor:
         if os.getpid() == self._process:
             self._inbox.put(Stop())
 
-    def ask_stats(self) -> Future[None]:
-        """Done when `totals` are as of now, or where nobody can be asked."""
-        answer: Future[None] = Future()
-        self._questions.put(answer)
-        self._inbox.wake()
-        return answer
-
-    def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
-        """What comes of it. Waits for a worker where there is none; where it dies, another one loads; else `EngineDied`."""
-        answer: Future[messages.PrefixDone] = Future()
-        self._prefix_questions.put((message, answer))
-        self._inbox.wake()
-        if not self.is_alive:  # whoever ends looks once more afterwards; so nobody waits for ever
-            self._fail_prefixes(EngineStopped("the engine was shut down; make a new one"))
-        return answer
-
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -150,8 +124,8 @@ class Supervisor:
             self._inbox.close()
             self._dismiss()
             self._delivery.end_all(EngineStopped("the engine's supervisor has ended"))
-            self._answer_all()
-            self._fail_prefixes(EngineStopped("the engine was shut down; make a new one"))
+            self.questions.died(EngineStopped("the engine was shut down; make a new one"))
+            self.questions.end()
             self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
 
     def _turn(self) -> None:
@@ -167,8 +141,7 @@ class Supervisor:
             self._listen(child)
         self._mind_the_time()
         self._hand_over()
-        self._answer_questions()
-        self._ask_prefixes()
+        self.questions.pass_on(self._child)
         self._flush()
 
     def _wait_s(self) -> float | None:
@@ -252,13 +225,11 @@ class Supervisor:
                 child.kill()
             case messages.Logged(logger, level, text):
                 logging.getLogger(logger).log(level, "%s", text)
-            case messages.Stats(number, samples):
+            case messages.Stats(_, samples):
                 self.totals.report(samples)
-                answer = self._asked.pop(number, None)
-                if answer is not None:
-                    answer.set_result(None)
-            case messages.PrefixDone(number):
-                self._prefixes_asked.pop(number)[1].set_result(message)
+                self.questions.answered(message)
+            case messages.PrefixDone():
+                self.questions.answered(message)
 
     def _take(self, part: messages.Part) -> None:
         if isinstance(part, messages.Failed):
@@ -289,8 +260,7 @@ class Supervisor:
         self._child = None
         death = child.bury()
         self.totals.died()
-        self._answer_all()
-        self._ask_again(EngineDied(str(death), death.signal, death.last_words))
+        self.questions.died(EngineDied(str(death), death.signal, death.last_words))
         reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
         self._blame_for(death)
         if self._stop_by is None:
@@ -408,44 +378,3 @@ class Supervisor:
             child.kill()
         child.bury(_STOP_PATIENCE_S)
         self.totals.died()
-
-    # ---- questions
-
-    def _answer_questions(self) -> None:
-        while not self._questions.empty():
-            answer = self._questions.get()
-            if self._child is None or not self._child.is_ready:
-                answer.set_result(None)
-                continue
-            self._num_asked += 1
-            self._asked[self._num_asked] = answer
-            self._child.send(messages.AskStats(self._num_asked))
-
-    def _ask_prefixes(self) -> None:
-        child = self._child
-        while child is not None and child.is_ready and not self._prefix_questions.empty():
-            message, answer = self._prefix_questions.get()
-            self._num_asked += 1
-            self._prefixes_asked[self._num_asked] = (message, answer)
-            child.send(msgspec.structs.replace(message, number=self._num_asked))
-
-    def _ask_again(self, error: PacelineError) -> None:
-        """After a death: loading is asked of the next worker; the others may have been done, or can be no more."""
-        for message, answer in self._prefixes_asked.values():
-            if message.action == "load" and self._stop_by is None:
-                self._prefix_questions.put((message, answer))
-            else:
-                answer.set_exception(error)
-        self._prefixes_asked.clear()
-
-    def _fail_prefixes(self, error: PacelineError) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._prefix_questions.get_nowait()[1].set_exception(error)
-
-    def _answer_all(self) -> None:
-        while not self._questions.empty():
-            self._questions.get().set_result(None)
-        for answer in self._asked.values():
-            answer.set_result(None)
-        self._asked.clear()
