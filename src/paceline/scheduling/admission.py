@@ -37,6 +37,17 @@ class Admission:
         self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
         self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
 
+    def start_over(self, sequence: Sequence, now_s: float) -> None:
+        """Takes slot and memory of one that could not be given the beginning it was to have; it waits, and computes all."""
+        request = sequence.request
+        slot = self._slots.free(sequence)
+        self._memory.forget(sequence)
+        self._waiting.add(sequence)
+        if sequence.choice == 0 and request.first_token_s is None:
+            request.num_cached, request.cached_from = 0, None
+        self._reports.watch.slot_freed(request.key, sequence.choice, slot, now_s)
+        self._reports.watch.preempted(request.key, sequence.choice, 0, now_s)
+
     def _start_in_turn(self, now_s: float, tick: int) -> None:
         for sequence in self._waiting:
             if not self._slots.num_free:
@@ -62,16 +73,22 @@ class Admission:
     def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
         """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
 
-        Alone it may try in any case. The path that it starts from is the last to make way.
+        Alone it may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
+        starts from the saved one in the next tick.
         """
         while True:
-            placement = self._memory.placement(sequence)
+            placement = self._memory.placement(sequence, now_s)
             if placement is WAIT:
                 return WAIT
+            if self._memory.is_saving(sequence, placement):
+                return None
             self._memory.touch(placement)
-            if self._memory.has_room(sequence.num_known - placement.num_device):
+            has_room = self._memory.has_room(sequence.num_known - placement.num_device)
+            if has_room and self._memory.can_load(placement):
                 return placement
             if not self._memory.give_way(now_s):
+                if has_room:
+                    return placement.without_parts()
                 return None if self._slots.running else placement
 
     def _start(self, sequence: Sequence, placement: Placement, now_s: float, tick: int) -> None:

@@ -45,10 +45,9 @@ class Placement:
     num_tokens: int
     node: Node | None
 
-    @property
-    def num_new_cells(self) -> int:
-        """Cells that the parts fill; shared ones cost nothing."""
-        return self.num_tokens - self.num_device
+    def without_parts(self) -> Placement:
+        """What the device alone has of it."""
+        return Placement(self.source, self.num_device, (), self.num_device, self.node) if self.num_device else NOTHING
 
     @property
     def source_name(self) -> str:
@@ -100,12 +99,15 @@ def best_holder(nodes: Iterable[Node], length: int, own: Sequence | None = None)
 
 
 def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> bool:
-    """Whether somebody who runs is going to have computed enough more of the first `length` tokens; a sibling, any more."""
+    """Whether somebody who runs is going to have computed enough more of the first `length` tokens.
+
+    A sibling, or whoever was waited for already: any more, since many may wait for the same.
+    """
     for node in nodes:
         for holder in node.holders:
             if holder is own or not isinstance(holder, Sequence) or holder.request.is_paused:
                 continue
-            least = 1 if holder.request is own.request else LEAST_WAIT_TOKENS
+            least = 1 if own.has_waited or holder.request is own.request else LEAST_WAIT_TOKENS
             if min(node.end, length, holder.num_prompt) - num_tokens >= least:
                 return True
     return False

@@ -105,11 +105,11 @@ class PrefixTree:
             child = node.children.get(tokens[at : at + WIDTH])
             if child is None:
                 break
-            common = _common(child.tokens, tokens, at)
+            shared = common(child.tokens, tokens, at)
             nodes.append(child)
-            at += common
+            at += shared
             node = child
-            if common < len(child.tokens):
+            if shared < len(child.tokens):
                 break
         return Match(tuple(nodes), at // WIDTH, _longest(nodes[-1]) if nodes else 0)
 
@@ -199,9 +199,9 @@ class PrefixTree:
                 made = Node(node.end, tokens[at:], node)
                 node.children[tokens[at : at + WIDTH]] = made
                 return made
-            common = _common(child.tokens, tokens, at)
-            node = child if common == len(child.tokens) else self._split(child, common)
-            at += common
+            shared = common(child.tokens, tokens, at)
+            node = child if shared == len(child.tokens) else self._split(child, shared)
+            at += shared
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -235,7 +235,7 @@ class PrefixTree:
         assert all(node.blob is not None for node in self._by_age)  # noqa: S101
 
 
-def _common(edge: bytes, tokens: bytes, at: int) -> int:
+def common(edge: bytes, tokens: bytes, at: int) -> int:
     """How many bytes of an edge agree with the tokens from `at` on: a multiple of a token's."""
     low, high = 0, min(len(edge), len(tokens) - at)
     if edge[:high] == tokens[at : at + high]:

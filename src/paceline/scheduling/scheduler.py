@@ -136,7 +136,8 @@ class Scheduler:
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
         self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
-        self.is_idle = not ready and not len(self._embedding)
+        is_held_up = len(self._waiting) > 0 and self.memory.is_moving
+        self.is_idle = not ready and not len(self._embedding) and not is_held_up
         if self._embedding.has_turn(is_generating=bool(ready)):
             return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)
@@ -189,6 +190,11 @@ class Scheduler:
         now = self._clock.now()
         for operation, data in output.saved:
             self.memory.saved(operation, data, now)
+        for seq_id, sequence in output.failed.items():
+            if sequence.slot is None:  # it has ended since it was given the id
+                self.memory.forget_kept(seq_id, now)
+            else:
+                self._admission.start_over(sequence, now)
         for key, namespace, tokens in self._exports:
             self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
         self._exports.clear()
@@ -202,14 +208,17 @@ class Scheduler:
         watched = self._reports.watch.wants_ticks
         records = []
         is_pressed = False
+        failed = set(output.failed.values())
         for row, result in zip(plan.rows, output.rows, strict=True):
+            if row.sequence in failed:  # it starts over
+                continue
             if watched and result.computed:
                 records.append(row_record(row, result))
             if not result.computed and isinstance(result.error, (NoKvSlot, Aborted)):
                 is_pressed = is_pressed or isinstance(result.error, NoKvSlot)
             else:
                 self._apply_row(row, result, now_s)
-        if output.num_passes == 1 and not is_pressed:
+        if output.num_passes == 1 and not is_pressed and not failed:
             self._learn(plan, output)
         self._embedding.note_generation(output.step_s)
         if watched:

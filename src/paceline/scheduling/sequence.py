@@ -42,6 +42,7 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
+    is_matched: bool = False
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0
@@ -111,9 +112,9 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
-        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
-        "seq_id", "slot", "submitted_s",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "has_waited", "key", "known", "last_tick",
+        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
+        "sampler", "seq_id", "slot", "submitted_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
@@ -132,6 +133,8 @@ class Sequence:
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
+        self.has_waited = False
+        self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
@@ -139,8 +142,8 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
-        return not self.is_scoring
+        """Whether its beginning may come from memory; not where every prompt token has to be scored, or that failed."""
+        return not self.is_scoring and not self.computes_all
 
     @property
     def writes_cache(self) -> bool:
