@@ -141,6 +141,10 @@ class Memory:
         for kept in self._kept.under(seq_id):
             self._let_go(kept, now_s)
 
+    def empty_all(self) -> None:
+        """Has every sequence id emptied, whatever lies there."""
+        self._operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
+
     # ---- room
 
     def has_room(self, num_tokens: int) -> bool:
