@@ -98,6 +98,13 @@ def best_holder(nodes: Iterable[Node], length: int, own: Sequence | None = None)
     return best, most
 
 
+def _keeps_promises(holder: Sequence, own: Sequence) -> bool:
+    """Whether it pays to wait for a running sequence: not for one that may be slower than computing it oneself."""
+    if holder.request.is_paused or holder.is_scoring:
+        return holder.request is own.request and not holder.request.is_paused
+    return holder.turn_key <= own.turn_key or holder.request is own.request
+
+
 def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> bool:
     """Whether somebody who runs is going to have computed enough more of the first `length` tokens.
 
@@ -105,7 +112,7 @@ def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Seque
     """
     for node in nodes:
         for holder in node.holders:
-            if holder is own or not isinstance(holder, Sequence) or holder.request.is_paused:
+            if holder is own or not isinstance(holder, Sequence) or not _keeps_promises(holder, own):
                 continue
             least = 1 if own.has_waited or holder.request is own.request else LEAST_WAIT_TOKENS
             if min(node.end, length, holder.num_prompt) - num_tokens >= least:
