@@ -74,7 +74,8 @@ class LLM:
 
         Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it. Of a list every
         prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
-        list may be longer than the queue.
+        list may be longer than the queue; a prompt's outcome is `QueueFull` only where none of the list runs and other
+        callers fill the queue.
         """
         validation.boolean("progress", progress)
         sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)

@@ -56,7 +56,11 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
 
 
 class Batch:
-    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own."""
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+
+    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
+    have given their places back and other callers have filled the engine.
+    """
 
     def __init__(
         self, engine: LocalEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
@@ -96,6 +100,7 @@ class Batch:
             self._outcomes[index] = collect(request, channel)
         except PacelineError as error:
             self._outcomes[index] = error
+        channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
         self._running.popleft()
         self._advance()
 
@@ -146,7 +151,11 @@ async def _answer(error: PacelineError) -> Outcome:
 
 
 async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    """Answers once the engine has a place again, a moment after the terminal chunk."""
+    outcome: Outcome
     try:
-        return await collect_async(request, channel)
+        outcome = await collect_async(request, channel)
     except PacelineError as error:
-        return error
+        outcome = error
+    await channel.released()
+    return outcome

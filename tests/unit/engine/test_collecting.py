@@ -1,0 +1,80 @@
+"""Lists of prompts: how they share an engine that has few places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from tests.running_engine import LONG_S, Running
+
+from paceline.completion import Completion
+from paceline.engine.collecting import AsyncBatch, Batch, Outcome
+from paceline.errors import QueueFull
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
+
+Run = Callable[[Any, list[str]], list[Outcome]]
+
+
+def run_blocking(engine: Any, prompts: list[str]) -> list[Outcome]:
+    return Batch(engine, SamplingParams(max_tokens=3), RequestOptions(), lambda: None).run(prompts)
+
+
+def run_async(engine: Any, prompts: list[str]) -> list[Outcome]:
+    return within(AsyncBatch(engine, SamplingParams(max_tokens=3), RequestOptions()).run(prompts))
+
+
+def within(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, LONG_S))
+
+
+class OnePlace:
+    """An engine with one place, whose answers are there at once, and the place only when somebody waits for it."""
+
+    def __init__(self, running: Running, *, is_taken: bool = False) -> None:
+        self._running, self.is_taken = running, is_taken
+
+    def prepare(self, prompt: str, params: SamplingParams, options: RequestOptions) -> Request:
+        return self._running.request(prompt, max_tokens=params.max_tokens)
+
+    def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
+        if self.is_taken:
+            raise QueueFull("full")
+        self.is_taken = True
+        channel = _Released(self)
+        feed = channel.attach(request_index=request_index)
+        feed.finish(StreamChunk(index=0, finish_reason=FinishReason.LENGTH))
+        return channel
+
+
+class _Released(StreamChannel):
+    def __init__(self, engine: OnePlace) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def wait_released(self, timeout_s: float | None = None) -> bool:
+        self._engine.is_taken = False
+        return True
+
+    async def released(self) -> None:
+        self._engine.is_taken = False
+
+
+@pytest.mark.parametrize("run", [run_blocking, run_async])
+def test_a_list_waits_for_the_places_of_its_own_requests(run: Run) -> None:
+    """That an answer is there does not mean that its place is: nobody is refused in between."""
+    with Running() as running:
+        outcomes = run(OnePlace(running), ["a", "b", "c"])
+    assert [type(one) for one in outcomes] == [Completion] * 3
+
+
+@pytest.mark.parametrize("run", [run_blocking, run_async])
+def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
+    """A list that has no request of its own to wait for gives up."""
+    with Running() as running:
+        outcomes = run(OnePlace(running, is_taken=True), ["a", "b"])
+    assert [type(one) for one in outcomes] == [QueueFull] * 2
