@@ -28,6 +28,7 @@ from paceline.errors import (
     QueueFull,
     Unsupported,
 )
+from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
 from paceline.scheduling.instrument import Instrument, TickRecord
 from paceline.streaming import Stream
@@ -372,6 +373,16 @@ def test_deadlines_cut_off(llama: LLM) -> None:
     one = llama.generate("Hello", max_tokens=1000, ignore_eos=True, timeout_s=0.05)
     assert one.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
     assert one.usage.completion_tokens == len(one.token_ids)
+
+
+def test_deadlines_begin_when_the_engine_takes_a_request(llama: LLM) -> None:
+    """A prompt of a list that waits for a place loses no time by it."""
+    engine = llama._engine
+    request = engine.prepare("Hello", SamplingParams(max_tokens=1), RequestOptions(timeout_s=1000))
+    prepared_s = request.submitted_s
+    engine.accept(request).wait_released(LONG_S)
+    assert request.submitted_s > prepared_s
+    assert request.deadline_s() == request.submitted_s + 1000
 
 
 def test_threads_share_an_engine(llama: LLM) -> None:

@@ -1,7 +1,7 @@
 """An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from.
 
-`submit`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what they answer fills
-up from the engine's.
+`prepare`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what `accept`, `embed`
+and `rerank` answer fills up from the engine's.
 """
 
 from __future__ import annotations
@@ -94,11 +94,15 @@ class LocalEngine:
         )
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began."""
+        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
+
+        Its times begin here: what is accepted later, because there was no place, has as long as everybody.
+        """
+        request.submitted_s = self._clock.now()
         return self._delivery.submit(request, request_index)
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `submit`."""
+        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
         ids = [self._embedding_ids(f"texts[{index}]", text, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
