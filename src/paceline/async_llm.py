@@ -21,6 +21,7 @@ from paceline.engine.results import (
     collected_at_the_end,
     embedding_options,
     prefix_options,
+    reranking_options,
     scores,
     vectors,
 )
@@ -107,7 +108,7 @@ class AsyncLLM:
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """As `LLM.rerank`."""
         engine = await self._engine()
-        future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
+        future = await asyncio.to_thread(engine.rerank, query, documents, reranking_options(options))
         return scores(await asyncio.wrap_future(future))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:

@@ -20,6 +20,7 @@ from paceline.engine.results import (
     collected_at_the_end,
     embedding_options,
     prefix_options,
+    reranking_options,
     scores,
     vectors,
 )
@@ -107,7 +108,8 @@ class LLM:
         """Vectors of texts, float32 (n_texts, n_embd); of one text, (n_embd,).
 
         pooling: None as the model was made for. normalize: True or "l2" gives length 1, "max_abs" a greatest component of
-        1, False or "none" leaves them. Options: timeouts and priority, see `RequestOptions`.
+        1, False or "none" leaves them. Options: queue_timeout_s, timeout_s, request_id, add_special and parse_special, see
+        `RequestOptions`.
         """
         is_one = isinstance(texts, str)
         future = self._engine.embed([texts] if isinstance(texts, str) else texts, pooling, embedding_options(options))
@@ -116,8 +118,11 @@ class LLM:
         return found[0] if is_one else found
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """How well each document fits the query, best first, by a reranking model."""
-        future = self._engine.rerank(query, documents, embedding_options(options))
+        """How well each document fits the query, best first, by a reranking model.
+
+        Options: queue_timeout_s, timeout_s and request_id, see `RequestOptions`.
+        """
+        future = self._engine.rerank(query, documents, reranking_options(options))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
 

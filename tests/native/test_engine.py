@@ -222,6 +222,9 @@ def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
             assert llm.embed(texts[0]).shape == (64,)
             assert np.allclose(np.linalg.norm(found, axis=1), 1)
             assert llm.embed([]).shape == (0, 64)
+            for one in (b"bytes", None):
+                with pytest.raises(InvalidType, match="texts must be a list of texts"):
+                    llm.embed(one)  # type: ignore[call-overload,arg-type]
 
 
 def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
@@ -243,6 +246,9 @@ def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
             (alone,) = llm.rerank("a query", [documents[score.index]])
             assert alone.score == pytest.approx(score.score, abs=1e-4)
         assert llm.rerank("a query", []) == []
+        for one in ("a text", b"bytes", None):
+            with pytest.raises(InvalidType, match="documents must be a list of texts"):
+                llm.rerank("a query", one)  # type: ignore[arg-type]
     with LLM(tiny_models("llama"), **SMALL) as llm:
         with pytest.raises(Unsupported):
             llm.rerank("a query", documents)

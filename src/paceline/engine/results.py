@@ -12,14 +12,12 @@ import numpy.typing as npt
 from paceline import validation
 from paceline.completion import Completion, Score
 from paceline.errors import BatchError, PacelineError
-from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.request import RequestOptions
 from paceline.runtime.embedder import Normalization, normalized
 
-# What a request without a stream of tokens can be asked.
-_EMBEDDING_OPTIONS = frozenset(
-    {"priority", "queue_timeout_s", "timeout_s", "request_id", "add_special", "parse_special"}
-)
-
+# What a request without a stream of tokens can be asked. A reranker's pairs are put together as its model wants them.
+_RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id"})
+_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special"}
 _PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "add_special", "parse_special"})
 
 
@@ -37,7 +35,13 @@ def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Comple
 
 def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
     """The request options of an embedding. Raises `InvalidType` for one that means nothing there."""
-    validation.reject_unknown(options, _EMBEDDING_OPTIONS & OPTION_NAMES)
+    validation.reject_unknown(options, _EMBEDDING_OPTIONS)
+    return RequestOptions(**options)
+
+
+def reranking_options(options: Mapping[str, Any]) -> RequestOptions:
+    """The request options of reranking. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _RERANKING_OPTIONS)
     return RequestOptions(**options)
 
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from paceline.completion import Completion, completion_of
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    collected_at_the_end,
+    embedding_options,
+    reranking_options,
+    scores,
+    vectors,
+)
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
@@ -56,11 +63,20 @@ def test_a_list_has_every_outcome() -> None:
 
 
 def test_embedding_takes_only_options_that_mean_something() -> None:
-    """Timeouts and priority are taken, sampling and streaming are refused."""
-    assert embedding_options({"priority": 1, "timeout_s": 2}) == RequestOptions(priority=1, timeout_s=2)
-    for name in ("interval", "lora", "max_tokens"):
+    """Timeouts and how text becomes tokens are taken; sampling, streaming and a priority that nobody reads are refused."""
+    taken = {"timeout_s": 2, "queue_timeout_s": 3, "request_id": "a", "add_special": False, "parse_special": True}
+    assert embedding_options(taken) == RequestOptions(**taken)
+    for name in ("interval", "lora", "max_tokens", "priority"):
         with pytest.raises(TypeError, match=name):
             embedding_options({name: 1})
+
+
+def test_reranking_takes_no_options_of_tokenising() -> None:
+    """A model's pairs have special tokens of their own."""
+    assert reranking_options({"timeout_s": 2}) == RequestOptions(timeout_s=2)
+    for name in ("add_special", "parse_special", "priority"):
+        with pytest.raises(TypeError, match=name):
+            reranking_options({name: True})
 
 
 def test_vectors_are_stacked_and_normalised_as_asked() -> None:
