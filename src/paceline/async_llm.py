@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import engine_arguments, request_arguments
-from paceline.engine.collecting import AsyncBatch, collect_async
+from paceline.engine.collecting import AsyncBatch, answered, collect_async
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
@@ -100,16 +100,16 @@ class AsyncLLM:
     ) -> npt.NDArray[np.float32]:
         """As `LLM.embed`."""
         engine = await self._engine()
-        many = [texts] if isinstance(texts, str) else texts
-        future = await asyncio.to_thread(engine.embed, many, pooling, embedding_options(options))
-        found = vectors(await asyncio.wrap_future(future), normalize, engine.model.n_embd_out)
+        many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
+        rows = await answered(lambda: engine.embed(many, pooling, rest))
+        found = vectors(rows, normalize, engine.model.n_embd_out)
         return found[0] if isinstance(texts, str) else found
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """As `LLM.rerank`."""
         engine = await self._engine()
-        future = await asyncio.to_thread(engine.rerank, query, documents, reranking_options(options))
-        return scores(await asyncio.wrap_future(future))
+        rest = reranking_options(options)
+        return scores(await answered(lambda: engine.rerank(query, documents, rest)))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
         """As `LLM.save_prefix`."""

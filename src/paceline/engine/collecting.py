@@ -6,9 +6,12 @@ Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancell
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from paceline.completion import Completion, completion_of
 from paceline.engine.local_engine import LocalEngine
@@ -53,6 +56,30 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
     )
     completion.raise_for_error()
     return completion
+
+
+async def answered(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Calls `submit` in a thread and waits for what it answers; who is cancelled meanwhile cancels that, too.
+
+    Also where the thread is still at work: then it cancels its future itself, as soon as there is one.
+    """
+    submitted: list[Future[list[Any]]] = []
+    left = threading.Event()
+
+    def submit_for_a_reader() -> Future[list[Any]]:
+        future = submit()
+        submitted.append(future)
+        if left.is_set():  # looked at after the append: who sets it looks at the list afterwards
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit_for_a_reader))
+    except BaseException:
+        left.set()
+        for future in submitted:
+            future.cancel()
+        raise
 
 
 class Batch:

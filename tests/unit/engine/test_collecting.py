@@ -1,16 +1,18 @@
-"""Lists of prompts: how they share an engine that has few places."""
+"""Those who wait for answers: lists that share an engine with few places, and callers who leave."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from tests.running_engine import LONG_S, Running
 
 from paceline.completion import Completion
-from paceline.engine.collecting import AsyncBatch, Batch, Outcome
+from paceline.engine.collecting import AsyncBatch, Batch, Outcome, answered
 from paceline.errors import QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -78,3 +80,55 @@ def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
     with Running() as running:
         outcomes = run(OnePlace(running, is_taken=True), ["a", "b"])
     assert [type(one) for one in outcomes] == [QueueFull] * 2
+
+
+def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:
+    """The thread that makes it finds nobody who waits; also where its event loop is gone by then."""
+    is_left, is_made = threading.Event(), threading.Event()
+    made: Future[list[Any]] = Future()
+
+    def submit() -> Future[list[Any]]:
+        is_made.set()
+        assert is_left.wait(LONG_S)
+        return made
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(answered(submit))
+        while not is_made.is_set():
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        is_left.set()
+
+    within(main())
+    assert made.cancelled()
+
+
+def test_who_leaves_while_an_answer_is_computed_cancels_it() -> None:
+    """The engine's future is cancelled with the task."""
+    made: Future[list[Any]] = Future()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(answered(lambda: made))
+        while not made._done_callbacks:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    within(main())
+    assert made.cancelled()
+
+
+def test_an_answer_and_an_error_arrive() -> None:
+    """What the engine answers, or why it does not."""
+    done: Future[list[Any]] = Future()
+    done.set_result([1, 2])
+
+    def refuse() -> Future[list[Any]]:
+        raise QueueFull("full")
+
+    assert within(answered(lambda: done)) == [1, 2]
+    with pytest.raises(QueueFull):
+        within(answered(refuse))
