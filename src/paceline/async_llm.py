@@ -12,13 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
 from paceline.engine.collecting import AsyncBatch, answered, collect_async
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
-    collected_at_the_end,
     embedding_options,
     prefix_options,
     reranking_options,
@@ -70,8 +69,7 @@ class AsyncLLM:
     ) -> Completion | list[Completion]:
         """As `LLM.generate`. Cancelling the task cancels the request."""
         engine = await self._engine()
-        sampling, rest = request_arguments(engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
             return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
         request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)

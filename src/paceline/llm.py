@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import request_arguments
+from paceline.engine.arguments import collected_arguments, request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
-    collected_at_the_end,
     embedding_options,
     prefix_options,
     reranking_options,
@@ -71,7 +70,8 @@ class LLM:
     ) -> Completion | list[Completion]:
         """The answer to a prompt, text or token ids; to a list of prompts, one for each, computed together.
 
-        Options: fields of `SamplingParams` and `RequestOptions`. progress: shows a bar on a terminal while a list runs.
+        Options: fields of `SamplingParams` and of `RequestOptions`, but for interval, max_buffered_tokens and slow_reader,
+        which are about reading. progress: shows a bar on a terminal while a list runs.
 
         Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it. Of a list every
         prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
@@ -79,8 +79,7 @@ class LLM:
         callers fill the queue.
         """
         validation.boolean("progress", progress)
-        sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
         if is_batch(prompt):
             with _progress_bar(len(prompt), progress) as advance:
                 return batch_outcome(Batch(self._engine, sampling, rest, advance).run(prompt))

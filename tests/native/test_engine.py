@@ -367,6 +367,14 @@ def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, op
     assert works(llama)
 
 
+@pytest.mark.parametrize("options", [{"interval": 2}, {"max_buffered_tokens": 5}, {"slow_reader": "cancel"}])
+def test_an_option_of_reading_is_refused_where_nobody_reads(llama: LLM, options: dict[str, Any]) -> None:
+    """For one prompt and for a list."""
+    for prompt in ("Hello", ["Hello"]):
+        with pytest.raises(InvalidParams, match="use stream"):
+            llama.generate(prompt, **options)
+
+
 def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
     """max_tokens 0 answers with nothing, LENGTH and its usage (lcx M4, beat 1)."""
     one = llama.generate("Hello", max_tokens=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,11 +62,3 @@ def scores(rows: list[Any]) -> list[Score]:
     """One score a document, best first; of a classifier with several outputs, the first."""
     found = [Score(index, float(row[0])) for index, row in enumerate(rows)]
     return sorted(found, key=lambda one: -one.score)
-
-
-def collected_at_the_end(options: RequestOptions) -> RequestOptions:
-    """The options of a request that nobody reads before it has ended: no chunk wakes a reader, no reader is slow."""
-    return dataclasses.replace(options, interval=_WHOLE, max_buffered_tokens=None)
-
-
-_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more

@@ -8,7 +8,6 @@ import pytest
 from paceline.completion import Completion, completion_of
 from paceline.engine.results import (
     batch_outcome,
-    collected_at_the_end,
     embedding_options,
     reranking_options,
     scores,
@@ -93,11 +92,3 @@ def test_scores_are_best_first_with_their_places() -> None:
     """Of equal ones the earlier stands first."""
     found = scores([[0.5], [2.0], [0.5], [-1.0]])
     assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]
-
-
-def test_a_request_nobody_reads_wakes_nobody_before_its_end() -> None:
-    """Blocking generation takes one chunk, and no reader is ever too slow (edge rule 24, 82)."""
-    options = collected_at_the_end(RequestOptions(interval=1, max_buffered_tokens=5, priority=3))
-    assert options.interval > 100_000
-    assert options.max_buffered_tokens is None
-    assert options.priority == 3
