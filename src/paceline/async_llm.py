@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import engine_arguments, request_arguments
-from paceline.engine.collecting import AsyncBatch, collect_async
+from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
+from paceline.engine.collecting import AsyncBatch, answered, collect_async
 from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
-    collected_at_the_end,
     embedding_options,
     prefix_options,
+    reranking_options,
     scores,
     vectors,
 )
@@ -69,8 +69,7 @@ class AsyncLLM:
     ) -> Completion | list[Completion]:
         """As `LLM.generate`. Cancelling the task cancels the request."""
         engine = await self._engine()
-        sampling, rest = request_arguments(engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
             return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
         request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
@@ -99,16 +98,16 @@ class AsyncLLM:
     ) -> npt.NDArray[np.float32]:
         """As `LLM.embed`."""
         engine = await self._engine()
-        many = [texts] if isinstance(texts, str) else texts
-        future = await asyncio.to_thread(engine.embed, many, pooling, embedding_options(options))
-        found = vectors(await asyncio.wrap_future(future), normalize, engine.model.n_embd_out)
+        many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
+        rows = await answered(lambda: engine.embed(many, pooling, rest))
+        found = vectors(rows, normalize, engine.model.n_embd_out)
         return found[0] if isinstance(texts, str) else found
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """As `LLM.rerank`."""
         engine = await self._engine()
-        future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
-        return scores(await asyncio.wrap_future(future))
+        rest = reranking_options(options)
+        return scores(await answered(lambda: engine.rerank(query, documents, rest)))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
         """As `LLM.save_prefix`."""

@@ -173,6 +173,8 @@ def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) ->
                 with pytest.raises((InvalidParams, ValueError)):
                     async with llm.stream(prompt, **options):
                         pass
+            with pytest.raises(InvalidParams, match="use stream"):
+                await llm.generate("x", interval=2)
             with pytest.raises(InvalidType, match="one prompt"):
                 llm.stream(["a", "b"])
             assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16

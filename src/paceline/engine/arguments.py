@@ -8,10 +8,12 @@ from typing import Any
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
-from paceline.errors import InvalidType
+from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 
+_READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")
+_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more
 _MODEL_NAMES = frozenset(
     (
         "n_gpu_layers",
@@ -68,6 +70,16 @@ def request_arguments(
     base = defaults if params is None else params
     sampling = _only(options, FIELDS)
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
+
+
+def collected_arguments(
+    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
+) -> tuple[SamplingParams, RequestOptions]:
+    """As `request_arguments`, for an answer that nobody reads before its end: no chunk wakes a reader, no reader is slow."""
+    for name in _READING_NAMES:
+        if name in options:
+            raise InvalidParams(f"{name} means nothing where the answer is collected at its end; use stream")
+    return request_arguments(defaults, params, {**options, "interval": _WHOLE})
 
 
 def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:

@@ -6,9 +6,12 @@ Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancell
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from paceline.completion import Completion, completion_of
 from paceline.engine.local_engine import LocalEngine
@@ -55,8 +58,36 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
     return completion
 
 
+async def answered(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Calls `submit` in a thread and waits for what it answers; who is cancelled meanwhile cancels that, too.
+
+    Also where the thread is still at work: then it cancels its future itself, as soon as there is one.
+    """
+    submitted: list[Future[list[Any]]] = []
+    left = threading.Event()
+
+    def submit_for_a_reader() -> Future[list[Any]]:
+        future = submit()
+        submitted.append(future)
+        if left.is_set():  # looked at after the append: who sets it looks at the list afterwards
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit_for_a_reader))
+    except BaseException:
+        left.set()
+        for future in submitted:
+            future.cancel()
+        raise
+
+
 class Batch:
-    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own."""
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+
+    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
+    have given their places back and other callers have filled the engine.
+    """
 
     def __init__(
         self, engine: LocalEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
@@ -96,6 +127,7 @@ class Batch:
             self._outcomes[index] = collect(request, channel)
         except PacelineError as error:
             self._outcomes[index] = error
+        channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
         self._running.popleft()
         self._advance()
 
@@ -146,7 +178,11 @@ async def _answer(error: PacelineError) -> Outcome:
 
 
 async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    """Answers once the engine has a place again, a moment after the terminal chunk."""
+    outcome: Outcome
     try:
-        return await collect_async(request, channel)
+        outcome = await collect_async(request, channel)
     except PacelineError as error:
-        return error
+        outcome = error
+    await channel.released()
+    return outcome

@@ -1,7 +1,7 @@
 """An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from.
 
-`submit`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what they answer fills
-up from the engine's.
+`prepare`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what `accept`, `embed`
+and `rerank` answer fills up from the engine's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,7 +32,7 @@ from paceline.engine.prompts import Prompt, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
 from paceline.engine.state_files import StateFiles
-from paceline.errors import InvalidParams, PromptTooLong, StateError, Unsupported
+from paceline.errors import InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -97,17 +97,23 @@ class LocalEngine:
         )
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began."""
+        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
+
+        Its times begin here: what is accepted later, because there was no place, has as long as everybody.
+        """
+        request.submitted_s = self._clock.now()
         return self._delivery.submit(request, request_index)
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `submit`."""
+        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
+        _check_list("texts", texts)
         ids = [self._embedding_ids(f"texts[{index}]", text, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
         validation.text("query", query)
+        _check_list("documents", documents)
         pairs = [
             pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
             for index, document in enumerate(documents)
@@ -183,3 +189,10 @@ class LocalEngine:
     def is_closed(self) -> bool:
         """Whether it takes no requests any more."""
         return self._inbox.is_closed
+
+
+def _check_list(name: str, values: object) -> None:
+    """A text is a sequence of texts as well, of its characters; nobody means those."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")

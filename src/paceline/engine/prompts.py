@@ -37,18 +37,19 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:
-    """The ids, cut where they are too many and the request says how.
+    """The ids, cut where they are more than fit and the request says how.
 
-    A prompt needs one position a token. Truncation also leaves room for max_tokens, or, where that is None or more than
-    half of the positions, for as much as half of them. A bos token in front stays. Raises `PromptTooLong`.
+    A prompt needs one position a token; one that fits is never cut. One that is cut leaves room for max_tokens, or, where
+    that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises
+    `PromptTooLong`.
     """
-    if options.truncate is None:
-        if len(ids) > max_positions:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
-                'or say truncate="left", "right" or "middle"'
-            )
+    if len(ids) <= max_positions:
         return ids
+    if options.truncate is None:
+        raise PromptTooLong(
+            f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
+            'or say truncate="left", "right" or "middle"'
+        )
     half = max_positions // 2
     answer = half if params.max_tokens is None else min(params.max_tokens, half)
     return truncated(ids, max(1, max_positions - answer), options.truncate, keep=int(ids[0] == bos))

@@ -27,7 +27,7 @@ class Request:
     """What a caller submitted, and what has become of it. Made on the caller's thread, then the engine's.
 
     samplers: one a choice, the backend's own. lora: names of adapters with their scales. echo: the prompt's text where it is
-    part of the answer. Times are seconds on the engine's clock.
+    part of the answer. Times are seconds on the engine's clock; submitted_s is set anew when the engine accepts it.
     """
 
     key: int
@@ -114,7 +114,7 @@ class Sequence:
     __slots__ = (
         "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "has_waited", "key", "known", "last_tick",
         "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
-        "sampler", "seq_id", "slot", "submitted_s",
+        "sampler", "seq_id", "slot",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
@@ -128,7 +128,7 @@ class Sequence:
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
         self.answer = Answer(params, vocabulary, choice, options, request.echo)
-        self.priority, self.submitted_s = options.priority, request.submitted_s
+        self.priority = options.priority
         self.slot: int | None = None
         self.seq_id: int | None = None
         self.packed = bytearray()
@@ -139,6 +139,11 @@ class Sequence:
         self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
+
+    @property
+    def submitted_s(self) -> float:
+        """When its request was accepted."""
+        return self.request.submitted_s
 
     @property
     def reads_cache(self) -> bool:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from paceline.completion import Completion, completion_of
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    embedding_options,
+    reranking_options,
+    scores,
+    vectors,
+)
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
@@ -56,11 +62,20 @@ def test_a_list_has_every_outcome() -> None:
 
 
 def test_embedding_takes_only_options_that_mean_something() -> None:
-    """Timeouts and priority are taken, sampling and streaming are refused."""
-    assert embedding_options({"priority": 1, "timeout_s": 2}) == RequestOptions(priority=1, timeout_s=2)
-    for name in ("interval", "lora", "max_tokens"):
+    """Timeouts and how text becomes tokens are taken; sampling, streaming and a priority that nobody reads are refused."""
+    taken = {"timeout_s": 2, "queue_timeout_s": 3, "request_id": "a", "add_special": False, "parse_special": True}
+    assert embedding_options(taken) == RequestOptions(**taken)
+    for name in ("interval", "lora", "max_tokens", "priority"):
         with pytest.raises(TypeError, match=name):
             embedding_options({name: 1})
+
+
+def test_reranking_takes_no_options_of_tokenising() -> None:
+    """A model's pairs have special tokens of their own."""
+    assert reranking_options({"timeout_s": 2}) == RequestOptions(timeout_s=2)
+    for name in ("add_special", "parse_special", "priority"):
+        with pytest.raises(TypeError, match=name):
+            reranking_options({name: True})
 
 
 def test_vectors_are_stacked_and_normalised_as_asked() -> None:
@@ -77,11 +92,3 @@ def test_scores_are_best_first_with_their_places() -> None:
     """Of equal ones the earlier stands first."""
     found = scores([[0.5], [2.0], [0.5], [-1.0]])
     assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]
-
-
-def test_a_request_nobody_reads_wakes_nobody_before_its_end() -> None:
-    """Blocking generation takes one chunk, and no reader is ever too slow (edge rule 24, 82)."""
-    options = collected_at_the_end(RequestOptions(interval=1, max_buffered_tokens=5, priority=3))
-    assert options.interval > 100_000
-    assert options.max_buffered_tokens is None
-    assert options.priority == 3
