@@ -57,6 +57,8 @@ class Memory:
         """Where the beginning of a waiting sequence can come from now."""
         if not sequence.reads_cache:
             return NOTHING
+        if sequence.waits_for is not None and sequence.waits_for.stands:  # nothing better can have come meanwhile
+            return WAIT
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
@@ -66,9 +68,7 @@ class Memory:
         match = self._tree.match(sequence.namespace, tokens)
         self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
-            placement = place(match, sequence.num_known - 1, sequence)
-            sequence.has_waited = placement is WAIT
-            return placement
+            return place(match, sequence.num_known - 1, sequence)
         return place_whole(match, sequence.num_known - 1)
 
     def touch(self, placement: Placement) -> None:

@@ -108,13 +108,27 @@ def packed(token_ids: Iterable[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A running sequence that is about to have computed the first `end` tokens of others that wait for it."""
+
+    sequence: Sequence
+    end: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it still runs and has not got there."""
+        by = self.sequence
+        return by.slot is not None and not by.request.is_paused and by.num_computed < self.end
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "has_waited", "key", "known", "last_tick",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
         "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
-        "sampler", "seq_id", "slot",
+        "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
@@ -133,7 +147,7 @@ class Sequence:
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
-        self.has_waited = False
+        self.waits_for: Promise | None = None
         self.computes_all = False
         self.last_tick = 0
         self.limit = 0
