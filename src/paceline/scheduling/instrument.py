@@ -84,7 +84,11 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """How a request ended: the reason of its last choice, the worst of all where one failed."""
+    """How a request ended.
+
+    reason: of its choices' reasons the one that stands first in `FinishReason`, so ERROR where one failed. error_code: of
+    that choice's error, if it has one.
+    """
 
     key: int
     reason: FinishReason
