@@ -41,7 +41,7 @@ class EngineConfig:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, CONFIG_NAMES)
+        validation.reject_unknown(options, CONFIG_NAMES, "EngineConfig")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
