@@ -113,7 +113,10 @@ class Instrument:
         """A sequence gave its slot back: it ended, or was preempted."""
 
     def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
-        """A sequence lost so many computed tokens to KV pressure; it waits to go on."""
+        """A sequence lost its slot to KV pressure, with so many computed tokens; it waits to go on.
+
+        Host memory keeps the tokens where it can; else they are computed again.
+        """
 
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
         """So many tokens of a prompt were taken from memory instead of computed; source as in `Usage.cached_from`."""
@@ -122,7 +125,10 @@ class Instrument:
         """Of a long cached prompt only the beginning matched: the sign of a template that re-renders what was said."""
 
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        """So many tokens of idle prefixes were thrown away; source: where they were, "device" or "host"."""
+        """So many tokens of an idle prefix made way; source: where they were, "device" or "host".
+
+        Host memory keeps those of the device where it can; those of the host are gone.
+        """
 
     def engine_restarted(self, now_s: float) -> None:
         """The engine's process died and another one took over."""
