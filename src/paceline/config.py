@@ -20,7 +20,8 @@ class EngineConfig:
     num_slots: sequences that run at once. chunk_size: most prompt tokens of one sequence in a tick.
     strategy: what goes into a tick: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
     with a `plan` method (see `BatchStrategy`).
-    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 on a GPU.
+    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 where a GPU computes (of a
+    `Model` that was loaded before: where there is one).
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
     max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
     Beyond, `QueueFull`.
