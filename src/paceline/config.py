@@ -23,8 +23,9 @@ class EngineConfig:
     itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 where a GPU computes (of a
     `Model` that was loaded before: where there is one).
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
-    max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
-    Beyond, `QueueFull`.
+    max_queue: requests that may be open beyond num_slots of them; open are all that have not ended, waiting or running, each
+    counted once, whatever its n, embeddings as well. max_queue_tokens: prompt tokens that may wait; None: no limit; where
+    none wait, a prompt of any length is taken. Beyond, `QueueFull`.
     cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
     None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
     """
