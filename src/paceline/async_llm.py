@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 class AsyncLLM:
     """A model and its engine for an event loop; arguments as for `LLM`.
 
-    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. One event loop uses
-    it; `aclose()` or the end of the `async with` block ends it.
+    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. Where that fails, all
+    that wait for it are told, and the next one tries again. One event loop uses it; `aclose()` or the end of the
+    `async with` block ends it.
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -67,7 +68,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Any, params: SamplingParams | None = None, **options: Any
     ) -> Completion | list[Completion]:
-        """As `LLM.generate`. Cancelling the task cancels the request."""
+        """As `LLM.generate`, but for its progress bar, which there is none of. Cancelling the task cancels the request."""
         engine = await self._engine()
         sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
@@ -148,7 +149,7 @@ class AsyncLLM:
         if self._starting is None:
             return
         await asyncio.wait((self._starting,))
-        if self._starting.exception() is None:  # else nothing was started, and whoever wanted it was told
+        if not _has_failed(self._starting):  # else nothing was started, and whoever wanted it was told
             engine = self._starting.result()
             await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
 
@@ -167,7 +168,11 @@ class AsyncLLM:
         return self._starting.result()
 
     async def _engine(self) -> LocalEngine:
-        if self._starting is None:
+        if self._starting is None or _has_failed(self._starting):
             load = asyncio.to_thread(LocalEngine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
+
+
+def _has_failed(starting: asyncio.Future[LocalEngine]) -> bool:
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)

@@ -20,10 +20,12 @@ class EngineConfig:
     num_slots: sequences that run at once. chunk_size: most prompt tokens of one sequence in a tick.
     strategy: what goes into a tick: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
     with a `plan` method (see `BatchStrategy`).
-    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 on a GPU.
+    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 where a GPU computes (of a
+    `Model` that was loaded before: where there is one).
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
-    max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
-    Beyond, `QueueFull`.
+    max_queue: requests that may be open beyond num_slots of them; open are all that have not ended, waiting or running, each
+    counted once, whatever its n, embeddings as well. max_queue_tokens: prompt tokens that may wait; None: no limit; where
+    none wait, a prompt of any length is taken. Beyond, `QueueFull`.
     cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
     None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
     """
@@ -41,7 +43,7 @@ class EngineConfig:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, CONFIG_NAMES)
+        validation.reject_unknown(options, CONFIG_NAMES, "EngineConfig")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

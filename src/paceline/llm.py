@@ -73,7 +73,8 @@ class LLM:
         Options: fields of `SamplingParams` and of `RequestOptions`, but for interval, max_buffered_tokens and slow_reader,
         which are about reading. progress: shows a bar on a terminal while a list runs.
 
-        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it. Of a list every
+        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it; where n > 1 only if
+        all choices failed, else the `Completion` has the good ones, and of the others the `error`. Of a list every
         prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
         list may be longer than the queue; a prompt's outcome is `QueueFull` only where none of the list runs and other
         callers fill the queue.

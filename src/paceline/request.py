@@ -59,7 +59,7 @@ class RequestOptions:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, OPTION_NAMES)
+        validation.reject_unknown(options, OPTION_NAMES, "RequestOptions")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

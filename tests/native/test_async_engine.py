@@ -216,6 +216,21 @@ def test_a_model_that_cannot_be_loaded_says_so_and_can_be_closed(tmp_path: Path)
     run(main)
 
 
+def test_a_load_that_failed_is_tried_again(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """By the next request, where the file is there by then."""
+    path = tmp_path / "model.gguf"
+
+    async def main() -> None:
+        llm = AsyncLLM(path, **SMALL)
+        with pytest.raises(ModelLoadError):
+            await llm.generate("Hello", **GREEDY)
+        path.write_bytes(tiny_models("llama").read_bytes())
+        assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
+        await llm.aclose()
+
+    run(main)
+
+
 def test_a_request_that_is_cancelled_while_the_model_loads_leaves_the_load_to_others(tiny_models: TinyModels) -> None:
     """The first caller may go; the second one's model is there."""
 

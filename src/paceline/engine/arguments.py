@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline import validation
@@ -50,13 +50,14 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 
     context_names = ContextOptions.names() - _DERIVED
     others = {"lora", "instruments"}
-    validation.reject_unknown(options, CONFIG_NAMES | _MODEL_NAMES | context_names | others)
+    known = CONFIG_NAMES | _MODEL_NAMES | context_names | others
+    validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
     return EngineArguments(
         config=EngineConfig(**_only(options, CONFIG_NAMES)),
         model=_only(options, _MODEL_NAMES),
         context=_only(options, context_names),
         lora=options.get("lora", ()),
-        instruments=options.get("instruments", ()),
+        instruments=_instruments(options.get("instruments", ())),
     )
 
 
@@ -66,7 +67,7 @@ def request_arguments(
     """The keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
-    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES)
+    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES, "SamplingParams and RequestOptions")
     base = defaults if params is None else params
     sampling = _only(options, FIELDS)
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
@@ -80,6 +81,13 @@ def collected_arguments(
         if name in options:
             raise InvalidParams(f"{name} means nothing where the answer is collected at its end; use stream")
     return request_arguments(defaults, params, {**options, "interval": _WHOLE})
+
+
+def _instruments(given: object) -> Any:
+    """A sequence, as it may be looked at twice; `Instruments` says what is wrong with its members."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise InvalidType(f"instruments must be a list of Instrument objects, not {given!r:.80}")
+    return given
 
 
 def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:

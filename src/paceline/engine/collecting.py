@@ -36,7 +36,7 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def collect(request: Request, channel: StreamChannel) -> Completion:
-    """The answer. Raises the error that ended it."""
+    """The answer. Raises the error that ended it; of several choices the first one's, and only where all of them failed."""
     with cancelled_if_left(channel.cancel):
         return _completion(request, channel, channel)
 
@@ -54,7 +54,8 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
         wants_prompt_logprobs=request.params.prompt_logprobs is not None,
         index=channel.request_index,
     )
-    completion.raise_for_error()
+    if all(choice.error is not None for choice in completion.choices):
+        completion.raise_for_error()
     return completion
 
 

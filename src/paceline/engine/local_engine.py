@@ -53,7 +53,7 @@ class LocalEngine:
         arguments = engine_arguments(options)
         strategy = resolve_strategy(arguments.config.strategy)
         self.metrics = Metrics()
-        self.instruments = Instruments((self.metrics, *arguments.instruments))
+        self.instruments = Instruments(arguments.instruments, own=self.metrics)
         built = build(model, arguments)
         self.model, self.limits, self.config = built.model, built.limits, arguments.config
         self.tokenizer = built.model.tokenizer

@@ -12,8 +12,8 @@ import pytest
 from tests.running_engine import LONG_S, Running
 
 from paceline.completion import Completion
-from paceline.engine.collecting import AsyncBatch, Batch, Outcome, answered
-from paceline.errors import QueueFull
+from paceline.engine.collecting import AsyncBatch, Batch, Outcome, answered, collect, collect_async
+from paceline.errors import DecodeError, PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
@@ -80,6 +80,45 @@ def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
     with Running() as running:
         outcomes = run(OnePlace(running, is_taken=True), ["a", "b"])
     assert [type(one) for one in outcomes] == [QueueFull] * 2
+
+
+def ended_with(*errors: PacelineError | None) -> StreamChannel:
+    """A channel of so many choices, of which some failed."""
+    channel = StreamChannel.create()
+    feed = channel.attach()
+    chunks = [
+        StreamChunk(
+            index=0,
+            choice=choice,
+            text="text",
+            finish_reason=FinishReason.ERROR if error else FinishReason.LENGTH,
+            error=error,
+        )
+        for choice, error in enumerate(errors)
+    ]
+    for chunk in chunks[:-1]:
+        feed.push(chunk)
+    feed.finish(chunks[-1])
+    return channel
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
+    """Of several choices the error is raised where all of them failed; else it is in the choice."""
+    broken, also_broken = DecodeError("first"), DecodeError("second")
+
+    def collected(*errors: PacelineError | None) -> Completion:
+        channel = ended_with(*errors)
+        request = running.request("hello", n=len(errors))
+        return within(collect_async(request, channel)) if is_async else collect(request, channel)
+
+    with Running() as running:
+        some = collected(broken, None)
+        assert [choice.error for choice in some.choices] == [broken, None]
+        assert some.choices[1].text == "text"
+        for errors in ((broken,), (broken, also_broken)):
+            with pytest.raises(DecodeError, match="first"):
+                collected(*errors)
 
 
 def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:

@@ -49,6 +49,33 @@ def test_an_error_of_a_choice_is_raised() -> None:
     completion().raise_for_error()
 
 
+def test_a_completion_has_the_fields_of_its_first_choice() -> None:
+    """What ended it and why it failed are there as well."""
+    error = DecodeError("broken")
+    chunks = [
+        StreamChunk(index=0, finish_reason=FinishReason.STOP, stop=9, stop_token_ids=(9,)),
+        StreamChunk(index=0, choice=1, finish_reason=FinishReason.ERROR, error=error),
+    ]
+    options = {"prompt": [1], "wants_logprobs": False, "wants_prompt_logprobs": False, "index": 0}
+    whole = completion_of(chunks, **options)  # type: ignore[arg-type]
+    assert (whole.stop, whole.stop_token_ids, whole.error) == (9, (9,), None)
+    assert (whole.choices[1].error, completion_of([chunks[1]], **options).error) == (error, error)  # type: ignore[arg-type]
+
+
+def test_the_terminal_chunk_ends_every_choice_that_has_not_ended() -> None:
+    """An engine that breaks down ends a stream with one chunk, whatever its choices had come to."""
+    error = DecodeError("broken")
+    chunks = [
+        StreamChunk(index=0, choice=1, token_ids=(5,), text="x"),
+        StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error),
+    ]
+    whole = completion_of(chunks, prompt=[1], wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+    assert [(one.text, one.finish_reason, one.error) for one in whole.choices] == [
+        ("", FinishReason.ERROR, error),
+        ("x", FinishReason.ERROR, error),
+    ]
+
+
 def test_a_list_has_every_outcome() -> None:
     """All completions, or one error that has the outcome of every prompt, in order (edge 36, 76)."""
     good = [completion(index) for index in range(2)]
