@@ -40,12 +40,12 @@ class Executor:
     def run(self, plan: Plan) -> PlanOutput:
         """The outcome of every row or text of the plan."""
         output = PlanOutput()
-        failed = self._operate(plan.operations, output)
+        errors = self._operate(plan.operations, output)
         start = self._clock.now()
         if isinstance(plan, EmbeddingPlan):
             self._embed(plan.items, plan.pooling, output)
         elif plan.rows:
-            output.rows = self._step(plan.rows, plan.lora, failed, output)
+            output.rows = self._step(plan.rows, plan.lora, errors, output)
         output.step_s = self._clock.now() - start
         return output
 
@@ -54,18 +54,20 @@ class Executor:
 
         A save that fails saves nothing, so that its tokens are computed again where they are needed; the first is logged.
         """
-        failed: dict[Sequence, PacelineError] = {}
+        errors: dict[Sequence, PacelineError] = {}
         for operation in operations:
             try:
                 self._carry_out(operation, output)
             except Exception as error:
-                if isinstance(operation, (Copy, Load)):
-                    failed.setdefault(operation.sequence, as_paceline_error(error))
-                elif isinstance(operation, Remove):
+                if isinstance(operation, Remove):
                     raise
-                else:
+                if isinstance(operation, Save):
                     self._warn(operation, error)
-        return failed
+                    continue
+                errors.setdefault(operation.sequence, as_paceline_error(error))
+                seq_id = operation.seq_id if isinstance(operation, Load) else operation.to_seq_id
+                output.failed[seq_id] = operation.sequence
+        return errors
 
     def _warn(self, save: Save, error: Exception) -> None:
         if not self._has_warned:
@@ -89,14 +91,14 @@ class Executor:
                 self._backend.remove(seq_id)
 
     def _step(
-        self, rows: list[Row], lora: Lora, failed: dict[Sequence, PacelineError], output: PlanOutput
+        self, rows: list[Row], lora: Lora, errors: dict[Sequence, PacelineError], output: PlanOutput
     ) -> list[RowOutput]:
-        if not failed:
+        if not errors:
             return self._step_in_parts(rows, lora, output)
-        sound = [row for row in rows if row.sequence not in failed]
+        sound = [row for row in rows if row.sequence not in errors]
         results = iter(self._step_in_parts(sound, lora, output) if sound else [])
         return [
-            RowOutput(error=failed[row.sequence], computed=False) if row.sequence in failed else next(results)
+            RowOutput(error=errors[row.sequence], computed=False) if row.sequence in errors else next(results)
             for row in rows
         ]
 

@@ -6,6 +6,7 @@ and `rerank` answer fills up from the engine's.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,8 @@ class LocalEngine:
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
+        if not self.config.cache_prompt:
+            options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
             raise Unsupported("this model cannot generate; it embeds texts")
         self._backend.check_lora(options.lora)

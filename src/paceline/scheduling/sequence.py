@@ -42,6 +42,7 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
+    is_matched: bool = False
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0
@@ -107,13 +108,27 @@ def packed(token_ids: Iterable[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A running sequence that is about to have computed the first `end` tokens of others that wait for it."""
+
+    sequence: Sequence
+    end: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it still runs and has not got there."""
+        by = self.sequence
+        return by.slot is not None and not by.request.is_paused and by.num_computed < self.end
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
-        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
-        "seq_id", "slot",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
+        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
+        "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
@@ -132,6 +147,8 @@ class Sequence:
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
+        self.waits_for: Promise | None = None
+        self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
@@ -144,8 +161,8 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
-        return not self.is_scoring
+        """Whether its beginning may come from memory; not where every prompt token has to be scored, or that failed."""
+        return not self.is_scoring and not self.computes_all
 
     @property
     def writes_cache(self) -> bool:
