@@ -179,7 +179,7 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
         for _ in range(4):
             stream.get()
     start = len(ticks.records)
-    late = llm.stream(long_prompt, ENDLESS.replace(max_tokens=1))
+    late = llm.stream(long_prompt, ENDLESS.replace(max_tokens=1), cache_prompt=False)
     chunks = list(late)
     for stream in running:
         stream.close()
@@ -197,7 +197,7 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
 
 def alone(llm: LLM, long_prompt: list[int]) -> float:
     """The long prompt's time to first token with nobody else there."""
-    usage = llm.generate(long_prompt, ENDLESS.replace(max_tokens=1)).usage
+    usage = llm.generate(long_prompt, ENDLESS.replace(max_tokens=1), cache_prompt=False).usage
     assert usage.ttft_s is not None
     return usage.ttft_s
 

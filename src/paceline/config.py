@@ -20,10 +20,12 @@ class EngineConfig:
     num_slots: sequences that run at once. chunk_size: most prompt tokens of one sequence in a tick.
     strategy: what goes into a tick: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
     with a `plan` method (see `BatchStrategy`).
-    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 on a GPU.
+    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 where a GPU computes (of a
+    `Model` that was loaded before: where there is one).
     max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
-    max_queue: requests beyond those that have a slot; max_queue_tokens: prompt tokens that may wait; None: no limit.
-    Beyond, `QueueFull`.
+    max_queue: requests that may be open beyond num_slots of them; open are all that have not ended, waiting or running, each
+    counted once, whatever its n, embeddings as well. max_queue_tokens: prompt tokens that may wait; None: no limit; where
+    none wait, a prompt of any length is taken. Beyond, `QueueFull`.
     isolation: "thread" computes in this process, "process" in one of its own, which may die without this one.
     on_engine_death: what becomes of requests whose process died: "replay" (the default there) lets them go on in a new
     process, "fail" ends them with `EngineDied`. Means nothing with threads.
@@ -46,7 +48,7 @@ class EngineConfig:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, CONFIG_NAMES)
+        validation.reject_unknown(options, CONFIG_NAMES, "EngineConfig")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

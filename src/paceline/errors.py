@@ -88,7 +88,10 @@ class Unsupported(RequestError):
 
 
 class BatchError(RequestError):
-    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error."""
+    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error.
+
+    Whose doing it was, and whether the same call can work later, is said by these errors and not by the class of this one.
+    """
 
     code = "batch_error"
 

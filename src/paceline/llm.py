@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import request_arguments
+from paceline.engine.arguments import collected_arguments, request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
 from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
-    collected_at_the_end,
     embedding_options,
     prefix_options,
+    reranking_options,
     scores,
     vectors,
 )
@@ -71,15 +71,17 @@ class LLM:
     ) -> Completion | list[Completion]:
         """The answer to a prompt, text or token ids; to a list of prompts, one for each, computed together.
 
-        Options: fields of `SamplingParams` and `RequestOptions`. progress: shows a bar on a terminal while a list runs.
+        Options: fields of `SamplingParams` and of `RequestOptions`, but for interval, max_buffered_tokens and slow_reader,
+        which are about reading. progress: shows a bar on a terminal while a list runs.
 
-        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it. Of a list every
+        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it; where n > 1 only if
+        all choices failed, else the `Completion` has the good ones, and of the others the `error`. Of a list every
         prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
-        list may be longer than the queue.
+        list may be longer than the queue; a prompt's outcome is `QueueFull` only where none of the list runs and other
+        callers fill the queue.
         """
         validation.boolean("progress", progress)
-        sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
         if is_batch(prompt):
             with _progress_bar(len(prompt), progress) as advance:
                 return batch_outcome(Batch(self._engine, sampling, rest, advance).run(prompt))
@@ -107,7 +109,8 @@ class LLM:
         """Vectors of texts, float32 (n_texts, n_embd); of one text, (n_embd,).
 
         pooling: None as the model was made for. normalize: True or "l2" gives length 1, "max_abs" a greatest component of
-        1, False or "none" leaves them. Options: timeouts and priority, see `RequestOptions`.
+        1, False or "none" leaves them. Options: queue_timeout_s, timeout_s, request_id, add_special and parse_special, see
+        `RequestOptions`.
         """
         is_one = isinstance(texts, str)
         future = self._engine.embed([texts] if isinstance(texts, str) else texts, pooling, embedding_options(options))
@@ -116,8 +119,11 @@ class LLM:
         return found[0] if is_one else found
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """How well each document fits the query, best first, by a reranking model."""
-        future = self._engine.rerank(query, documents, embedding_options(options))
+        """How well each document fits the query, best first, by a reranking model.
+
+        Options: queue_timeout_s, timeout_s and request_id, see `RequestOptions`.
+        """
+        future = self._engine.rerank(query, documents, reranking_options(options))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
 

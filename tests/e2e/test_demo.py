@@ -139,6 +139,15 @@ def test_a_trace_that_cannot_be_written_is_an_error() -> None:
     assert (done.returncode, done.stderr) == (1, b"Error: /no/such/trace.jsonl: No such file or directory\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
+def test_a_trace_that_is_cut_off_is_an_error_after_the_answers() -> None:
+    """One line on stderr, no traceback; the answers and figures are there."""
+    done = paceline_("demo", "-t", "1", "-n", "2", "--trace", "/dev/full")
+    error = b"Error: the trace /dev/full is not whole: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, error)
+    assert SUMMARY.fullmatch(done.stdout.decode().splitlines()[-1])
+
+
 def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None:
     """Every answer so far and the figures are told; the code is 130."""
     with started(*endless, "-v") as process:

@@ -113,3 +113,29 @@ def test_a_running_prompt_can_be_saved(tmp_path: Path) -> None:
     num_saved, loaded = asyncio.run(save())
     assert (num_saved, loaded) == (len(PROMPT), PROMPT)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_that_part_in_a_saved_range_are_saved_whole_or_as_far_as_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was split in memory: the file holds what it says, from the first token on, and can be loaded."""
+    monkeypatch.setattr("paceline.scheduling.scheduler._IDLE_COST", 0.0)  # nothing idle stays on the device
+    with paceline.LLM(state_folder=tmp_path, num_slots=1, n_ctx=1024) as llm:
+        prompts = [[*PROMPT, *range(300, 340)], [*PROMPT, *range(400, 440)], [*PROMPT[:40], *range(500, 540)]]
+        for _ in range(2):
+            for prompt in prompts:
+                llm.generate(prompt, max_tokens=20, ignore_eos=True)
+        for number, prompt in enumerate(prompts):
+            try:
+                num_saved = llm.save_prefix(f"path-{number}", prompt)
+            except StateError:
+                continue
+            assert llm.load_prefix(f"path-{number}", cache_salt="other") == prompt[:num_saved]
+
+
+def test_an_engine_without_a_prompt_cache_shares_nothing() -> None:
+    """cache_prompt=False of the engine holds for every request."""
+    with paceline.LLM(cache_prompt=False, num_slots=2) as llm:
+        usages = [llm.generate(PROMPT, max_tokens=1).usage for _ in range(3)]
+        assert [usage.cached_tokens for usage in usages] == [0, 0, 0]
+        assert llm.limits.host_bytes == 0

@@ -7,11 +7,13 @@ that begins.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +27,7 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
 
 from paceline.errors import Aborted, DecodeError
+from paceline.scheduling.instrument import Instrument
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
@@ -32,8 +35,18 @@ STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "recurrent")
 BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
 MOST_CELLS = 60
+MOST_PROMPT = 24
 
-PROMPTS = st.text("abc é", min_size=1, max_size=12) | st.lists(st.integers(0, 257), min_size=1, max_size=24)
+BEGINNINGS = st.sampled_from([[7, 8, 9] * 7, [7, 8, 9] * 6 + [1, 2, 3], [65] * 20])  # what many prompts begin with
+TAILS = st.lists(st.integers(60, 70), max_size=4)
+SHARED = st.builds(lambda path, length, tail: path[:length] + tail, BEGINNINGS, st.sampled_from([3, 17, 18, 20]), TAILS)
+PROMPTS = st.one_of(
+    st.text("abc é", min_size=1, max_size=12),
+    st.lists(st.integers(0, 257), min_size=1, max_size=MOST_PROMPT),
+    SHARED,
+    SHARED,
+    SHARED,
+)
 STOPS = st.lists(st.sampled_from([" ", "e", "th", "he", "\n", "é", "ta", "t"]), max_size=2)
 
 
@@ -74,11 +87,37 @@ TIMINGS = st.fixed_dictionaries(
 )
 
 
+SHARING = st.fixed_dictionaries(
+    {},
+    optional={
+        "cache_salt": st.sampled_from(["", "s"]),
+        "tenant": st.sampled_from(["", "s"]),
+        "cache_prompt": st.booleans(),
+    },
+)
+
+
+class Sources(Instrument):
+    """Counts from where beginnings came, of all machines of a run."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
+
+    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
+        event(f"a beginning from {source}")
+        self.counts[source] += 1
+
+    def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
+        event("preempted")
+        self.counts["preempted"] += 1
+
+
 class Machine(RuleBasedStateMachine):
     """Callers, readers and accidents; a subclass says with which strategy and memory."""
 
     strategy = "paced"
     kind = "attention"
+    counts: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         num_cells=st.integers(25, MOST_CELLS),
@@ -86,8 +125,10 @@ class Machine(RuleBasedStateMachine):
         chunk_size=st.sampled_from([1, 3, 32]),
         n_batch=st.sampled_from([4, 7, 64]),
         max_scored=st.sampled_from([1, 5]),
+        host_bytes=st.sampled_from([0, 200, 1000, 16_000]),
+        is_tidy=st.booleans(),
     )
-    def begin(self, num_cells: int, **limits: int) -> None:
+    def begin(self, num_cells: int, is_tidy: bool, **limits: int) -> None:
         self.make = {
             "kind": self.kind,
             "strategy": self.strategy,
@@ -95,7 +136,13 @@ class Machine(RuleBasedStateMachine):
             "eos_every": 25,
             "adapters": ("one", "two"),
         }
-        self.world = World(limits=limits, **self.make)
+        self.world = World(limits=limits, instruments=(Sources(self.counts),), **self.make)
+        if is_tidy:  # no idle cell may stay where it is
+            self.world.scheduler._idle_cells = lambda: 0  # type: ignore[method-assign]
+        self.num_broken = 0
+        backend: Any = self.world.backend
+        for name in ("copy", "load", "save"):
+            setattr(backend, name, self.breakable(getattr(backend, name)))
         self.asked: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.causes: dict[int, set[FinishReason]] = {}  # why each may have ended, beside by itself
         self.embedding: dict[int, tuple[list[str], str | None]] = {}
@@ -105,14 +152,21 @@ class Machine(RuleBasedStateMachine):
 
     # ---- callers
 
-    @rule(prompt=PROMPTS, sampling=samplings(), timing=TIMINGS)
-    def submit(self, prompt: Any, sampling: dict[str, Any], timing: dict[str, Any]) -> None:
-        outcome = self.world.submit(prompt, **sampling, **timing)
+    @rule(prompt=PROMPTS, sampling=samplings(), timing=TIMINGS, sharing=SHARING)
+    def submit(self, prompt: Any, sampling: dict[str, Any], timing: dict[str, Any], sharing: dict[str, Any]) -> None:
+        outcome = self.world.submit(prompt, **sampling, **timing, **sharing)
         key = outcome.request.key
         self.asked[key] = (prompt, sampling)
         self.causes[key] = {FinishReason.DEADLINE} if timing.keys() - {"priority"} else set()
         if self.is_stopped:
             self.causes[key].add(FinishReason.SHUTDOWN)
+
+    @precondition(lambda self: self.world.outcomes)
+    @rule(data=st.data(), tail=TAILS, sampling=samplings(), sharing=SHARING)
+    def go_on(self, data: st.DataObject, tail: list[int], sampling: dict[str, Any], sharing: dict[str, Any]) -> None:
+        """The next turn of a conversation, or a fork of one that is still running."""
+        before = data.draw(st.sampled_from(list(self.world.outcomes.values())))
+        self.submit((before.request.prompt + before.token_ids() + tail)[:MOST_PROMPT], sampling, {}, sharing)
 
     @rule(
         texts=st.lists(st.text("ab", min_size=1, max_size=80), min_size=1, max_size=6),
@@ -178,6 +232,11 @@ class Machine(RuleBasedStateMachine):
         self.world.faults.undrawable.add(key)
         self.causes[key].add(FinishReason.ERROR)
 
+    @rule(times=st.integers(1, 3))
+    def fail_operations(self, times: int) -> None:
+        """Copies, loads and saves fail: nobody notices."""
+        self.num_broken = times
+
     @precondition(lambda self: self.open())
     @rule()
     def fail_a_plan(self) -> None:
@@ -196,6 +255,12 @@ class Machine(RuleBasedStateMachine):
             self.must_end |= {outcome.request.key for outcome in self.open()}
 
     # ---- time
+
+    @rule(prompt=SHARED, num_tokens=st.integers(1, 3))
+    def ask(self, prompt: list[int], num_tokens: int) -> None:
+        """Somebody asks something short, and has a while."""
+        self.submit(prompt, {"max_tokens": num_tokens}, {}, {})
+        self.tick(6)
 
     @rule(times=st.integers(1, 8))
     def tick(self, times: int = 1) -> None:
@@ -223,6 +288,7 @@ class Machine(RuleBasedStateMachine):
         self.world.run(max_ticks=3000)
         self.world.check_done()
         for outcome in self.world.outcomes.values():
+            self.judge_cached(outcome)
             for choice in range(outcome.request.params.n):
                 self.judge(outcome, choice)
         for key in self.embedding:
@@ -246,6 +312,17 @@ class Machine(RuleBasedStateMachine):
         wanted = [one for chunk in alone.of_choice(choice) for one in chunk.prompt_logprobs]
         assert scored == wanted[: len(scored)]
         assert reason not in BY_ITSELF or scored == wanted
+
+    def judge_cached(self, outcome: Outcome) -> None:
+        """Usage names what really came from others, and nothing did where nobody may."""
+        usage, request = outcome.chunks[-1].usage, outcome.request
+        assert usage is not None
+        assert (usage.cached_tokens == 0) == (usage.cached_from is None)
+        assert 0 <= usage.cached_tokens < max(1, len(request.prompt))
+        first = request.sequences[0]
+        others = [one.request for one in self.world.outcomes.values() if one is not outcome]
+        if not any(one.sequences[0].namespace == first.namespace for one in others):
+            assert usage.cached_tokens == 0
 
     def judge_cut_off(self, outcome: Outcome, alone: Outcome, choice: int) -> None:
         drawn, params = outcome.drawn(choice), outcome.request.params
@@ -274,6 +351,15 @@ class Machine(RuleBasedStateMachine):
             assert embedded.error.code in self.embedding_causes[key]
 
     # ---- the rest
+
+    def breakable(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if self.num_broken:
+                self.num_broken -= 1
+                raise DecodeError("the operation failed")
+            return operation(*arguments)
+
+        return call
 
     def open(self) -> list[Outcome]:
         return [outcome for outcome in self.world.outcomes.values() if outcome.terminal is None]
@@ -305,3 +391,23 @@ def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(str
             max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_machine_sees_hits_of_every_source(kind: str) -> None:
+    """In a fixed run of it beginnings come from running ones, from the device and from host memory, where these can be."""
+    counts: Counter[str] = Counter()
+    machine = type("Machine", (Machine,), {"kind": kind, "counts": counts})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            derandomize=True,
+            database=None,
+            max_examples=20,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    wanted = {"running", "device", "host", "preempted"} if kind == "attention" else {"host"}
+    assert wanted <= counts.keys(), counts

@@ -6,10 +6,12 @@ Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancell
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Completion, completion_of
 from paceline.engine.prompts import Prompt
@@ -36,7 +38,7 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def collect(request: Request, channel: StreamChannel) -> Completion:
-    """The answer. Raises the error that ended it."""
+    """The answer. Raises the error that ended it; of several choices the first one's, and only where all of them failed."""
     with cancelled_if_left(channel.cancel):
         return _completion(request, channel, channel)
 
@@ -54,12 +56,41 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
         wants_prompt_logprobs=request.params.prompt_logprobs is not None,
         index=channel.request_index,
     )
-    completion.raise_for_error()
+    if all(choice.error is not None for choice in completion.choices):
+        completion.raise_for_error()
     return completion
 
 
+async def answered(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Calls `submit` in a thread and waits for what it answers; who is cancelled meanwhile cancels that, too.
+
+    Also where the thread is still at work: then it cancels its future itself, as soon as there is one.
+    """
+    submitted: list[Future[list[Any]]] = []
+    left = threading.Event()
+
+    def submit_for_a_reader() -> Future[list[Any]]:
+        future = submit()
+        submitted.append(future)
+        if left.is_set():  # looked at after the append: who sets it looks at the list afterwards
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit_for_a_reader))
+    except BaseException:
+        left.set()
+        for future in submitted:
+            future.cancel()
+        raise
+
+
 class Batch:
-    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own."""
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+
+    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
+    have given their places back and other callers have filled the engine.
+    """
 
     def __init__(
         self, engine: AnyEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
@@ -99,6 +130,7 @@ class Batch:
             self._outcomes[index] = collect(request, channel)
         except PacelineError as error:
             self._outcomes[index] = error
+        channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
         self._running.popleft()
         self._advance()
 
@@ -149,7 +181,11 @@ async def _answer(error: PacelineError) -> Outcome:
 
 
 async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    """Answers once the engine has a place again, a moment after the terminal chunk."""
+    outcome: Outcome
     try:
-        return await collect_async(request, channel)
+        outcome = await collect_async(request, channel)
     except PacelineError as error:
-        return error
+        outcome = error
+    await channel.released()
+    return outcome

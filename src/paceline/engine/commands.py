@@ -39,6 +39,11 @@ class EndSlow:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Waits for no reader any more, so that every request gets to its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Ends every request."""
 
@@ -62,4 +67,4 @@ class Import:
     ranges: tuple[tuple[int, int, Saved], ...]
 
 
-Command = Export | Import | Submit | Cancel | SetPaused | EndSlow | Stop
+Command = Export | Import | Submit | Cancel | SetPaused | EndSlow | Drain | Stop

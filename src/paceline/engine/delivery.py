@@ -52,7 +52,7 @@ class Delivery:
         try:
             inbox.submit(request, len(request.prompt))
         except PacelineError as error:
-            del self._feeds[key]
+            self._feeds.pop(key, None)
             # Else the channel would cancel when it is dropped, and the request may be tried again.
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             raise
@@ -71,7 +71,7 @@ class Delivery:
         try:
             self._inbox.submit(request, request.num_tokens)
         except PacelineError:
-            del self._futures[request.key]
+            self._futures.pop(request.key, None)
             raise
         future.add_done_callback(cancel_if_wanted)
         return future
@@ -88,10 +88,8 @@ class Delivery:
         """Hands out what a tick brought, in order."""
         for event in events:
             match event:
-                case Delta(key, chunk):
-                    self._feeds[key].push(chunk)
-                case Ended(key, chunk):
-                    self._feeds[key].finish(chunk)
+                case Delta(key, chunk) | Ended(key, chunk):
+                    self._pass_on(key, chunk, is_last=isinstance(event, Ended))
                 case HeldBack():
                     pass  # its reader has nothing to read
                 case Started(key):
@@ -99,23 +97,39 @@ class Delivery:
                 case Released(key):
                     self._release(key)
                 case Exported(key, ranges):
-                    _resolve(self._futures.pop(key), ranges, None)
+                    self._answer(key, ranges, None)
                 case Imported(key):
-                    _resolve(self._futures.pop(key), [], None)
+                    self._answer(key, [], None)
                 case Embedded(key, vectors, error):
-                    _resolve(self._futures.pop(key), vectors, error)
+                    self._answer(key, vectors, error)
+
+    def _pass_on(self, key: int, chunk: StreamChunk, *, is_last: bool) -> None:
+        feed = self._feeds.get(key)
+        if feed is None:  # it was ended here already, after a failure of the engine's own
+            return
+        if is_last:
+            feed.finish(chunk)
+        else:
+            feed.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
         """Ends whatever is still open with an error; where all is well, nothing is."""
-        self._is_over = True
         for key, feed in tuple(self._feeds.items()):
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             self._release(key)
         for key in tuple(self._futures):
-            future = self._futures.pop(key, None)
-            if future is not None:
-                _resolve(future, [], error)
+            self._answer(key, [], error)
             self._inbox.ended(key)
+
+    def close(self) -> None:
+        """There is no thread any more: whatever is still asked ends at once."""
+        self._is_over = True
+        self.end_all(EngineStopped("the engine was shut down; make a new one"))
+
+    def _answer(self, key: int, result: list[Any], error: PacelineError | None) -> None:
+        future = self._futures.pop(key, None)
+        if future is not None:
+            _resolve(future, result, error)
 
     def _release(self, key: int) -> None:
         feed = self._feeds.pop(key, None)

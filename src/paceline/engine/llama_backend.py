@@ -1,6 +1,6 @@
 """llama.cpp as the engine's backend: one context for generation, one for each way of pooling that was asked for.
 
-`step`, `embed`, `copy` and `remove` run on the engine's thread; everything else may come from any.
+`step`, `embed`, `copy`, `save`, `load` and `remove` run on the engine's thread; everything else may come from any.
 """
 
 from __future__ import annotations

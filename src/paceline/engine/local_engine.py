@@ -1,11 +1,12 @@
 """An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from.
 
-`submit`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what they answer fills
-up from the engine's.
+`prepare`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what `accept`, `embed`
+and `rerank` answer fills up from the engine's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, embedding_ids, fitted, prompt_ids
+from paceline.engine.prompts import Prompt, check_list, embedding_ids, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
 from paceline.engine.saved_prefixes import SavedPrefixes
@@ -48,7 +49,7 @@ class LocalEngine:
         arguments = engine_arguments(options)
         config = arguments.config
         self.metrics = Metrics()
-        self.instruments = Instruments((self.metrics, *arguments.instruments))
+        self.instruments = Instruments(arguments.instruments, own=self.metrics)
         self._clock = MonotonicClock()
         parts = assemble(model, arguments, self._clock, self.instruments)
         self.model, self.limits, self.config = parts.model, parts.limits, config
@@ -67,6 +68,8 @@ class LocalEngine:
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
+        if not self.config.cache_prompt:
+            options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
             raise Unsupported("this model cannot generate; it embeds texts")
         self._backend.check_lora(options.lora)
@@ -86,17 +89,23 @@ class LocalEngine:
         )
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began."""
+        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
+
+        Its times begin here: what is accepted later, because there was no place, has as long as everybody.
+        """
+        request.submitted_s = self._clock.now()
         return self._delivery.submit(request, request_index)
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `submit`."""
+        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
+        check_list("texts", texts)
         ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
         validation.text("query", query)
+        check_list("documents", documents)
         pairs = [
             pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
             for index, document in enumerate(documents)

@@ -7,6 +7,7 @@ worker. What the worker's death does to requests is the business of `isolation.s
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, embedding_ids, fitted, prompt_ids
+from paceline.engine.prompts import Prompt, check_list, embedding_ids, fitted, prompt_ids
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -97,6 +98,8 @@ class ProcessEngine:
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
+        if not self.config.cache_prompt:
+            options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
             raise Unsupported("this model cannot generate; it embeds texts")
         for name, _ in options.lora:
@@ -120,17 +123,23 @@ class ProcessEngine:
         )
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began."""
+        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
+
+        Its times begin here.
+        """
+        request.submitted_s = self._clock.now()
         return self._delivery.submit(request, request_index)
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         """Accepts texts to be embedded: a future of a vector each, not normalised. What the worker refuses fails the future."""
+        check_list("texts", texts)
         ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
         validation.text("query", query)
+        check_list("documents", documents)
         pairs = [
             pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
             for index, document in enumerate(documents)

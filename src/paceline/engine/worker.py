@@ -164,7 +164,7 @@ class Worker:
 
     def _start(self, setup: messages.Setup) -> messages.Ready:
         """Makes the engine and its thread."""
-        instruments = Instruments((self._metrics, *map(_instrument, setup.instruments)))
+        instruments = Instruments(tuple(map(_instrument, setup.instruments)), own=self._metrics)
         arguments = engine_arguments(setup.options)
         backend: Backend
         if setup.backend is None:

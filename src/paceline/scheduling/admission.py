@@ -23,9 +23,6 @@ class Admission:
         if not len(self._waiting):
             return
         self._start_in_turn(now_s, tick)
-        while self._is_blocked():
-            self.preempt(now_s)
-            self._start_in_turn(now_s, tick)
 
     def preempt(self, now_s: float) -> None:
         """Takes slot and memory of the running sequence that is paused, least important and youngest; it goes on later."""
@@ -37,41 +34,57 @@ class Admission:
         self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
         self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
 
+    def start_over(self, sequence: Sequence, now_s: float) -> None:
+        """Takes slot and memory of one that could not be given the beginning it was to have; it waits, and computes all."""
+        request = sequence.request
+        slot = self._slots.free(sequence)
+        self._memory.forget(sequence)
+        self._waiting.add(sequence)
+        if sequence.choice == 0 and request.first_token_s is None:
+            request.num_cached, request.cached_from = 0, None
+        self._reports.watch.slot_freed(request.key, sequence.choice, slot, now_s)
+        self._reports.watch.preempted(request.key, sequence.choice, 0, now_s)
+
     def _start_in_turn(self, now_s: float, tick: int) -> None:
         for sequence in self._waiting:
-            if not self._slots.num_free:
-                return
             if sequence.request.is_paused:
                 continue
+            if not (self._slots.num_free or self._has_paused):
+                return
             placement = self._fitting(sequence, now_s)
+            while self._has_paused and (placement is None or (placement is not WAIT and not self._slots.num_free)):
+                self.preempt(now_s)
+                placement = self._fitting(sequence, now_s)
             if placement is WAIT:
                 continue
             if placement is None:
                 return
             self._start(sequence, placement, now_s, tick)
 
-    def _is_blocked(self) -> bool:
-        """Whether only paused sequences run, while others wait for what they hold."""
-        running = self._slots.running
-        return (
-            bool(running)
-            and all(one.request.is_paused for one in running)
-            and any(not one.request.is_paused for one in self._waiting)
-        )
+    @property
+    def _has_paused(self) -> bool:
+        """Whether somebody who runs only waits for a reader, and could wait without a slot."""
+        return any(one.request.is_paused for one in self._slots.running)
 
     def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
         """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
 
-        Alone it may try in any case. The path that it starts from is the last to make way.
+        Alone it may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
+        starts from the saved one in the next tick.
         """
         while True:
-            placement = self._memory.placement(sequence)
+            placement = self._memory.placement(sequence, now_s)
             if placement is WAIT:
                 return WAIT
+            if self._memory.is_saving(sequence, placement):
+                return None
             self._memory.touch(placement)
-            if self._memory.has_room(sequence.num_known - placement.num_device):
+            has_room = self._memory.has_room(sequence.num_known - placement.num_device)
+            if has_room and self._memory.can_load(placement):
                 return placement
             if not self._memory.give_way(now_s):
+                if has_room:
+                    return placement.without_parts()
                 return None if self._slots.running else placement
 
     def _start(self, sequence: Sequence, placement: Placement, now_s: float, tick: int) -> None:

@@ -10,13 +10,14 @@ from paceline.scheduling.prefix_tree import Namespace, Node
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A path under a sequence id. tokens: as bytes; node: where it ends in the tree."""
+    """A path under a sequence id. tokens: as bytes; node: where it ends in the tree; num_tried: tokens that were saved once."""
 
     seq_id: int
     num_computed: int
     namespace: Namespace
     tokens: bytes
     node: Node
+    num_tried: int = 0
 
 
 class KeptPaths:
@@ -43,6 +44,10 @@ class KeptPaths:
     def oldest(self) -> Kept | None:
         """The one that was used longest ago."""
         return next(iter(self._paths), None)
+
+    def under(self, seq_id: int) -> list[Kept]:
+        """The path under a sequence id, if one of these is."""
+        return [kept for kept in self._paths if kept.seq_id == seq_id]
 
     @property
     def seq_ids(self) -> list[int]:

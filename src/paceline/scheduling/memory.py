@@ -10,6 +10,8 @@ down at once as if it had happened.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from paceline.scheduling.cells import Cells
 from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
@@ -25,7 +27,7 @@ from paceline.scheduling.placement import (
     place_whole,
 )
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
-from paceline.scheduling.prefix_tree import WIDTH, Blob, Namespace, Node, PrefixTree, Saved
+from paceline.scheduling.prefix_tree import WIDTH, Blob, Match, Namespace, Node, PrefixTree, Saved, common
 from paceline.scheduling.reports import Reports
 from paceline.scheduling.seq_ids import SeqIds
 from paceline.scheduling.sequence import Sequence
@@ -33,7 +35,7 @@ from paceline.scheduling.sharing import sibling_source
 
 _PIECE = 512  # tokens saved in a tick while somebody generates: about a quarter of a millisecond
 _LARGE_PIECE = 8192
-_INSTABILITY_TOKENS = 64
+_INSTABILITY_TOKENS = 64  # shorter known paths say nothing about a prompt that is different after a tenth to a half
 
 
 class Memory:
@@ -51,17 +53,20 @@ class Memory:
 
     # ---- a sequence's life
 
-    def placement(self, sequence: Sequence) -> Placement | Wait:
+    def placement(self, sequence: Sequence, now_s: float) -> Placement | Wait:
         """Where the beginning of a waiting sequence can come from now."""
+        if not sequence.reads_cache:
+            return NOTHING
+        if sequence.waits_for is not None and sequence.waits_for.stands:  # nothing better can have come meanwhile
+            return WAIT
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
-        if not sequence.reads_cache:
-            return NOTHING
         for other in self._running:
             self._extend(other)
         tokens = sequence.token_bytes(sequence.num_known - 1)
         match = self._tree.match(sequence.namespace, tokens)
+        self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
             return place(match, sequence.num_known - 1, sequence)
         return place_whole(match, sequence.num_known - 1)
@@ -86,6 +91,7 @@ class Memory:
             self._operations.append(Load(seq_id, part.blob.data, part.start, part.end, sequence))
             self._cells.extend(seq_id, part.end - part.start)
         sequence.num_computed = placement.num_tokens
+        sequence.has_snapshot = sequence.has_snapshot or placement.num_tokens == sequence.num_prompt - 1
         self._running[sequence] = self._promise(sequence)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
@@ -121,6 +127,23 @@ class Memory:
                 self._evict_one(kept, now_s)
         sequence.seq_id = None
         sequence.num_computed = 0
+        sequence.computes_all = False
+
+    def forget(self, sequence: Sequence) -> None:
+        """What a sequence was to start from could not be had: it has nothing, and will compute everything itself."""
+        self._drop(sequence, self._running.pop(sequence))
+        sequence.seq_id = None
+        sequence.num_computed = 0
+        sequence.computes_all = True
+
+    def forget_kept(self, seq_id: int, now_s: float) -> None:
+        """The same of one that has ended meanwhile: its path is not what it was taken for."""
+        for kept in self._kept.under(seq_id):
+            self._let_go(kept, now_s)
+
+    def empty_all(self) -> None:
+        """Has every sequence id emptied, whatever lies there."""
+        self._operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
 
     # ---- room
 
@@ -130,6 +153,17 @@ class Memory:
             return True
         promised = sum(one.num_known - one.num_computed + 1 for one in self._running)
         return self._cells.num_used + promised + num_tokens <= self._limits.num_cells
+
+    def can_load(self, placement: Placement) -> bool:
+        """Whether the parts can be loaded: for a moment all that was saved in one go needs cells, however little is wanted."""
+        if self._limits.num_cells is None:
+            return True
+        num_free = self._limits.num_cells - self._cells.num_used
+        for part in placement.parts:
+            if part.blob.end - part.blob.start > num_free:
+                return False
+            num_free -= part.end - part.start
+        return True
 
     def give_way(self, now_s: float) -> bool:
         """Memory is full: moves the kept path that was used longest ago off the device; answers whether there was one."""
@@ -149,6 +183,20 @@ class Memory:
         if not self._save_piece(kept, _PIECE if is_generating else _LARGE_PIECE):
             self._let_go(kept, now_s)
 
+    def is_saving(self, sequence: Sequence, placement: Placement) -> bool:
+        """Whether the next tick has more for a waiting sequence than this one: what is on its way to host memory."""
+        if not sequence.reads_cache:
+            return False
+        for one in self._operations:
+            if isinstance(one, Save) and one.namespace == sequence.namespace:
+                shared = common(one.tokens, sequence.token_bytes(sequence.num_known - 1), 0) // WIDTH
+                if one.is_whole and shared < one.end:
+                    continue
+                least = 1 if one.is_whole else LEAST_HOST_TOKENS
+                if shared - placement.num_tokens >= least:
+                    return True
+        return False
+
     # ---- in and out
 
     def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
@@ -160,11 +208,12 @@ class Memory:
         match = self._tree.match(namespace, tokens)
         source, num_device = best_holder(match.nodes, match.length)
         for node in match.nodes:
-            if source is not None and source.seq_id is not None and node.blob is None and node.start < num_device:
-                end = min(node.end, num_device)
-                self._operations.append(
-                    Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
-                )
+            if source is None or source.seq_id is None or node.start >= num_device:
+                continue
+            end = min(node.end, num_device)
+            if node.blob is None or (node.blob.start, node.blob.end) != (node.start, end):
+                save = Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
+                self._operations.append(save)
 
     def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
         """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
@@ -172,7 +221,8 @@ class Memory:
         if not self._limits.can_share_part:
             return [part.blob.data for part in place_whole(match, match.length).parts]
         parts = parts_of(match.nodes, 0, match.length)
-        return [part.blob.data for part in parts if part.end == part.blob.end]
+        whole = takewhile(lambda part: (part.start, part.end) == (part.blob.start, part.blob.end), parts)
+        return [part.blob.data for part in whole]  # saved ranges cannot be cut here
 
     def take_in(
         self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float
@@ -183,6 +233,11 @@ class Memory:
             self.saved(Save(0, start, end, namespace, tokens[: end * WIDTH], is_whole=is_whole), data, now_s)
 
     # ---- what the executor does
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether something is about to be saved."""
+        return any(isinstance(operation, Save) for operation in self._operations)
 
     @property
     def is_freeing(self) -> bool:
@@ -236,6 +291,15 @@ class Memory:
 
     # ---- inside
 
+    def _report_instability(self, sequence: Sequence, match: Match, now_s: float) -> None:
+        """Tells, once a request, of a prompt that is another soon after it began like a long known one."""
+        request = sequence.request
+        if request.is_matched:
+            return
+        request.is_matched = True
+        if match.cached >= _INSTABILITY_TOKENS and match.cached <= 10 * match.length <= 5 * match.cached:
+            self._reports.watch.prefix_instability(request.key, match.cached, match.length, now_s)
+
     def _sibling(self, sequence: Sequence) -> Placement | Wait:
         source = sibling_source(sequence)
         if source is WAIT or source is None:
@@ -277,14 +341,18 @@ class Memory:
             self._operations.append(save)
 
     def _save_piece(self, kept: Kept, most: int) -> bool:
-        """Saves the next part of a path that host memory has not; answers whether there was one."""
+        """Saves the next part of a path that host memory has not; answers whether there was one.
+
+        A part that is missing although it was saved did not fit: what comes behind it is of no use.
+        """
         if not self._limits.host_bytes:
             return False
-        for node in kept.node.path():
-            if node.blob is None:
-                self._save(kept, node.start, min(node.end, node.start + most))
-                return True
-        return False
+        missing = next((node for node in kept.node.path() if node.blob is None), None)
+        if missing is None or missing.start < kept.num_tried:
+            return False
+        kept.num_tried = min(missing.end, missing.start + most)
+        self._save(kept, missing.start, kept.num_tried)
+        return True
 
     def _save(self, kept: Kept, start: int, end: int) -> None:
         tokens = kept.tokens[: end * WIDTH]

@@ -123,12 +123,14 @@ Plan = StepPlan | EmbeddingPlan
 class PlanOutput:
     """What came of a plan, row by row or text by text. step_s: seconds of the passes themselves.
 
-    num_passes: how many it took; one, where nothing failed. saved: what came of the saves that succeeded.
+    num_passes: how many it took; one, where nothing failed. saved: what came of the saves that succeeded. failed: the
+    sequences that have not got what a copy or a load was to give them, by the sequence id that is concerned.
     """
 
     rows: list[RowOutput] = field(default_factory=list)
     vectors: list[Any] = field(default_factory=list)
     errors: list[PacelineError | None] = field(default_factory=list)
     saved: list[tuple[Save, Saved]] = field(default_factory=list)
+    failed: dict[int, Sequence] = field(default_factory=dict)
     step_s: float = 0.0
     num_passes: int = 0

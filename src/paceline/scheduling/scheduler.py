@@ -43,6 +43,14 @@ class Scheduler:
 
     def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, watch: Watch) -> None:
         self._limits, self._strategy, self._clock = limits, strategy, clock
+        self._watch = watch
+        self.pace = Pace(n_ubatch=limits.n_ubatch)
+        self._tick = 0
+        self._num_sequences = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        limits, watch = self._limits, self._watch
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
         self._slots = Slots(limits.num_slots)
@@ -53,10 +61,8 @@ class Scheduler:
         self._endings = Endings(self._slots, self.memory, self._waiting, self._requests, self._reports, self._events)
         self._embedding = EmbeddingTicks(limits, self._reports, self._events)
         self._turns = AdapterTurns(limits.itl_target_s)
-        self.pace = Pace(n_ubatch=limits.n_ubatch)
-        self._tick = 0
-        self._num_sequences = 0
         self._is_stopping = False
+        self._heeds_readers = True
         self._exports: list[tuple[int, Namespace, bytes]] = []
         self.is_idle = True
         self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
@@ -90,6 +96,7 @@ class Scheduler:
 
     def set_paused(self, key: int, *, is_paused: bool) -> None:
         """Lets a request sit out ticks, or go on."""
+        is_paused = is_paused and self._heeds_readers
         request = self._requests.get(key)
         if request is not None and request.is_paused != is_paused:
             request.is_paused = is_paused
@@ -113,6 +120,12 @@ class Scheduler:
         self.memory.take_in(namespace, tokens, ranges, self._clock.now())
         self._events.append(Imported(key))
 
+    def drain(self) -> None:
+        """From now on nobody is waited for: what paused for its reader goes on to its end."""
+        self._heeds_readers = False
+        for key in self._requests:
+            self.set_paused(key, is_paused=False)
+
     def stop(self) -> None:
         """Ends everything before the next plan."""
         self._is_stopping = True
@@ -124,6 +137,11 @@ class Scheduler:
             self._endings.end_request(request, FinishReason.ERROR, now, error)
         self._embedding.fail_all(error, now)
         return self._take_events()
+
+    def begin_anew(self) -> None:
+        """Forgets everything but what ticks cost, and has the memory emptied: after a mistake of our own."""
+        self._begin()
+        self.memory.empty_all()
 
     # ---- a tick
 
@@ -137,7 +155,8 @@ class Scheduler:
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
         self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
-        self.is_idle = not ready and not len(self._embedding)
+        is_held_up = len(self._waiting) > 0 and self.memory.is_moving
+        self.is_idle = not ready and not len(self._embedding) and not is_held_up
         if self._embedding.has_turn(is_generating=bool(ready)):
             return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)
@@ -190,6 +209,11 @@ class Scheduler:
         now = self._clock.now()
         for operation, data in output.saved:
             self.memory.saved(operation, data, now)
+        for seq_id, sequence in output.failed.items():
+            if sequence.slot is None:  # it has ended since it was given the id
+                self.memory.forget_kept(seq_id, now)
+            else:
+                self._admission.start_over(sequence, now)
         for key, namespace, tokens in self._exports:
             self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
         self._exports.clear()
@@ -203,14 +227,17 @@ class Scheduler:
         watched = self._reports.watch.wants_ticks
         records = []
         is_pressed = False
+        failed = set(output.failed.values())
         for row, result in zip(plan.rows, output.rows, strict=True):
+            if row.sequence in failed:  # it starts over
+                continue
             if watched and result.computed:
                 records.append(row_record(row, result))
             if not result.computed and isinstance(result.error, (NoKvSlot, Aborted)):
                 is_pressed = is_pressed or isinstance(result.error, NoKvSlot)
             else:
                 self._apply_row(row, result, now_s)
-        if output.num_passes == 1 and not is_pressed:
+        if output.num_passes == 1 and not is_pressed and not failed:
             self._learn(plan, output)
         self._embedding.note_generation(output.step_s)
         if watched:

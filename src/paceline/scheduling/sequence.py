@@ -45,7 +45,8 @@ class Request:
 
     samplers: one a choice, the backend's own, told all that is known. lora: names of adapters with their scales. echo: the
     prompt's text where it is part of the answer. pasts: of a request that goes on after its engine was lost, one a choice;
-    None for a choice of which nothing was told. Times are seconds on the engine's clock.
+    None for a choice of which nothing was told. Times are seconds on the engine's clock; submitted_s is set anew when the
+    engine accepts it.
     """
 
     key: int
@@ -61,6 +62,7 @@ class Request:
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
+    is_matched: bool = False
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached: int = 0
@@ -127,13 +129,27 @@ def packed(token_ids: Iterable[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A running sequence that is about to have computed the first `end` tokens of others that wait for it."""
+
+    sequence: Sequence
+    end: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it still runs and has not got there."""
+        by = self.sequence
+        return by.slot is not None and not by.request.is_paused and by.num_computed < self.end
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "drawing", "error", "has_snapshot", "key", "known", "last_tick", "limit", "num_computed",
-        "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request", "sampler",
-        "seq_id", "slot", "submitted_s",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
+        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
+        "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, past: Past | None = None) -> None:
@@ -147,11 +163,13 @@ class Sequence:
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
         self.answer = Answer(params, vocabulary, choice, options, request.echo)
-        self.priority, self.submitted_s = options.priority, request.submitted_s
+        self.priority = options.priority
         self.slot: int | None = None
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
+        self.waits_for: Promise | None = None
+        self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
@@ -168,9 +186,14 @@ class Sequence:
         self.answer.resume(past.token_ids, past.num_told, past.untold)
 
     @property
+    def submitted_s(self) -> float:
+        """When its request was accepted."""
+        return self.request.submitted_s
+
+    @property
     def reads_cache(self) -> bool:
-        """Whether its beginning may come from memory; not where every prompt token has to be scored."""
-        return not self.is_scoring
+        """Whether its beginning may come from memory; not where every prompt token has to be scored, or that failed."""
+        return not self.is_scoring and not self.computes_all
 
     @property
     def writes_cache(self) -> bool:

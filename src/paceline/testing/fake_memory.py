@@ -121,11 +121,14 @@ class FakeMemory:
         return FakeState(start, tuple(held.hashes[start:end]))
 
     def load(self, seq_id: int, state: FakeState, start: int, end: int) -> None:
-        """Adds tokens [start, end) of a saved state to a sequence that holds those before."""
+        """Adds tokens [start, end) of a saved state to a sequence that holds those before.
+
+        For a moment the whole state needs room, as it does in llama.cpp.
+        """
         held = self._held(seq_id)
         if len(held.hashes) != start or start < state.start or end > state.start + len(state.hashes):
             raise InvalidParams(f"{start} to {end} of a state from {state.start} behind {len(held.hashes)} tokens")
-        self.needs(end - start)
+        self.needs(len(state.hashes))
         held.hashes += state.hashes[start - state.start : end - state.start]
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in range(end - start)]

@@ -14,7 +14,7 @@ from paceline.engine.commands import Export, Import
 from paceline.engine.inbox import Inbox
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.link import Link
-from paceline.errors import PacelineError
+from paceline.errors import EngineStopped, PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
@@ -86,7 +86,7 @@ class SocketOutlet:
                 parts = self._life(key, started=True)
             case Released(key):
                 self._inbox.ended(key)
-                del self._pages[key]
+                self._pages.pop(key, None)
                 parts = [messages.Freed(key)]
             case Embedded(key, vectors, error):
                 parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
@@ -102,8 +102,17 @@ class SocketOutlet:
             self.fail(key, error)
             self._inbox.ended(key)
 
+    def close(self) -> None:
+        """The engine's thread has ended: nobody answers questions any more."""
+        for key in tuple(self._questions):
+            future = self._questions.pop(key, None)
+            if future is not None:
+                future.set_exception(EngineStopped("the engine was shut down; make a new one"))
+
     def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
-        page = self._pages[key]
+        page = self._pages.get(key)
+        if page is None:  # it was ended here already, after a failure of the engine's own
+            return []
         request = page.request
         assert isinstance(request, Request)  # noqa: S101 - only they have chunks
         sequence, num_told = request.sequences[choice], page.num_told[choice]

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.blame import Blame
@@ -70,6 +70,7 @@ class Supervisor:
         self._start_at: float | None = clock.now()
         self._stop_by: float | None = None
         self._refusal: PacelineError | None = None
+        self._heeds_readers = True  # until the engine is drained: then nobody waits for one
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paceline-supervisor", daemon=True)
         self._thread.start()
@@ -88,6 +89,7 @@ class Supervisor:
         is_own = threading.current_thread() is self._thread
         self._inbox.close()
         if drain and not is_own:
+            self._inbox.put(Drain())
             self._inbox.wait_until_empty(timeout_s)
         self._inbox.put(Stop())
         if not is_own:
@@ -123,7 +125,7 @@ class Supervisor:
         finally:
             self._inbox.close()
             self._dismiss()
-            self._delivery.end_all(EngineStopped("the engine's supervisor has ended"))
+            self._delivery.close()
             self.questions.died(EngineStopped("the engine was shut down; make a new one"))
             self.questions.end()
             self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
@@ -159,17 +161,23 @@ class Supervisor:
             case Cancel(key):
                 self._pass_on(key, messages.Cancel(key))
             case SetPaused(key, is_paused):
-                self._set_paused(key, is_paused)
+                self._set_paused(key, is_paused=is_paused)
             case EndSlow(key):
                 slow = self._ledger.find(key)
                 if isinstance(slow, Request):
                     slow.is_slow = True
                 self._pass_on(key, messages.EndSlow(key))
+            case Drain():
+                self._heeds_readers = False
+                for key in self._ledger:
+                    self._set_paused(key, is_paused=False)
             case Stop():
                 self._stop()
+            case Export() | Import():
+                raise AssertionError("prefixes are asked for by questions")
 
-    def _set_paused(self, key: int, is_paused: bool) -> None:
-        request = self._ledger.find(key)
+    def _set_paused(self, key: int, *, is_paused: bool) -> None:
+        request, is_paused = self._ledger.find(key), is_paused and self._heeds_readers
         if not isinstance(request, Request) or request.is_paused == is_paused:
             return
         request.is_paused = is_paused
