@@ -52,6 +52,18 @@ class FaultyBackend(FakeBackend):
         signal.raise_signal(self._poison_signal)
 
 
+class ForgetfulBackend(FaultyBackend):
+    """Cannot let go of anything, which no engine survives."""
+
+    def remove(self, seq_id: int) -> None:
+        raise RuntimeError(f"sequence {seq_id} does not go away")
+
+
+def make_forgetful(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
+    backend = ForgetfulBackend(**options)
+    return backend, limits_of(backend, options.get("num_seq_ids", 8))
+
+
 def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
     backend = FaultyBackend(**options)
     return backend, limits_of(backend, options.get("num_seq_ids", 8))

@@ -48,6 +48,7 @@ from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 
 _UNBOUNDED = 2**62  # the front has bounds
+_ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,7 +67,7 @@ class Worker:
         self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed] = queue.SimpleQueue()
         self._preparing: Preparing | None = None
         self._runner: Runner | None = None
-        self._may_leave = False
+        self._may_leave = self._has_ended = False
         self._prefixes: SavedPrefixes | None = None
         self._abort: Callable[[], None] = _nothing
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
@@ -90,6 +91,8 @@ class Worker:
                     self._do(messages.decode_down(data))
                 if self._may_leave:
                     break
+                if self._has_ended and not self._link.is_backed_up:
+                    os._exit(_ENGINE_STOPPED)  # another worker may do better
         if self._runner is not None:
             self._runner.close(drain=False, timeout_s=None)
 
@@ -116,6 +119,11 @@ class Worker:
     def _ready(self) -> Preparing:
         assert self._preparing is not None  # noqa: S101 - the front waits for Ready
         return self._preparing
+
+    def _end(self) -> None:
+        """The engine's thread is at its end."""
+        self._has_ended = True
+        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -188,7 +196,7 @@ class Worker:
         self._prefixes = SavedPrefixes(files, outlet.ask, self._inbox.next_key)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
-        self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, at_end)
+        self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, (*at_end, self._end))
         return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
 
     def _log_to_front(self, level: int) -> None:

@@ -319,6 +319,26 @@ def test_a_worker_that_stops_speaking_sense_is_replaced() -> None:
         assert read(channel, first)[:2] == undisturbed("hello", max_tokens=200)
 
 
+def test_a_worker_whose_engine_gives_up_is_replaced() -> None:
+    """It leaves by itself, after it has told whom it failed; later requests have a new one."""
+    with engine(backend="tests.faulty_backend:make_forgetful", num_slots=2) as one:
+        first = one.worker_pid
+        while one.worker_pid == first:
+            read(start(one, "hello", max_tokens=3))
+        while one.stats().number("paceline_engine_restarts_total") < 1:
+            read(start(one, "hello", max_tokens=3))
+
+
+def test_a_drain_waits_for_no_reader() -> None:
+    """One who fell behind is paused no longer; a death does not change that."""
+    with engine() as one:
+        slow = start(one, "hello", max_tokens=3000, options=RequestOptions(max_buffered_tokens=5))
+        read(start(one, "other", max_tokens=100))
+        kill(one)
+        one.close(drain=True)
+        assert read(slow)[:2] == undisturbed("hello", max_tokens=3000)
+
+
 # ---- deaths by a request
 
 
