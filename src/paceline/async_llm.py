@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
+from paceline.engine.arguments import collected_arguments, request_arguments
 from paceline.engine.collecting import AsyncBatch, answered, collect_async
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.opening import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
@@ -47,9 +48,9 @@ class AsyncLLM:
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        engine_arguments(options)  # what is wrong with them is said here
+        check_options(model, options)  # what is wrong with them is said here
         self._model, self._options = model, options
-        self._starting: asyncio.Future[LocalEngine] | None = None
+        self._starting: asyncio.Future[AnyEngine] | None = None
 
     async def start(self) -> Self:
         """Loads the model and starts the engine, once."""
@@ -162,17 +163,17 @@ class AsyncLLM:
         await self.aclose()
 
     @property
-    def _started(self) -> LocalEngine:
+    def _started(self) -> AnyEngine:
         if self._starting is None or not self._starting.done():
             raise RuntimeError("the engine has not been started: use `async with`, or await start()")
         return self._starting.result()
 
-    async def _engine(self) -> LocalEngine:
+    async def _engine(self) -> AnyEngine:
         if self._starting is None or _has_failed(self._starting):
-            load = asyncio.to_thread(LocalEngine, self._model, self._options)
+            load = asyncio.to_thread(open_engine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
 
 
-def _has_failed(starting: asyncio.Future[LocalEngine]) -> bool:
+def _has_failed(starting: asyncio.Future[AnyEngine]) -> bool:
     return starting.done() and (starting.cancelled() or starting.exception() is not None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from paceline import validation
-from paceline.errors import InvalidType
+from paceline.errors import InvalidParams, InvalidType
 
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for kept prefixes
 
@@ -26,6 +26,9 @@ class EngineConfig:
     max_queue: requests that may be open beyond num_slots of them; open are all that have not ended, waiting or running, each
     counted once, whatever its n, embeddings as well. max_queue_tokens: prompt tokens that may wait; None: no limit; where
     none wait, a prompt of any length is taken. Beyond, `QueueFull`.
+    isolation: "thread" computes in this process, "process" in one of its own, which may die without this one.
+    on_engine_death: what becomes of requests whose process died: "replay" (the default there) lets them go on in a new
+    process, "fail" ends them with `EngineDied`. Means nothing with threads.
     cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
     None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
     """
@@ -37,6 +40,8 @@ class EngineConfig:
     max_tick_ms: float = 1000.0
     max_queue: int = 256
     max_queue_tokens: int | None = None
+    isolation: Literal["thread", "process"] = "thread"
+    on_engine_death: Literal["replay", "fail"] | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
     state_folder: str | os.PathLike[str] | None = None
@@ -55,6 +60,13 @@ class EngineConfig:
         validation.integer("max_queue", self.max_queue, 0)
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+        validation.choice("isolation", self.isolation, ("thread", "process"))
+        if self.on_engine_death is not None:
+            validation.choice("on_engine_death", self.on_engine_death, ("replay", "fail"))
+            if self.isolation == "thread":
+                raise InvalidParams(
+                    f'on_engine_death={self.on_engine_death!r} needs isolation="process": a thread dies with its program'
+                )
         validation.boolean("cache_prompt", self.cache_prompt)
         if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
             raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")

@@ -13,7 +13,7 @@ from paceline import validation
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import collected_arguments, request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
@@ -43,13 +43,14 @@ class LLM:
     model: a path to a GGUF file, a `Model`, or None for the small demo model that comes along. Options: those of
     `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and of `ContextOptions` (n_ctx,
     n_batch, type_k, flash_attn ...), `lora` (paths, named by their stems, or names to paths) and `instruments`. Unknown ones
-    raise `TypeError`.
+    raise `TypeError`. isolation="process" computes in a process of its own, whose death the requests survive; what is an
+    object then goes by name (docs/guide/isolation.md).
 
     Any thread may call. `close()`, the end of a `with` block or the collector end it and its requests.
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self._engine = LocalEngine(model, options)
+        self._engine = open_engine(model, options)
 
     @overload
     def generate(

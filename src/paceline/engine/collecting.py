@@ -11,16 +11,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Completion, completion_of
-from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt
 from paceline.errors import PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
+
+if TYPE_CHECKING:
+    from paceline.engine.opening import AnyEngine
 
 Outcome = Completion | PacelineError
 
@@ -91,7 +93,7 @@ class Batch:
     """
 
     def __init__(
-        self, engine: LocalEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
+        self, engine: AnyEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
     ) -> None:
         self._engine, self._params, self._options, self._advance = engine, params, options, advance
         self._running: deque[tuple[int, Request, StreamChannel]] = deque()
@@ -140,7 +142,7 @@ class Batch:
 class AsyncBatch:
     """As `Batch`, for an event loop."""
 
-    def __init__(self, engine: LocalEngine, params: SamplingParams, options: RequestOptions) -> None:
+    def __init__(self, engine: AnyEngine, params: SamplingParams, options: RequestOptions) -> None:
         self._engine, self._params, self._options = engine, params, options
         self._tasks: list[asyncio.Task[Outcome]] = []
 

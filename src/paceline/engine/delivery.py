@@ -13,7 +13,7 @@ from paceline.engine.commands import Cancel, EndSlow, Export, Import, SetPaused
 from paceline.engine.inbox import Inbox
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, Imported, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
 
@@ -90,6 +90,8 @@ class Delivery:
             match event:
                 case Delta(key, chunk) | Ended(key, chunk):
                     self._pass_on(key, chunk, is_last=isinstance(event, Ended))
+                case HeldBack():
+                    pass  # its reader has nothing to read
                 case Started(key):
                     self._inbox.started(key)
                 case Released(key):

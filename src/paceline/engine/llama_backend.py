@@ -51,6 +51,20 @@ class LlamaBackend:
         first.accept_prompt(prompt)
         return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
 
+    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+        """Tells it the tokens, or restores it."""
+        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
+        if state is not None:
+            sampler.restore(state)
+            return
+        for token_id in token_ids:
+            sampler.accept(token_id)
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """Of Mirostat and adaptive-p, whose draws follow from those before."""
+        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
+        return sampler.state()
+
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for a name that the engine was not given."""
         for name, _ in lora:

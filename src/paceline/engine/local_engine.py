@@ -15,31 +15,27 @@ from typing import Any
 
 from paceline import validation
 from paceline.engine.arguments import engine_arguments
-from paceline.engine.building import build
-from paceline.engine.calibration import calibrate
-from paceline.engine.commands import Export, Import
+from paceline.engine.assembly import assemble
 from paceline.engine.core import Engine
 from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.instruments import Instruments
-from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, fitted, prompt_ids
+from paceline.engine.prompts import Prompt, embedding_ids, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
+from paceline.engine.saved_prefixes import SavedPrefixes
 from paceline.engine.state_files import StateFiles
-from paceline.errors import InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
+from paceline.errors import InvalidType, PromptTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request, packed, prefix_namespace
-from paceline.scheduling.strategies import resolve_strategy
+from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel
 
 
@@ -51,25 +47,21 @@ class LocalEngine:
 
     def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
-        strategy = resolve_strategy(arguments.config.strategy)
+        config = arguments.config
         self.metrics = Metrics()
         self.instruments = Instruments(arguments.instruments, own=self.metrics)
-        built = build(model, arguments)
-        self.model, self.limits, self.config = built.model, built.limits, arguments.config
-        self.tokenizer = built.model.tokenizer
-        self.sampling_defaults = sampling_defaults(built.model.metadata)
-        fingerprint = b"" if built.context is None else built.context.fingerprint
-        self._files = StateFiles(arguments.config.state_folder, fingerprint)
         self._clock = MonotonicClock()
-        self._backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
-        self._inbox = Inbox(arguments.config.num_slots + arguments.config.max_queue, arguments.config.max_queue_tokens)
+        parts = assemble(model, arguments, self._clock, self.instruments)
+        self.model, self.limits, self.config = parts.model, parts.limits, config
+        self.tokenizer = parts.model.tokenizer
+        self.sampling_defaults = sampling_defaults(parts.model.metadata)
+        self._backend = parts.backend
+        self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)
-        scheduler = Scheduler(built.limits, strategy, self._clock, self.instruments)
-        if built.context is not None:
-            calibrate(built.context, scheduler.pace)
-        engine = Engine(self._inbox, scheduler, Executor(self._backend, self._clock))
-        at_end = (self._backend.close, *((built.model.close,) if built.owns_model else ()))
-        self._runner = Runner(engine, self._inbox, self._delivery, self._clock, self._backend.abort, at_end)
+        files = StateFiles(config.state_folder, parts.fingerprint)
+        self._prefixes = SavedPrefixes(files, self._delivery.ask, self._inbox.next_key)
+        engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
+        self._runner = Runner(engine, self._inbox, self._delivery, self._clock, self._backend.abort, parts.at_end)
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
         weakref.finalize(self, self._runner.abandon).atexit = False
 
@@ -107,7 +99,7 @@ class LocalEngine:
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
         _check_list("texts", texts)
-        ids = [self._embedding_ids(f"texts[{index}]", text, options) for index, text in enumerate(texts)]
+        ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
@@ -123,27 +115,16 @@ class LocalEngine:
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """Writes what memory has of a prompt to a file; answers how many of its tokens that is. Raises `StateError`."""
         self._check_usable()
-        self._files.path(name)
-        ids = prompt_ids(prompt, self.tokenizer, options)
-        command = Export(self._inbox.next_key(), prefix_namespace(options), packed(ids))
-        ranges = self._delivery.ask(command).result()
-        if not ranges:
-            raise StateError(f"nothing of this prompt is in memory; generate from it before saving it as {name!r}")
-        self._files.write(name, ids, ranges)
-        return int(ranges[-1].end)
+        return self._prefixes.save(name, prompt_ids(prompt, self.tokenizer, options), options)
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
         """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
         self._check_usable()
-        ids, ranges = self._files.read(name)
-        placed = tuple((one.start, one.end, one) for one in ranges)
-        command = Import(self._inbox.next_key(), prefix_namespace(options), packed(ids), placed)
-        self._delivery.ask(command).result()
-        return ids
+        return self._prefixes.load(name, options)
 
     def erase_prefix(self, name: str) -> None:
         """Deletes a saved prefix. Raises `StateError` where there is none."""
-        self._files.erase(name)
+        self._prefixes.erase(name)
 
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()
@@ -162,16 +143,6 @@ class LocalEngine:
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
         )
         return self._delivery.submit_embedding(request)
-
-    def _embedding_ids(self, name: str, text: Prompt, options: RequestOptions) -> list[int]:
-        if isinstance(text, str):
-            validation.text(name, text)
-            ids = self.tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
-        else:
-            ids = validation.token_ids(name, text, self.tokenizer.n_vocab)
-        if not ids:
-            raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
-        return ids
 
     def _check_usable(self) -> None:
         self._runner.check_process()

@@ -34,6 +34,18 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
     return ids
 
 
+def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
+    """The token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+    if isinstance(text, str):
+        validation.text(name, text)
+        ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
+    else:
+        ids = validation.token_ids(name, text, tokenizer.n_vocab)
+    if not ids:
+        raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
+    return ids
+
+
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:

@@ -12,18 +12,34 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from paceline.engine.commands import Drain, Stop
 from paceline.engine.core import Engine
-from paceline.engine.delivery import Delivery
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.clock import Clock
+from paceline.scheduling.events import Event
 
 _log = logging.getLogger("paceline.engine")
 _MOST_FAILURES = 3
 _PATIENCE_S = 10.0  # at the end of the process, for a strategy or an instrument that does not come back
+
+
+class Outlet(Protocol):
+    """Where a tick's events go: a `Delivery`, or the socket of a worker. Engine's thread; no call waits."""
+
+    def deliver(self, events: list[Event]) -> None:
+        """Passes on what a tick brought, in order."""
+
+    def end_all(self, error: PacelineError) -> None:
+        """Ends whatever is still open with an error."""
+
+    def close(self) -> None:
+        """There is no thread any more: whatever is still asked ends at once."""
+
+
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
@@ -34,12 +50,12 @@ class Runner:
         self,
         engine: Engine,
         inbox: Inbox,
-        delivery: Delivery,
+        outlet: Outlet,
         clock: Clock,
         abort: Callable[[], None],
         at_end: Sequence[Callable[[], None]],
     ) -> None:
-        self._engine, self._inbox, self._delivery, self._clock = engine, inbox, delivery, clock
+        self._engine, self._inbox, self._outlet, self._clock = engine, inbox, outlet, clock
         self._abort, self._at_end = abort, at_end
         self._process = os.getpid()
         self._is_abandoned = False
@@ -89,7 +105,7 @@ class Runner:
         finally:
             self._inbox.close()
             self._end_requests(EngineStopped("the engine's thread has ended"))
-            self._delivery.close()
+            self._outlet.close()
             for end in self._at_end:
                 end()
 
@@ -105,7 +121,7 @@ class Runner:
         """A tick and its events; answers whether another may have something to do at once."""
         try:
             events = self._engine.tick()
-            self._delivery.deliver(events)
+            self._outlet.deliver(events)
         except Exception as error:  # noqa: BLE001 - the thread outlives its mistakes
             _log.exception("a tick failed; all requests end with an error")
             self._recover(as_paceline_error(error))
@@ -125,10 +141,10 @@ class Runner:
 
     def _end_requests(self, error: PacelineError) -> None:
         try:
-            self._delivery.deliver(self._engine.fail_all(error))
+            self._outlet.deliver(self._engine.fail_all(error))
         except Exception:  # noqa: BLE001 - what follows ends them in any case
             _log.exception("requests could not be ended in order; their streams end as they are")
-        self._delivery.end_all(error)
+        self._outlet.end_all(error)
 
 
 @atexit.register

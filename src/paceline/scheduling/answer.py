@@ -7,6 +7,7 @@ held back leaves with the last chunk on every path.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
@@ -90,6 +91,25 @@ class Answer:
         # An end that came within a stop is part of what the stop took.
         self.stop, self.stop_token_ids = match.stop, match.token_ids + self.stop_token_ids
         return True
+
+    def resume(self, token_ids: Sequence[int], num_told: int | None, untold: Sequence[TokenLogprobs]) -> None:
+        """Goes on where another answer with these tokens stood; to be called before anything else. See `Past`."""
+        for token_id in token_ids[:num_told] if num_told is not None else ():
+            self.take(token_id, None)
+        num_held = 0
+        if num_told is not None:
+            self._num_emitted = len(self._ids)
+            self._ids, self._texts = [], []
+            num_held = num_told - self._num_emitted
+        self._held.extend(untold[:num_held])
+        for index, token_id in enumerate(token_ids[num_told or 0 :], num_held):
+            self.take(token_id, untold[index] if index < len(untold) else None)
+
+    def latest_logprobs(self, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of the last tokens that are in no chunk yet; at most so many."""
+        held = list(self._held)[-count:] if count else []
+        rest = count - len(held)
+        return (*(self._logprobs[-rest:] if rest else ()), *held)
 
     def chunk(self) -> StreamChunk | None:
         """What came since the last chunk; None where that is nothing, or fewer tokens than the interval."""

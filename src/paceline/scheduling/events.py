@@ -23,6 +23,13 @@ class Delta(msgspec.Struct):
     chunk: StreamChunk
 
 
+class HeldBack(msgspec.Struct):
+    """A choice drew tokens of which no chunk was made: they may belong to a stop, or are fewer than its interval."""
+
+    key: int
+    choice: int
+
+
 class Ended(msgspec.Struct):
     """The terminal chunk of a request; nothing but `Released` follows."""
 
@@ -57,4 +64,4 @@ class Imported(msgspec.Struct):
     key: int
 
 
-Event = Exported | Imported | Started | Delta | Ended | Released | Embedded
+Event = Exported | Imported | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -16,7 +16,7 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event, Exported, Imported
+from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
@@ -47,6 +47,7 @@ class Scheduler:
         self.pace = Pace(n_ubatch=limits.n_ubatch)
         self._tick = 0
         self._num_sequences = 0
+        self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
         self._begin()
 
     def _begin(self) -> None:
@@ -75,7 +76,7 @@ class Scheduler:
         for sequence in request.sequences:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
-        for sequence in request.sequences:
+        for sequence in [one for one in request.sequences if one.reason is None]:
             if sequence.num_left > 0 and (sequence.drawing or sequence.is_scoring):
                 self._waiting.add(sequence)
             else:
@@ -271,6 +272,8 @@ class Scheduler:
             self._endings.finish(sequence, now_s)
         elif (chunk := sequence.answer.chunk()) is not None:
             self._events.append(Delta(sequence.request.key, chunk))
+        elif self.tells_held_back and result.token_ids:
+            self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Takes the drawn tokens in, one after the other, to the one that ends the answer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import InitVar, dataclass, field
 
 from paceline.errors import PacelineError
@@ -19,15 +20,33 @@ from paceline.scheduling.answer import Answer
 from paceline.scheduling.instrument import RequestRecord
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.prefix_tree import WIDTH, Namespace
-from paceline.streaming.chunk import FinishReason, Usage
+from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What was known of one choice when the engine that ran it was lost.
+
+    token_ids: all that it had generated. num_told: how many of them there were when its last chunk was made; None where
+    none was. untold: the logprobs of those that are in no chunk, where logprobs are wanted. num_scored: prompt tokens whose
+    log-probabilities were told. reason: why it has ended, if it has.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_told: int | None = None
+    untold: tuple[TokenLogprobs, ...] = ()
+    num_scored: int = 0
+    reason: FinishReason | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """What a caller submitted, and what has become of it. Made on the caller's thread, then the engine's.
 
-    samplers: one a choice, the backend's own. lora: names of adapters with their scales. echo: the prompt's text where it is
-    part of the answer. Times are seconds on the engine's clock; submitted_s is set anew when the engine accepts it.
+    samplers: one a choice, the backend's own, told all that is known. lora: names of adapters with their scales. echo: the
+    prompt's text where it is part of the answer. pasts: of a request that goes on after its engine was lost, one a choice;
+    None for a choice of which nothing was told. Times are seconds on the engine's clock; submitted_s is set anew when the
+    engine accepts it.
     """
 
     key: int
@@ -39,6 +58,7 @@ class Request:
     lora: tuple[tuple[str, float], ...] = ()
     echo: str = ""
     vocabulary: InitVar[Vocabulary]
+    pasts: InitVar[Many[Past | None]] = ()
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
@@ -51,12 +71,13 @@ class Request:
     sequences: list[Sequence] = field(init=False)
     num_open: int = field(init=False)
 
-    def __post_init__(self, vocabulary: Vocabulary) -> None:
+    def __post_init__(self, vocabulary: Vocabulary, pasts: Many[Past | None]) -> None:
         options = self.options
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
-        self.num_open = self.params.n
-        self.sequences = [Sequence(self, choice, vocabulary) for choice in range(self.params.n)]
+        lives = [*pasts, *[None] * (self.params.n - len(pasts))]
+        self.sequences = [Sequence(self, choice, vocabulary, past) for choice, past in enumerate(lives)]
+        self.num_open = sum(one.reason is None for one in self.sequences)
 
     def deadline_s(self) -> float:
         """When it ends for want of time, as things stand."""
@@ -131,7 +152,7 @@ class Sequence:
         "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, past: Past | None = None) -> None:
         params, options = request.params, request.options
         self.request, self.choice = request, choice
         self.key = self.order = 0
@@ -153,6 +174,16 @@ class Sequence:
         self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
+        if past is not None:
+            self._resume(past)
+
+    def _resume(self, past: Past) -> None:
+        """Takes over what was generated and told before; all of it is left to compute."""
+        self.known += past.token_ids
+        self.num_known = len(self.known)
+        self.num_scored = max(self.num_scored, past.num_scored)
+        self.reason = past.reason
+        self.answer.resume(past.token_ids, past.num_told, past.untold)
 
     @property
     def submitted_s(self) -> float:

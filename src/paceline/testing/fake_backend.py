@@ -113,6 +113,16 @@ class FakeBackend:
             raise Unsupported("the fake backend knows no grammars")
         return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
 
+    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+        """Its draws depend on their number alone."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        sampler.num_generated = len(token_ids) if state is None else int(state)
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """How many it has drawn."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        return str(sampler.num_generated).encode()
+
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for an unknown name."""
         for name, _ in lora:
@@ -122,6 +132,10 @@ class FakeBackend:
     def prepare_embedding(self, pooling: str | None) -> str:
         """Everything is pooled in the same way."""
         return pooling or "mean"
+
+    def max_embedding_tokens(self, _pooling: str) -> int:
+        """As much as fits into a memory."""
+        return self.memory.num_cells
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """As the kind of memory allows."""
