@@ -103,11 +103,11 @@ EVICTED = _counter(
     _SOURCES[1:],
 )
 EVICTIONS = _counter("evictions", "evictions", "Times that an idle prefix made way there.", "source", _SOURCES[1:])
-PREEMPTIONS = _counter("preemptions", "preemptions", "Sequences that lost their slot to KV pressure.")
+PREEMPTIONS = _counter("preemptions", "preemptions", "Times that a sequence lost its slot and had to wait to go on.")
 PREEMPTED = _counter(
     "preempted_tokens",
     "tokens",
-    "Tokens that they had computed; host memory keeps them where it can, else they are computed again.",
+    "Tokens that it had computed; host memory keeps them where it can, else they are computed again.",
 )
 SLOW_READERS = _counter(
     "slow_readers",

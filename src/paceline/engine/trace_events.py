@@ -31,7 +31,7 @@ class SlotFreed:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence lost its slot to KV pressure, with the tokens that it had computed."""
+    """A sequence lost its slot, with the tokens that it had computed, and waits to go on."""
 
     key: int
     choice: int

@@ -113,9 +113,10 @@ class Instrument:
         """A sequence gave its slot back: it ended, or was preempted."""
 
     def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
-        """A sequence lost its slot to KV pressure, with so many computed tokens; it waits to go on.
+        """A sequence lost its slot, with so many computed tokens, and waits to go on.
 
-        Host memory keeps the tokens where it can; else they are computed again.
+        Cells were short, its reader paused it while others wait, or the beginning that it was to have could not be had. Host
+        memory keeps the tokens where it can; else they are computed again.
         """
 
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
