@@ -481,6 +481,7 @@ signal.pause()
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is the point
 def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
     """There every call says so; closing does nothing; the parent goes on."""
     with engine() as one:
@@ -503,10 +504,10 @@ def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
 def test_an_interrupt_of_the_whole_group_does_not_reach_the_worker() -> None:
     """Ctrl-C goes to every process of a terminal; the front alone decides what to do about it."""
     with engine() as one:
-        channel = start(one, "hello", max_tokens=300)
+        channel = start(one, "hello", max_tokens=5000)
         first = first_of(channel)
         pid = one.worker_pid
         kill(one, signal.SIGINT)
-        read(channel, first)
+        assert len(read(channel, first)[0]) == 5000
         assert one.worker_pid == pid
         assert one.stats().number("paceline_engine_restarts_total") == 0
