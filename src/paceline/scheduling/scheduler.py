@@ -47,6 +47,7 @@ class Scheduler:
         self.pace = Pace(n_ubatch=limits.n_ubatch)
         self._tick = 0
         self._num_sequences = 0
+        self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
         self._begin()
 
     def _begin(self) -> None:
@@ -65,7 +66,6 @@ class Scheduler:
         self._heeds_readers = True
         self._exports: list[tuple[int, Namespace, bytes]] = []
         self.is_idle = True
-        self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
 
     # ---- commands
 

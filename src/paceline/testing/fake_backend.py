@@ -80,7 +80,7 @@ class FakeBackend:
     num_cells, num_seq_ids: the size of its memory; kind and window: its manners (`fake_memory`). eos_every: one token of so
     many ends an answer. cost and clock: what time passes take. fail: called with the number of the pass and its rows; an
     exception that it answers is raised, and nothing is kept. fail_row: the same for one row's draw. adapters: names that
-    `lora` may use; they change what is drawn.
+    `lora` may use; they change what lies in memory, and so what is drawn.
     """
 
     def __init__(  # noqa: PLR0913 - one option for each manner
@@ -204,7 +204,10 @@ class FakeBackend:
     def _compute(self, row: Row, lora: Lora) -> RowOutput:
         sequence = row.sequence
         assert sequence.seq_id is not None  # noqa: S101
-        history = self.memory.append(sequence.seq_id, row.position, row.token_ids)
+        adapters = 0
+        for name, scale in lora:
+            adapters = mix(adapters + int.from_bytes(name.encode()) + round(scale * 1000))
+        history = self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters)
         error = self._fail_row(row) if self._fail_row is not None and row.draws else None
         if error is not None:
             return RowOutput(error=error)
@@ -213,8 +216,6 @@ class FakeBackend:
             before = self.memory.hashes(sequence.seq_id)[row.position :]  # of all up to the token that a target follows
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
-            for name, scale in lora:
-                history = mix(history + int.from_bytes(name.encode()) + round(scale * 1000))
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
             token = sequence.sampler.draw(history)
             output.token_ids = [token]

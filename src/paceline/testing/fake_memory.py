@@ -82,14 +82,17 @@ class FakeMemory:
         if self.kind != "recurrent" and num_tokens > len(self._free):
             raise NoKvSlot(f"{num_tokens} cells are wanted and {len(self._free)} are free")
 
-    def append(self, seq_id: int, position: int, token_ids: list[int]) -> int:
-        """Adds tokens where a sequence goes on, and answers the hash of all that it holds then."""
+    def append(self, seq_id: int, position: int, token_ids: list[int], adapters: int = 0) -> int:
+        """Adds tokens where a sequence goes on, and answers the hash of all that it holds then.
+
+        adapters: a number for those that are in use, which change what a token leaves in memory.
+        """
         held = self._held(seq_id)
         if position != len(held.hashes):
             raise InvalidParams(f"sequence {seq_id} goes on at {len(held.hashes)}, not at {position}")
         last = held.last_hash
         for token_id in token_ids:
-            last = mix(last * 0x9E3779B97F4A7C15 + token_id + 1 & _MASK)
+            last = mix(last * 0x9E3779B97F4A7C15 + token_id + 1 + adapters & _MASK)
             held.hashes.append(last)
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in token_ids]

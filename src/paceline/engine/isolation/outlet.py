@@ -74,6 +74,8 @@ class SocketOutlet:
 
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
+        if not isinstance(event, (Exported, Imported, Embedded)) and event.key not in self._pages:
+            return parts  # it was said to have failed already
         match event:
             case Delta(key, chunk):
                 parts = self._chunk(key, chunk.choice, chunk)
@@ -103,11 +105,12 @@ class SocketOutlet:
             self._inbox.ended(key)
 
     def close(self) -> None:
-        """The engine's thread has ended: nobody answers questions any more."""
+        """There is no thread any more: whatever is still asked ends at once."""
+        self.end_all(EngineStopped("the engine was shut down; make a new one"))
         for key in tuple(self._questions):
-            future = self._questions.pop(key, None)
-            if future is not None:
-                future.set_exception(EngineStopped("the engine was shut down; make a new one"))
+            question = self._questions.pop(key, None)
+            if question is not None:
+                question.set_exception(EngineStopped("the engine was shut down; make a new one"))
 
     def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
         page = self._pages.get(key)
