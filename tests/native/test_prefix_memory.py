@@ -1,0 +1,498 @@
+"""Kept prefixes with every class of memory: what comes from memory is what computing it gives, logits included."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native.conftest import TinyModels
+from tests.native.contexts import goes_on
+from tests.native.test_engine import EXACT, MEMORY_CLASSES
+from tests.running_engine import LONG_S
+
+from paceline import LLM, Completion, FinishReason
+from paceline.errors import InvalidParams, PacelineError, StateError, Unsupported
+from paceline.runtime import Context, Model
+from paceline.runtime.context import CellState
+from paceline.scheduling.instrument import Instrument, TickRecord
+from paceline.scheduling.scheduler import Scheduler
+from paceline.streaming import Stream
+from paceline.testing.models import KINDS, write_lora
+
+pytestmark = pytest.mark.native
+
+OPTIONS: dict[str, Any] = {**EXACT, "num_slots": 2, "n_ctx": 1024, "chunk_size": 32}
+ASK: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 5}
+TOLERANCE = 5e-5  # what batches of other shapes change; of most models a tenth of it was measured
+# Its activations go through a table of half precision: tokens in other cells, nothing else, give 2e-3; a wrong one gives 7.
+TOLERANCES = {"gemma3": 5e-3}
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    result: list[int] = np.random.default_rng(seed).integers(0, 250, count).tolist()
+    return result
+
+
+class Load(Instrument):
+    """Counts what was computed."""
+
+    def __init__(self) -> None:
+        self.computed: Counter[int] = Counter()
+
+    def tick_finished(self, record: TickRecord) -> None:
+        for row in record.rows:
+            self.computed[row.key] += row.num_tokens
+
+
+def uncached(path: Path, prompt: list[int], **options: Any) -> Completion:
+    """What a new engine says, which has nothing to take anything from."""
+    with LLM(path, **{**OPTIONS, **options}, cache_prompt=False) as llm:
+        one = llm.generate(prompt, **ASK)
+        assert one.usage.cached_tokens == 0
+        return one
+
+
+def assert_same(found: Completion, expected: Completion, kind: str = "llama") -> None:
+    """The same ids, and the same five best with the same logprobs."""
+    tolerance = TOLERANCES.get(kind, TOLERANCE)
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs is not None
+    assert expected.logprobs is not None
+    assert len(found.logprobs) == len(expected.logprobs) == len(expected.token_ids)
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
+        assert one.own == pytest.approx(other.own, abs=tolerance)
+        assert one.token_ids == other.token_ids
+        assert one.values == pytest.approx(other.values, abs=tolerance)
+
+
+def cached(completion: Completion) -> tuple[int, str | None]:
+    return completion.usage.cached_tokens, completion.usage.cached_from
+
+
+@pytest.fixture
+def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No idle cell may stay on the device."""
+    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 0)
+
+
+# ---- cached equals uncached
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """From the device where parts can be shared, else from a snapshot: ids and logprobs of an engine that computed all."""
+    path, prompt, load = tiny_models(kind), ids(90), Load()
+    with LLM(path, **OPTIONS, instruments=[load]) as llm:
+        first = llm.generate(prompt, **ASK)
+        again = llm.generate(prompt, **ASK)
+        turn_prompt = [*prompt, *first.token_ids, *ids(7, 3)]
+        turn = llm.generate(turn_prompt, **ASK)
+        source = "device" if kind == "llama" else "host"
+        assert cached(first) == (0, None)
+        assert cached(again) == (89, source)
+        assert cached(turn) == (90 + 11, source)
+        assert list(load.computed.values()) == [90 + 11, 1 + 11, 1 + 7 + 11]
+    assert_same(first, uncached(path, prompt), kind)
+    assert_same(again, first, kind)
+    assert_same(turn, uncached(path, turn_prompt), kind)
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_a_prompt_that_goes_another_way_is_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """Half of a known prompt and another end: a part where parts can be shared, and never one where they cannot."""
+    path = tiny_models(kind)
+    other = [*ids(90)[:50], *ids(30, 5)]
+    with LLM(path, **OPTIONS) as llm:
+        llm.generate(ids(90), **ASK)
+        found = llm.generate(other, **ASK)
+        assert cached(found) == ((50, "device") if kind == "llama" else (0, None))
+    assert_same(found, uncached(path, other), kind)
+
+
+def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels) -> None:
+    """They share with it while it generates, what it generated too; and it says what it says undisturbed."""
+    path, prompt = tiny_models("llama"), ids(90)
+    long = {**ASK, "max_tokens": 300}
+    with LLM(path, **{**OPTIONS, "num_slots": 4}) as llm:
+        stream = llm.stream(prompt, **long)
+        generated: list[int] = []
+        while len(generated) < 20:
+            generated += stream.get().token_ids
+        history = [*prompt, *generated[:15]]
+        forks = llm.generate([[*history, *ids(4, seed)] for seed in (1, 2, 3)], **ASK)
+        assert [cached(one) for one in forks] == [(105, "running")] * 3
+        for chunk in stream:
+            generated += chunk.token_ids
+        alone = llm.generate(prompt, **long, cache_prompt=False)
+    assert tuple(generated) == alone.token_ids
+    for seed, fork in zip((1, 2, 3), forks, strict=True):
+        assert_same(fork, uncached(path, [*history, *ids(4, seed)]))
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_choices_that_share_a_prompt_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """Three greedy choices on one prompt, copied while it runs, say three times what one says alone."""
+    path, prompt = tiny_models(kind), ids(90)
+    with LLM(path, **{**OPTIONS, "num_slots": 3}) as llm:
+        found = llm.generate(prompt, **ASK, n=3)
+        assert llm.stats().number("paceline_prefix_hit_tokens_total") == 2 * 89
+    expected = uncached(path, prompt)
+    for choice in found.choices:
+        assert choice.token_ids == expected.token_ids
+        assert choice.logprobs is not None
+        assert expected.logprobs is not None
+        assert [one.own for one in choice.logprobs] == pytest.approx(
+            [one.own for one in expected.logprobs], abs=TOLERANCES.get(kind, TOLERANCE)
+        )
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_what_comes_from_host_memory_is_as_if_computed(tiny_models: TinyModels) -> None:
+    """A path moves out in pieces while another runs, and parts of it come back: all of it, and half of a piece."""
+    path, prompt = tiny_models("llama"), ids(700)
+    half = [*prompt[:300], *ids(20, 4)]
+    with LLM(path, **OPTIONS) as llm:
+        llm.generate(prompt, **ASK)
+        llm.generate(ids(20, 9), **{**ASK, "max_tokens": 30}, cache_prompt=False)
+        again = llm.generate(prompt, **ASK)
+        assert cached(again) == (699, "host")
+        llm.generate(ids(20, 9), **{**ASK, "max_tokens": 30}, cache_prompt=False)
+        other = llm.generate(half, **ASK)
+        assert cached(other) == (300, "host")
+    assert_same(again, uncached(path, prompt))
+    assert_same(other, uncached(path, half))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_what_made_way_comes_back_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """Paths that drive each other off a small device are loaded into its fragments."""
+    path, options = tiny_models(kind), {"n_ctx": 256, "num_slots": 2}
+    prompts = [ids(90 + seed, seed) for seed in range(4)]
+    with LLM(path, **{**OPTIONS, **options}) as llm:
+        first = [llm.generate(prompt, **ASK) for prompt in prompts]
+        again = [llm.generate(prompt, **ASK) for prompt in prompts]
+        assert "host" in {one.usage.cached_from for one in again}
+        assert [one.usage.cached_tokens for one in again] == [len(prompt) - 1 for prompt in prompts]
+    for one, other, prompt in zip(first, again, prompts, strict=True):
+        assert_same(other, one, kind)
+        assert_same(one, uncached(path, prompt, **options), kind)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
+def test_the_preempted_go_on_as_if_they_had_never_stopped(tiny_models: TinyModels, kind: str) -> None:
+    """Eight that each need half of the cells: logprobs as alone, and nearly nothing is computed twice."""
+    path, options = tiny_models(kind), {"num_slots": 8, "n_ctx": 256}
+    prompts = [ids(60, seed) for seed in range(8)]
+    ask = {**ASK, "max_tokens": 60}
+    load = Load()
+    with LLM(path, **{**OPTIONS, **options}, instruments=[load]) as llm:
+        together = llm.generate(prompts, **ask)
+        num_preempted = llm.stats().number("paceline_preemptions_total")
+    assert num_preempted > 0 or kind == "falcon-h1"
+    assert sum(load.computed.values()) <= 8 * (60 + 59) + num_preempted
+    with LLM(path, **{**OPTIONS, "num_slots": 1, "n_ctx": 256}) as llm:
+        for one, prompt in zip(together, prompts, strict=True):
+            assert one.finish_reason is FinishReason.LENGTH
+            assert_same(one, llm.generate(prompt, **ask, cache_prompt=False), kind)
+
+
+def test_a_part_of_a_large_saved_range_fails_nobody(tiny_models: TinyModels) -> None:
+    """A few tokens of a long range are wanted while there is no room for all of it: they are computed."""
+    path = tiny_models("llama")
+    with LLM(path, **{**OPTIONS, "n_ctx": 256}) as llm:
+        llm.generate(ids(200), **ASK)
+        stream = llm.stream(ids(100, 1), **{**ASK, "max_tokens": 100})
+        stream.get()
+        short_prompt = [*ids(200)[:20], 3, 4]
+        short = llm.generate(short_prompt, **ASK)
+        assert sum(len(chunk.token_ids) for chunk in stream) > 0
+        assert stream.finish_reason is FinishReason.LENGTH
+    assert_same(short, uncached(path, short_prompt))
+
+
+def test_adapters_do_not_share_with_the_base_model(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """The same prompt with and without, and with another scale: each computes its own, and says what it says alone."""
+    path = tiny_models("llama")
+    lora = {"a": write_lora(tmp_path / "a.gguf", KINDS["llama"], seed=1)}
+    sets: list[dict[str, float]] = [{}, {"a": 1.0}, {"a": 0.5}]
+    prompt = ids(60)
+    with LLM(path, **OPTIONS, lora=lora) as llm:
+        first = [llm.generate(prompt, **ASK, lora=one) for one in sets]
+        again = [llm.generate(prompt, **ASK, lora=one) for one in sets]
+        assert [cached(one) for one in first] == [(0, None)] * 3
+        assert [cached(one) for one in again] == [(59, "device")] * 3
+    assert len({one.token_ids for one in first}) == 3
+    for one, other, scales in zip(first, again, sets, strict=True):
+        assert_same(other, one)
+        with LLM(path, **OPTIONS, lora=lora) as llm:
+            assert_same(one, llm.generate(prompt, **ASK, lora=scales))
+
+
+def test_salts_share_nothing_on_a_real_context(tiny_models: TinyModels) -> None:
+    """Nor do tenants; each finds its own."""
+    with LLM(tiny_models("llama"), **OPTIONS) as llm:
+        for options in ({}, {"cache_salt": "s"}, {"tenant": "s"}, {"cache_prompt": False}):
+            assert cached(llm.generate(ids(60), **ASK, **options)) == (0, None)
+        for options in ({}, {"cache_salt": "s"}, {"tenant": "s"}):
+            assert cached(llm.generate(ids(60), **ASK, **options)) == (59, "device")
+        assert cached(llm.generate(ids(60), **ASK, cache_prompt=False)) == (0, None)
+
+
+def test_an_encoder_embeds_and_has_nothing_to_keep(tiny_models: TinyModels) -> None:
+    """The same text twice gives the same vector; there is no memory to take anything from."""
+    with LLM(tiny_models("bert"), n_threads=1) as llm:
+        one, two = (llm.embed("the same text", pooling="mean") for _ in range(2))
+        assert np.array_equal(one, two)
+        assert llm.stats().number("paceline_prefix_hit_tokens_total") == 0
+
+
+# ---- cells of a context
+
+
+@pytest.fixture(params=MEMORY_CLASSES)
+def any_context(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Context]:
+    with Model.load(tiny_models(request.param)) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
+        yield context
+
+
+@pytest.fixture
+def llama_context(tiny_models: TinyModels) -> Iterator[Context]:
+    with Model.load(tiny_models("llama")) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
+        yield context
+
+
+def after(context: Context, seq_id: int, token: int = 42) -> np.ndarray:
+    context.decode([token], seq_ids=seq_id)
+    return context.logits(0)
+
+
+def test_saved_cells_go_on_like_the_original(any_context: Context) -> None:
+    """Whole, into another sequence and other cells: the same logits but for the order in which they are added up."""
+    any_context.decode(ids(40))
+    state = any_context.save_cells(0, 0, 40, scratch_seq_id=3)
+    assert state.nbytes > 0
+    assert any_context.positions(3) is None
+    any_context.load_cells(1, state, 0, 40, scratch_seq_id=3)
+    assert any_context.positions(1).last == 39  # type: ignore[union-attr]
+    assert np.allclose(after(any_context, 1), after(any_context, 0), atol=2e-4)
+    goes_on(any_context)
+
+
+def test_ranges_are_put_together(llama_context: Context) -> None:
+    """Saved from two sequences, loaded in parts of parts behind a copy, and used after their sources are gone."""
+    context = llama_context
+    context.decode(ids(60))
+    context.copy(0, 1, 0, 20)
+    states = [context.save_cells(0, start, end, scratch_seq_id=3) for start, end in ((10, 35), (35, 60))]
+    expected = after(context, 0)
+    context.remove(0)
+    context.decode(ids(50, 8), seq_ids=0)  # elsewhere in memory
+    context.load_cells(1, states[0], 20, 35, scratch_seq_id=3)
+    context.load_cells(1, states[1], 35, 50, scratch_seq_id=3)
+    context.load_cells(1, states[1], 50, 60, scratch_seq_id=3)
+    assert context.positions(1) is not None
+    assert (context.positions(1).first, context.positions(1).last) == (0, 59)  # type: ignore[union-attr]
+    assert np.allclose(after(context, 1), expected, atol=TOLERANCE)
+    assert context.positions(3) is None
+    goes_on(context, 1)
+
+
+@pytest.mark.parametrize(
+    ("seq_id", "start", "end", "scratch"),
+    [
+        (9, 0, 10, 3),
+        (0, 0, 10, 9),
+        (0, 0, 10, 0),
+        (0, 0, 10, 1),
+        (0, 0, 41, 3),
+        (0, 41, 42, 3),
+        (0, 5, 5, 3),
+        (0, 6, 5, 3),
+        (2, 0, 1, 3),
+        (-1, 0, 10, 3),
+        (0, -1, 10, 3),
+        (0, 0, 2**31 - 1, 3),
+    ],
+)
+def test_cells_that_are_not_there_are_not_saved(
+    llama_context: Context, seq_id: int, start: int, end: int, scratch: int
+) -> None:
+    """Unknown ids, a scratch sequence that holds something, ranges beyond the end, empty or backwards."""
+    context = llama_context
+    context.decode(ids(40))
+    context.decode(ids(5), seq_ids=1)
+    with pytest.raises(PacelineError):
+        context.save_cells(seq_id, start, end, scratch_seq_id=scratch)
+    assert [context.positions(one) is None for one in range(4)] == [False, False, True, True]
+    goes_on(context)
+
+
+@pytest.mark.parametrize(
+    ("seq_id", "start", "end", "scratch"),
+    [
+        (9, 20, 30, 3),
+        (2, 20, 30, 9),
+        (2, 20, 30, 2),
+        (2, 20, 30, 1),
+        (2, 19, 30, 3),
+        (2, 21, 30, 3),
+        (2, 20, 41, 3),
+        (2, 20, 20, 3),
+        (2, 20, 19, 3),
+        (0, 40, 41, 3),
+        (1, 5, 10, 3),
+    ],
+)
+def test_cells_that_do_not_fit_are_not_loaded(
+    llama_context: Context, seq_id: int, start: int, end: int, scratch: int
+) -> None:
+    """Behind another end than theirs, beyond what was saved, through a scratch sequence in use: nothing is changed."""
+    context = llama_context
+    context.decode(ids(40))
+    context.decode(ids(5), seq_ids=1)
+    context.copy(0, 2, 0, 20)
+    state = context.save_cells(0, 10, 40, scratch_seq_id=3)
+    before = [context.positions(one) for one in range(4)]
+    with pytest.raises(PacelineError):
+        context.load_cells(seq_id, state, start, end, scratch_seq_id=scratch)
+    assert [context.positions(one) for one in range(4)] == before
+    context.load_cells(2, state, 20, 40, scratch_seq_id=3)
+    assert np.allclose(after(context, 2), after(context, 0), atol=TOLERANCE)
+
+
+def test_a_range_without_room_is_not_loaded(llama_context: Context) -> None:
+    """The whole saved range needs room for a moment; without it, StateError, and all is as before."""
+    context = llama_context
+    context.decode(ids(150))
+    state = context.save_cells(0, 0, 150, scratch_seq_id=3)
+    with pytest.raises(StateError, match="does not fit"):
+        context.load_cells(1, state, 0, 10, scratch_seq_id=3)
+    assert context.positions(1) is None
+    assert context.positions(3) is None
+    goes_on(context)
+    context.remove(0)
+    context.load_cells(1, state, 0, 10, scratch_seq_id=3)
+    goes_on(context, 1)
+
+
+@pytest.mark.parametrize("damage", ["short", "empty", "noise", "wrong range"])
+def test_damaged_cells_are_not_loaded(llama_context: Context, damage: str) -> None:
+    """Cut, empty, made up, or said to be of another range: an error, no crash, and the context goes on."""
+    context = llama_context
+    context.decode(ids(40))
+    state = context.save_cells(0, 0, 40, scratch_seq_id=3)
+    payload, end = state.payload, 40
+    if damage == "short":
+        payload = payload[: len(payload) // 2]
+    elif damage == "empty":
+        payload = payload[:0]
+    elif damage == "noise":
+        payload = np.random.default_rng(0).integers(0, 256, len(payload)).astype(np.uint8)
+    else:
+        end = 39
+    with pytest.raises(PacelineError):
+        context.load_cells(1, CellState(0, end, payload), 0, end, scratch_seq_id=3)
+    assert context.positions(1) is None
+    assert context.positions(3) is None
+    goes_on(context)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MEMORY_CLASSES if kind != "llama"])
+def test_parts_of_what_is_only_saved_whole_are_refused(tiny_models: TinyModels, kind: str) -> None:
+    """Sliding windows, recurrent state, hybrids: neither saved nor loaded in part, and what is there goes on."""
+    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
+        context.decode(ids(40))
+        for start, end in ((0, 39), (1, 40), (0, 41), (5, 5)):
+            with pytest.raises((Unsupported, InvalidParams)):
+                context.save_cells(0, start, end, scratch_seq_id=3)
+        state = context.save_cells(0, 0, 40, scratch_seq_id=3)
+        for start, end in ((0, 39), (1, 40), (0, 41)):
+            with pytest.raises((Unsupported, InvalidParams)):
+                context.load_cells(1, state, start, end, scratch_seq_id=3)
+        assert context.positions(1) is None
+        goes_on(context)
+
+
+def test_cells_are_the_same_object_to_everybody(llama_context: Context) -> None:
+    """What was saved cannot be changed by whoever holds it."""
+    llama_context.decode(ids(10))
+    state = llama_context.save_cells(0, 0, 10, scratch_seq_id=3)
+    with pytest.raises(ValueError, match="read-only"):
+        state.payload[0] = 1
+
+
+# ---- for a long time
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [None, "llama", "gemma3", "falcon-h1"])
+def test_nothing_is_lost_in_a_long_run(
+    tiny_models: TinyModels, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random prefixes, salts, choices and cancels: no slot, sequence id, cell, saved byte, thread or file is left over."""
+    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 100)
+    threads, files = threading.active_count(), open_files()
+    rng = random.Random(7)
+    model = None if kind is None else tiny_models(kind)
+    budget = 400_000
+    options = {**EXACT, "num_slots": 4, "n_ctx": 600, "host_cache_bytes": budget, "max_queue": 1000}
+    with LLM(model, **options) as llm:
+        num_vocabulary = llm.model.n_vocab
+        stems = [[rng.randrange(3, num_vocabulary) for _ in range(120)] for _ in range(5)]
+        expected: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for _ in range(40):
+            streams: list[tuple[list[int], Stream]] = []
+            for _ in range(12):
+                prompt = rng.choice(stems)[: rng.randrange(1, 120)] + [
+                    rng.randrange(3, 200) for _ in range(rng.randrange(4))
+                ]
+                stream = llm.stream(
+                    prompt,
+                    temperature=0,
+                    max_tokens=rng.randrange(1, 40),
+                    n=rng.choice([1, 1, 1, 3]),
+                    cache_salt=rng.choice(["", "", "s"]),
+                    cache_prompt=rng.random() < 0.9,
+                    priority=rng.randrange(-2, 3),
+                )
+                streams.append((prompt, stream))
+            for prompt, stream in streams:
+                if rng.random() < 0.3:
+                    stream.get()
+                    stream.close()
+                    continue
+                chunks = list(stream)
+                assert chunks[-1].finish_reason in (FinishReason.LENGTH, FinishReason.END), chunks[-1].error
+                text = tuple(token for chunk in chunks if chunk.choice == 0 for token in chunk.token_ids)
+                if kind is not None:
+                    known = expected.setdefault(tuple(prompt), text)
+                    assert all(one == other for one, other in zip(known, text, strict=False))
+            for _, stream in streams:
+                assert stream.wait_released(LONG_S)
+        llm.generate("settle", max_tokens=1)
+        check_nothing_lost(llm, budget)
+        assert llm.stats().number("paceline_prefix_hit_tokens_total") > 0
+    assert threading.active_count() == threads
+    assert open_files() <= files
+
+
+def check_nothing_lost(llm: LLM, budget: int) -> None:
+    """Looks at an idle engine from inside."""
+    snapshot = llm.stats()
+    assert snapshot.resident == snapshot.queued == 0
+    scheduler = llm._engine._runner._engine._scheduler
+    scheduler.check()
+    assert scheduler._slots.num_free == 4
+    assert scheduler.num_unfinished == 0
+    assert scheduler.memory.host_bytes <= budget
+    assert scheduler.memory.num_kept + scheduler.memory._seq_ids.num_free == scheduler._limits.num_seq_ids
