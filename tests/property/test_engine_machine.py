@@ -413,7 +413,7 @@ def test_the_machine_sees_hits_of_every_source(kind: str) -> None:
         settings=settings(
             derandomize=True,
             database=None,
-            max_examples=50,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
