@@ -1,9 +1,10 @@
 """What the engine costs, and what it keeps of its promises.
 
-python -m benchmarks.engine [--part decode|gap|cancel]
+python -m benchmarks.engine [--part decode|split|gap|cancel]
 
 decode  tokens/s of the engine against a bare loop over `Context.step`, at several batch sizes, in interleaved pairs; and
         the engine thread's own CPU time a tick, outside of native calls.
+split   the bare loop with a pool of cells for each sequence against one pool for all.
 gap     four streams decode while a long prompt arrives: the time between their tokens against itl_target_ms, and the
         long one's time to first token against what it takes alone.
 cancel  ticks from a cancel to a free slot.
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import paceline
 from benchmarks.model import half_billion
@@ -90,10 +92,10 @@ def prompts(count: int, length: int, n_vocab: int) -> list[list[int]]:
 # ---- decode
 
 
-def bare_loop(model: Model, batch: int, num_ticks: int) -> float:
+def bare_loop(model: Model, batch: int, num_ticks: int, **options: Any) -> float:
     """Tokens a second of the simplest loop over the same core."""
     ids = prompts(batch, PROMPT_TOKENS, model.n_vocab)
-    with Context(model, n_ctx=8192, n_seq_max=batch) as context:
+    with Context(model, n_ctx=8192, n_seq_max=batch, **options) as context:
         samplers = [Sampler(ENDLESS, model) for _ in range(batch)]
         last = []
         for row in range(batch):
@@ -148,6 +150,25 @@ def decode(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None
         )
 
 
+# ---- split
+
+
+def split(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None:
+    """A pool of cells for each sequence against one for all, where nothing is shared; interleaved."""
+    for batch in batches:
+        ratios = []
+        for pair in range(pairs):
+            speeds = {}
+            for unified in (pair % 2 == 0, pair % 2 == 1):
+                speeds[unified] = bare_loop(model, batch, num_ticks, kv_unified=unified)
+            ratios.append(speeds[False] / speeds[True])
+        ratios.sort()
+        print(
+            f"split KV at batch {batch}: {statistics.median(ratios):.3f} x unified ({ratios[0]:.3f}-{ratios[-1]:.3f})",
+            flush=True,
+        )
+
+
 # ---- gap
 
 
@@ -158,7 +179,7 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
         for _ in range(4):
             stream.get()
     start = len(ticks.records)
-    late = llm.stream(long_prompt, ENDLESS.replace(max_tokens=1))
+    late = llm.stream(long_prompt, ENDLESS.replace(max_tokens=1), cache_prompt=False)
     chunks = list(late)
     for stream in running:
         stream.close()
@@ -176,7 +197,7 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
 
 def alone(llm: LLM, long_prompt: list[int]) -> float:
     """The long prompt's time to first token with nobody else there."""
-    usage = llm.generate(long_prompt, ENDLESS.replace(max_tokens=1)).usage
+    usage = llm.generate(long_prompt, ENDLESS.replace(max_tokens=1), cache_prompt=False).usage
     assert usage.ttft_s is not None
     return usage.ttft_s
 
@@ -185,7 +206,7 @@ def gap(model: Model, length: int, runs: int) -> None:
     """Interleaved: alone, then beside four streams."""
     ticks = Ticks()
     with LLM(model, num_slots=8, n_ctx=8192, instruments=(ticks,)) as llm:
-        target = llm._engine.limits.itl_target_s  # noqa: SLF001 - the figure to compare with
+        target = llm.limits.itl_target_s
         long_prompt = prompts(9, length, model.n_vocab)[-1]
         print(f"target {target * 1000:.0f} ms; a prompt of {length} tokens beside 4 streams")
         print(
@@ -248,7 +269,7 @@ def cancel(model: Model, runs: int) -> None:
 def main() -> None:
     """Parses the command line and runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("decode", "gap", "cancel", "all"), default="all")
+    parser.add_argument("--part", choices=("decode", "split", "gap", "cancel", "all"), default="all")
     parser.add_argument("--model", type=Path, help="another GGUF file")
     parser.add_argument("--llama-cpp-source", type=Path)
     parser.add_argument("--pairs", type=int, default=5)
@@ -260,6 +281,8 @@ def main() -> None:
     print(f"paceline {paceline.__version__}, {model.desc}", flush=True)
     if options.part in ("decode", "all"):
         decode(model, options.batches, options.pairs, options.ticks)
+    if options.part in ("split", "all"):
+        split(model, options.batches, options.pairs, options.ticks)
     if options.part in ("gap", "all"):
         gap(model, options.prompt, options.pairs)
     if options.part in ("cancel", "all"):

@@ -17,7 +17,7 @@ from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.limits import Limits, Vocabulary
 from paceline.scheduling.plan import Remove, Row
@@ -305,6 +305,8 @@ class World:
 
     def take(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, HeldBack):
+                continue
             if isinstance(event, Embedded):
                 assert event.key not in self.embedded, "an embedding request ended twice"
                 self.embedded[event.key] = event

@@ -12,11 +12,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import engine_arguments, request_arguments
-from paceline.engine.collecting import AsyncBatch, collect_async
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.arguments import collected_arguments, request_arguments
+from paceline.engine.collecting import AsyncBatch, answered, collect_async
+from paceline.engine.opening import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    embedding_options,
+    prefix_options,
+    reranking_options,
+    scores,
+    vectors,
+)
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
 from paceline.streaming import AsyncStream, StreamChannel
@@ -26,21 +33,24 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class AsyncLLM:
     """A model and its engine for an event loop; arguments as for `LLM`.
 
-    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. One event loop uses
-    it; `aclose()` or the end of the `async with` block ends it.
+    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. Where that fails, all
+    that wait for it are told, and the next one tries again. One event loop uses it; `aclose()` or the end of the
+    `async with` block ends it.
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        engine_arguments(options)  # what is wrong with them is said here
+        check_options(model, options)  # what is wrong with them is said here
         self._model, self._options = model, options
-        self._starting: asyncio.Future[LocalEngine] | None = None
+        self._starting: asyncio.Future[AnyEngine] | None = None
 
     async def start(self) -> Self:
         """Loads the model and starts the engine, once."""
@@ -59,10 +69,9 @@ class AsyncLLM:
     async def generate(
         self, prompt: Any, params: SamplingParams | None = None, **options: Any
     ) -> Completion | list[Completion]:
-        """As `LLM.generate`. Cancelling the task cancels the request."""
+        """As `LLM.generate`, but for its progress bar, which there is none of. Cancelling the task cancels the request."""
         engine = await self._engine()
-        sampling, rest = request_arguments(engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
             return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
         request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
@@ -91,16 +100,31 @@ class AsyncLLM:
     ) -> npt.NDArray[np.float32]:
         """As `LLM.embed`."""
         engine = await self._engine()
-        many = [texts] if isinstance(texts, str) else texts
-        future = await asyncio.to_thread(engine.embed, many, pooling, embedding_options(options))
-        found = vectors(await asyncio.wrap_future(future), normalize, engine.model.n_embd_out)
+        many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
+        rows = await answered(lambda: engine.embed(many, pooling, rest))
+        found = vectors(rows, normalize, engine.model.n_embd_out)
         return found[0] if isinstance(texts, str) else found
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """As `LLM.rerank`."""
         engine = await self._engine()
-        future = await asyncio.to_thread(engine.rerank, query, documents, embedding_options(options))
-        return scores(await asyncio.wrap_future(future))
+        rest = reranking_options(options)
+        return scores(await answered(lambda: engine.rerank(query, documents, rest)))
+
+    async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+        """As `LLM.save_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
+
+    async def load_prefix(self, name: str, **options: Any) -> list[int]:
+        """As `LLM.load_prefix`."""
+        engine = await self._engine()
+        return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))
+
+    async def erase_prefix(self, name: str) -> None:
+        """As `LLM.erase_prefix`."""
+        engine = await self._engine()
+        await asyncio.to_thread(engine.erase_prefix, name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,6 +136,11 @@ class AsyncLLM:
         """The model; the engine must have been started."""
         return self._started.model
 
+    @property
+    def limits(self) -> Limits:
+        """As `LLM.limits`; the engine must have been started."""
+        return self._started.limits
+
     def stats(self) -> MetricsSnapshot:
         """As `LLM.stats`; the engine must have been started."""
         return self._started.stats()
@@ -121,7 +150,7 @@ class AsyncLLM:
         if self._starting is None:
             return
         await asyncio.wait((self._starting,))
-        if self._starting.exception() is None:  # else nothing was started, and whoever wanted it was told
+        if not _has_failed(self._starting):  # else nothing was started, and whoever wanted it was told
             engine = self._starting.result()
             await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
 
@@ -134,13 +163,17 @@ class AsyncLLM:
         await self.aclose()
 
     @property
-    def _started(self) -> LocalEngine:
+    def _started(self) -> AnyEngine:
         if self._starting is None or not self._starting.done():
             raise RuntimeError("the engine has not been started: use `async with`, or await start()")
         return self._starting.result()
 
-    async def _engine(self) -> LocalEngine:
-        if self._starting is None:
-            load = asyncio.to_thread(LocalEngine, self._model, self._options)
+    async def _engine(self) -> AnyEngine:
+        if self._starting is None or _has_failed(self._starting):
+            load = asyncio.to_thread(open_engine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
+
+
+def _has_failed(starting: asyncio.Future[AnyEngine]) -> bool:
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)

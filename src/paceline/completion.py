@@ -31,6 +31,8 @@ class Choice:
 class Completion:
     """A request's answers: the first one's fields by themselves, all of them in `choices`.
 
+    Where n > 1 and some choices failed, those have an `error` and the others are whole; `raise_for_error` looks at them all.
+
     prompt_token_ids: as they were computed, after truncation. prompt_logprobs: one for each of them but the first, None
     where they were not asked for. index: the request's place in its caller's list.
     """
@@ -62,6 +64,16 @@ class Completion:
         return self.choices[0].stop
 
     @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Of the first choice."""
+        return self.choices[0].stop_token_ids
+
+    @property
+    def error(self) -> PacelineError | None:
+        """Of the first choice."""
+        return self.choices[0].error
+
+    @property
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         """Of the first choice."""
         return self.choices[0].logprobs
@@ -89,15 +101,18 @@ def completion_of(
     wants_prompt_logprobs: bool,
     index: int,
 ) -> Completion:
-    """Puts a stream's chunks together, to the terminal one."""
+    """Puts a stream's chunks together, to the terminal one, which ends every choice that has not ended before."""
     by_choice: dict[int, list[StreamChunk]] = {}
     usage: Usage | None = None
-    for chunk in chunks:
+    received = list(chunks)
+    for chunk in received:
         by_choice.setdefault(chunk.choice, []).append(chunk)
         usage = chunk.usage or usage
     scored = tuple(one for chunk in by_choice.get(0, ()) for one in chunk.prompt_logprobs)
     return Completion(
-        choices=tuple(_choice(number, parts, wants_logprobs) for number, parts in sorted(by_choice.items())),
+        choices=tuple(
+            _choice(number, parts, received[-1], wants_logprobs) for number, parts in sorted(by_choice.items())
+        ),
         prompt_token_ids=tuple(prompt),
         usage=Usage() if usage is None else usage,
         prompt_logprobs=scored if wants_prompt_logprobs else None,
@@ -105,9 +120,9 @@ def completion_of(
     )
 
 
-def _choice(number: int, chunks: list[StreamChunk], wants_logprobs: bool) -> Choice:
-    last = chunks[-1]
-    assert last.finish_reason is not None  # noqa: S101 - a stream ends each of its choices
+def _choice(number: int, chunks: list[StreamChunk], terminal: StreamChunk, wants_logprobs: bool) -> Choice:
+    last = terminal if chunks[-1].finish_reason is None else chunks[-1]
+    assert last.finish_reason is not None  # noqa: S101 - a stream ends with its terminal chunk
     return Choice(
         index=number,
         text="".join(chunk.text for chunk in chunks),

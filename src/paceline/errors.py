@@ -20,6 +20,7 @@
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
     │   ├── StrategyError     a batch strategy planned what cannot be
     │   ├── EngineStopped     the engine takes no requests any more
+    │   ├── EngineDied        the engine's process died under the request
     │   ├── Cancelled         the request was cancelled before it had a result
     │   ├── DeadlineExceeded  the request ran out of time before it had a result
     │   └── Closed            the object was closed before
@@ -87,7 +88,10 @@ class Unsupported(RequestError):
 
 
 class BatchError(RequestError):
-    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error."""
+    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error.
+
+    Whose doing it was, and whether the same call can work later, is said by these errors and not by the class of this one.
+    """
 
     code = "batch_error"
 
@@ -160,6 +164,20 @@ class EngineStopped(EngineError):
     """The engine was shut down, or is about to be: it takes no requests any more."""
 
     code = "engine_stopped"
+
+
+class EngineDied(EngineError):
+    """The process that computed the request died: because of it, or, where requests are not replayed, of anything.
+
+    signal: the name of the signal that ended the process, None where it exited. last_words: the end of what it wrote to
+    stderr, llama.cpp's reason among it.
+    """
+
+    code = "engine_died"
+
+    def __init__(self, message: str, signal: str | None = None, last_words: str = "") -> None:
+        super().__init__(message)
+        self.signal, self.last_words = signal, last_words
 
 
 class Cancelled(EngineError):

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import request_arguments
+from paceline.engine.arguments import collected_arguments, request_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
-from paceline.engine.local_engine import LocalEngine
+from paceline.engine.opening import open_engine
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    embedding_options,
+    prefix_options,
+    reranking_options,
+    scores,
+    vectors,
+)
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
 from paceline.streaming import Stream
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
+    from paceline.scheduling.limits import Limits
 
 
 class LLM:
@@ -35,13 +43,14 @@ class LLM:
     model: a path to a GGUF file, a `Model`, or None for the small demo model that comes along. Options: those of
     `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and of `ContextOptions` (n_ctx,
     n_batch, type_k, flash_attn ...), `lora` (paths, named by their stems, or names to paths) and `instruments`. Unknown ones
-    raise `TypeError`.
+    raise `TypeError`. isolation="process" computes in a process of its own, whose death the requests survive; what is an
+    object then goes by name (docs/guide/isolation.md).
 
     Any thread may call. `close()`, the end of a `with` block or the collector end it and its requests.
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self._engine = LocalEngine(model, options)
+        self._engine = open_engine(model, options)
 
     @overload
     def generate(
@@ -62,15 +71,17 @@ class LLM:
     ) -> Completion | list[Completion]:
         """The answer to a prompt, text or token ids; to a list of prompts, one for each, computed together.
 
-        Options: fields of `SamplingParams` and `RequestOptions`. progress: shows a bar on a terminal while a list runs.
+        Options: fields of `SamplingParams` and of `RequestOptions`, but for interval, max_buffered_tokens and slow_reader,
+        which are about reading. progress: shows a bar on a terminal while a list runs.
 
-        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it. Of a list every
+        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it; where n > 1 only if
+        all choices failed, else the `Completion` has the good ones, and of the others the `error`. Of a list every
         prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
-        list may be longer than the queue.
+        list may be longer than the queue; a prompt's outcome is `QueueFull` only where none of the list runs and other
+        callers fill the queue.
         """
         validation.boolean("progress", progress)
-        sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)
-        rest = collected_at_the_end(rest)
+        sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
         if is_batch(prompt):
             with _progress_bar(len(prompt), progress) as advance:
                 return batch_outcome(Batch(self._engine, sampling, rest, advance).run(prompt))
@@ -98,7 +109,8 @@ class LLM:
         """Vectors of texts, float32 (n_texts, n_embd); of one text, (n_embd,).
 
         pooling: None as the model was made for. normalize: True or "l2" gives length 1, "max_abs" a greatest component of
-        1, False or "none" leaves them. Options: timeouts and priority, see `RequestOptions`.
+        1, False or "none" leaves them. Options: queue_timeout_s, timeout_s, request_id, add_special and parse_special, see
+        `RequestOptions`.
         """
         is_one = isinstance(texts, str)
         future = self._engine.embed([texts] if isinstance(texts, str) else texts, pooling, embedding_options(options))
@@ -107,10 +119,32 @@ class LLM:
         return found[0] if is_one else found
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """How well each document fits the query, best first, by a reranking model."""
-        future = self._engine.rerank(query, documents, embedding_options(options))
+        """How well each document fits the query, best first, by a reranking model.
+
+        Options: queue_timeout_s, timeout_s and request_id, see `RequestOptions`.
+        """
+        future = self._engine.rerank(query, documents, reranking_options(options))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
+
+    def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+        """Writes what memory has of a prompt to a file in `state_folder`; answers how many of its tokens that is.
+
+        name: letters, digits, ".", "_" and "-". Options: tenant, cache_salt and how text becomes tokens, as of the requests
+        that computed it. Raises `StateError` where nothing is in memory or the file cannot be written.
+        """
+        return self._engine.save_prefix(name, prompt, prefix_options(options))
+
+    def load_prefix(self, name: str, **options: Any) -> list[int]:
+        """Puts a saved prefix into memory, where requests that begin with its tokens find it; answers those tokens.
+
+        Options: tenant and cache_salt. Raises `StateError` where there is none, or one that is damaged or another model's.
+        """
+        return self._engine.load_prefix(name, prefix_options(options))
+
+    def erase_prefix(self, name: str) -> None:
+        """Deletes a saved prefix's file. Raises `StateError` where there is none."""
+        self._engine.erase_prefix(name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -121,6 +155,11 @@ class LLM:
     def model(self) -> Model:
         """The model."""
         return self._engine.model
+
+    @property
+    def limits(self) -> Limits:
+        """What follows from the options, the model and this machine: slots, cells, sequence ids, budgets."""
+        return self._engine.limits
 
     def stats(self) -> MetricsSnapshot:
         """Counters and histograms of everything so far; docs/metrics.md lists them."""

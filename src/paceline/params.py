@@ -172,7 +172,7 @@ class SamplingParams:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, FIELDS)
+        validation.reject_unknown(options, FIELDS, "SamplingParams")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class SamplingParams:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some values changed, checked like a new one."""
-        validation.reject_unknown(changes, FIELDS)
+        validation.reject_unknown(changes, FIELDS, "SamplingParams")
         return dataclasses.replace(self, **changes)
 
     def _set(self, name: str, value: object) -> None:

@@ -27,7 +27,8 @@ class RequestOptions:
     priority: higher comes first; ten seconds of waiting make up for one.
     queue_timeout_s, ttft_timeout_s, timeout_s: seconds from submit until it runs, until its first token, in all; None: no
         limit. What was generated until then is delivered, with the reason DEADLINE.
-    truncate: which end of a prompt that is too long is cut ("middle" keeps both); None refuses it.
+    truncate: where a prompt that has more tokens than fit is cut: its "left" or "right" end, or its "middle"; None refuses
+        it. One that is cut leaves room for max_tokens, at most half of the positions; one that fits is never cut.
     interval: tokens that a chunk needs, its last one aside.
     lora: scales of adapters by the names that the engine was given; the others do not apply.
     max_buffered_tokens: how far the reader may fall behind; None: as far as it likes. Beyond it the sequence pauses until
@@ -58,7 +59,7 @@ class RequestOptions:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options with the nearest known one."""
-        validation.reject_unknown(options, OPTION_NAMES)
+        validation.reject_unknown(options, OPTION_NAMES, "RequestOptions")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

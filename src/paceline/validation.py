@@ -108,12 +108,15 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
     return [integer(f"{name}[{index}]", value, 0, n_vocab - 1, hint) for index, value in enumerate(ids)]
 
 
-def reject_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Raises `InvalidType`, which is a `TypeError`, for the first name that is not known, with the nearest that is."""
+def reject_unknown(names: Iterable[str], known: Collection[str], see: str | None = None) -> None:
+    """Raises `InvalidType`, which is a `TypeError`, for the first name that is not known, with the nearest that is.
+
+    see: where the known ones are explained; named in place of a list of them where none is near.
+    """
     for name in names:
         if name not in known:
-            hint = _did_you_mean(name, known) or "known are " + ", ".join(sorted(known))
-            raise InvalidType(f"unknown option {_shown(name)}; {hint}")
+            others = "known are " + ", ".join(sorted(known)) if see is None else f"there are {len(known)}, see {see}"
+            raise InvalidType(f"unknown option {_shown(name)}; {_did_you_mean(name, known) or others}")
 
 
 def _within(value: float, above: float | None, below: float | None) -> bool:

@@ -89,6 +89,11 @@ class Terminal:
         while text not in self.seen:
             assert self._read(), f"ended without {text!r}: {self.seen!r}"
 
+    def read_until_seen(self, pattern: str) -> None:
+        """Waits for something to be seen, escapes aside."""
+        while not re.search(pattern, self.plain_text):
+            assert self._read(), f"ended without {pattern!r}: {self.plain_text!r}"
+
     def interrupt(self) -> None:
         """As Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
@@ -120,7 +125,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """What was written, escapes included."""
-        return self.seen.decode().replace("\r\n", "\n")
+        return self.seen.decode(errors="replace").replace("\r\n", "\n")
 
     @property
     def plain_text(self) -> str:

@@ -57,13 +57,13 @@ def test_the_demo_model_answers_as_it_was_taught() -> None:
 
 
 def test_a_seed_repeats_the_run() -> None:
-    """The same texts whatever shares a tick, and others with another seed."""
+    """One after the other, so that who else is in a tick changes no last digit: the same texts, and others otherwise."""
 
-    def texts(*args: str) -> list[str]:
-        results = json.loads(output("demo", "-t", "1", "-n", "25", "--json", *args))["results"]
-        return [answer["text"] for result in results for answer in result["answers"]]
+    def texts(seed: int) -> list[str]:
+        done = output("demo", "-t", "1", "-n", "12", "--num-slots", "1", "--json", "--seed", str(seed))
+        return [answer["text"] for result in json.loads(done)["results"] for answer in result["answers"]]
 
-    assert texts("--seed", "5") == texts("--seed", "5", "--num-slots", "1") != texts("--seed", "6")
+    assert texts(5) == texts(5) != texts(6)
 
 
 def test_requests_of_a_file_run_with_their_options(tmp_path: Path) -> None:
@@ -139,6 +139,15 @@ def test_a_trace_that_cannot_be_written_is_an_error() -> None:
     assert (done.returncode, done.stderr) == (1, b"Error: /no/such/trace.jsonl: No such file or directory\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
+def test_a_trace_that_is_cut_off_is_an_error_after_the_answers() -> None:
+    """One line on stderr, no traceback; the answers and figures are there."""
+    done = paceline_("demo", "-t", "1", "-n", "2", "--trace", "/dev/full")
+    error = b"Error: the trace /dev/full is not whole: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, error)
+    assert SUMMARY.fullmatch(done.stdout.decode().splitlines()[-1])
+
+
 def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None:
     """Every answer so far and the figures are told; the code is 130."""
     with started(*endless, "-v") as process:
@@ -201,11 +210,11 @@ def test_q_ends_a_demo_and_tells_the_figures(endless: tuple[str, ...]) -> None:
 def test_a_digit_cancels_one_and_p_makes_the_engine_wait(endless: tuple[str, ...]) -> None:
     """The cancelled one shows so, and of the paused one the engine computes no more; the others go on."""
     screen = Terminal(*endless)
-    screen.read_until(b"decode")
+    screen.read_until_seen(r"2  #2 +decode")
     screen.press("2")
-    screen.read_until(b"cancelled")
+    screen.read_until_seen(r"2  #2 +cancelled")
     screen.press("p1")
-    screen.read_until(b"paused")
+    screen.read_until_seen(r"1  #1 +paused")
     screen.press("q")
     assert screen.finish() == 0
     last = screen.plain_text[screen.plain_text.rindex(" 1  #1") :]

@@ -173,6 +173,8 @@ def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) ->
                 with pytest.raises((InvalidParams, ValueError)):
                     async with llm.stream(prompt, **options):
                         pass
+            with pytest.raises(InvalidParams, match="use stream"):
+                await llm.generate("x", interval=2)
             with pytest.raises(InvalidType, match="one prompt"):
                 llm.stream(["a", "b"])
             assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
@@ -210,6 +212,21 @@ def test_a_model_that_cannot_be_loaded_says_so_and_can_be_closed(tmp_path: Path)
             await llm.generate("Hello")
         await llm.aclose()
         await AsyncLLM(bad).aclose()
+
+    run(main)
+
+
+def test_a_load_that_failed_is_tried_again(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """By the next request, where the file is there by then."""
+    path = tmp_path / "model.gguf"
+
+    async def main() -> None:
+        llm = AsyncLLM(path, **SMALL)
+        with pytest.raises(ModelLoadError):
+            await llm.generate("Hello", **GREEDY)
+        path.write_bytes(tiny_models("llama").read_bytes())
+        assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
+        await llm.aclose()
 
     run(main)
 

@@ -28,6 +28,7 @@ from paceline.errors import (
     QueueFull,
     Unsupported,
 )
+from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
 from paceline.scheduling.instrument import Instrument, TickRecord
 from paceline.streaming import Stream
@@ -221,6 +222,9 @@ def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
             assert llm.embed(texts[0]).shape == (64,)
             assert np.allclose(np.linalg.norm(found, axis=1), 1)
             assert llm.embed([]).shape == (0, 64)
+            for one in (b"bytes", None):
+                with pytest.raises(InvalidType, match="texts must be a list of texts"):
+                    llm.embed(one)  # type: ignore[call-overload,arg-type]
 
 
 def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
@@ -242,6 +246,9 @@ def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
             (alone,) = llm.rerank("a query", [documents[score.index]])
             assert alone.score == pytest.approx(score.score, abs=1e-4)
         assert llm.rerank("a query", []) == []
+        for one in ("a text", b"bytes", None):
+            with pytest.raises(InvalidType, match="documents must be a list of texts"):
+                llm.rerank("a query", one)  # type: ignore[arg-type]
     with LLM(tiny_models("llama"), **SMALL) as llm:
         with pytest.raises(Unsupported):
             llm.rerank("a query", documents)
@@ -360,6 +367,14 @@ def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, op
     assert works(llama)
 
 
+@pytest.mark.parametrize("options", [{"interval": 2}, {"max_buffered_tokens": 5}, {"slow_reader": "cancel"}])
+def test_an_option_of_reading_is_refused_where_nobody_reads(llama: LLM, options: dict[str, Any]) -> None:
+    """For one prompt and for a list."""
+    for prompt in ("Hello", ["Hello"]):
+        with pytest.raises(InvalidParams, match="use stream"):
+            llama.generate(prompt, **options)
+
+
 def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
     """max_tokens 0 answers with nothing, LENGTH and its usage (lcx M4, beat 1)."""
     one = llama.generate("Hello", max_tokens=0)
@@ -372,6 +387,16 @@ def test_deadlines_cut_off(llama: LLM) -> None:
     one = llama.generate("Hello", max_tokens=1000, ignore_eos=True, timeout_s=0.05)
     assert one.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
     assert one.usage.completion_tokens == len(one.token_ids)
+
+
+def test_deadlines_begin_when_the_engine_takes_a_request(llama: LLM) -> None:
+    """A prompt of a list that waits for a place loses no time by it."""
+    engine = llama._engine
+    request = engine.prepare("Hello", SamplingParams(max_tokens=1), RequestOptions(timeout_s=1000))
+    prepared_s = request.submitted_s
+    engine.accept(request).wait_released(LONG_S)
+    assert request.submitted_s > prepared_s
+    assert request.deadline_s() == request.submitted_s + 1000
 
 
 def test_threads_share_an_engine(llama: LLM) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
-PAGES = ("streaming.md", "strategies.md")
+PAGES = ("isolation.md", "streaming.md", "strategies.md")
 
 pytestmark = pytest.mark.native
 

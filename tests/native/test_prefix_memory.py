@@ -244,7 +244,6 @@ def test_salts_share_nothing_on_a_real_context(tiny_models: TinyModels) -> None:
         assert cached(llm.generate(ids(60), **ASK, cache_prompt=False)) == (0, None)
 
 
-@pytest.mark.xfail(reason="the engine's cache_prompt turns host memory off, and goes on sharing on the device")
 def test_an_engine_without_cache_shares_nothing_between_requests(tiny_models: TinyModels) -> None:
     """`cache_prompt=False` holds for every request of the engine."""
     with LLM(tiny_models("llama"), **OPTIONS, cache_prompt=False) as llm:

@@ -23,7 +23,7 @@ from paceline.scheduling.cells import Cells
 from paceline.scheduling.kept import Kept
 from paceline.scheduling.placement import LEAST_HOST_TOKENS, LEAST_WAIT_TOKENS, WAIT, Placement, place, place_whole
 from paceline.scheduling.prefix_tree import WIDTH, Blob, Node, PrefixTree
-from paceline.scheduling.sequence import Sequence
+from paceline.scheduling.sequence import Promise, Sequence
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.manual_clock import ManualClock
 
@@ -519,7 +519,7 @@ def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> 
         found = place(match, len(prompt), other)
         assert (found is WAIT) == is_worth_it
         assert place(match, len(prompt), sibling) is WAIT
-        other.has_waited = True
+        other.waits_for = Promise(source, len(prompt))
         assert place(match, len(prompt), other) is WAIT
         source.num_computed = len(prompt)
         for one in (other, sibling):

@@ -214,6 +214,8 @@ def test_reject_unknown_suggests_the_nearest_name() -> None:
         validation.reject_unknown({"top_k": 3, "temprature": 1}, known)
     with pytest.raises(InvalidType, match=r"^unknown option 'zzz'; known are temperature, top_k$"):
         validation.reject_unknown(["zzz"], known)
+    with pytest.raises(InvalidType, match=r"^unknown option 'zzz'; there are 2, see SamplingParams$"):
+        validation.reject_unknown(["zzz"], known, "SamplingParams")
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:

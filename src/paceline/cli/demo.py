@@ -151,17 +151,19 @@ def _keys(job: Job) -> Keys | nullcontext[None]:
 
 
 def _run(job: Job, keys: Keys | None, stop: Stop) -> bool:
-    """All of it; answers whether a request failed."""
+    """All of it; answers whether a request failed, or the trace."""
     from paceline.cli.demo_board import Board
     from paceline.cli.demo_live import Live
     from paceline.cli.demo_pace import Pace
     from paceline.cli.demo_streams import Streams
+    from paceline.cli.demo_trace import TraceFile
     from paceline.engine.trace import TraceRecorder
     from paceline.llm import LLM
 
     board, pace, streams = Board(), Pace(job.pace), Streams()
     with ExitStack() as stack:
-        recorders = () if job.trace is None else (stack.enter_context(TraceRecorder(job.trace)),)
+        file = None if job.trace is None else stack.enter_context(TraceFile(job.trace))
+        recorders = () if file is None else (stack.enter_context(TraceRecorder(file)),)
         loaded = load(job.model, stop)
         options = {"num_slots": job.config.num_slots, "max_queue": job.config.max_queue, "n_threads": job.n_threads}
         llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pace), **options))
@@ -177,6 +179,9 @@ def _run(job: Job, keys: Keys | None, stop: Stop) -> bool:
         else:
             _read(streams, job)
     _tell(job, streams, pace, loaded.load_s)
+    if file is not None and file.problem is not None:
+        terminal.report(file.problem)
+        return True
     return any(one.error is not None for one in streams)
 
 

@@ -118,7 +118,7 @@ def _request(item: Any, number: int, name: str) -> DemoRequest:
         raise InvalidParams(f"{name} has no prompt")
     options = {key: _value(key, value) for key, value in item.items() if key != "prompt"}
     try:
-        validation.reject_unknown(options, {*FIELDS, *OPTION_NAMES})
+        validation.reject_unknown(options, {*FIELDS, *OPTION_NAMES}, "SamplingParams and RequestOptions")
         SamplingParams(**{key: value for key, value in options.items() if key in FIELDS})
         RequestOptions(**{key: value for key, value in options.items() if key in OPTION_NAMES})
         return DemoRequest(number=number, prompt=_prompt(item["prompt"]), options=options)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
-from paceline.errors import InvalidType
+from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 
+_READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")
+_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more
 _MODEL_NAMES = frozenset(
     (
         "n_gpu_layers",
@@ -48,13 +50,14 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 
     context_names = ContextOptions.names() - _DERIVED
     others = {"lora", "instruments"}
-    validation.reject_unknown(options, CONFIG_NAMES | _MODEL_NAMES | context_names | others)
+    known = CONFIG_NAMES | _MODEL_NAMES | context_names | others
+    validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
     return EngineArguments(
         config=EngineConfig(**_only(options, CONFIG_NAMES)),
         model=_only(options, _MODEL_NAMES),
         context=_only(options, context_names),
         lora=options.get("lora", ()),
-        instruments=options.get("instruments", ()),
+        instruments=_instruments(options.get("instruments", ())),
     )
 
 
@@ -64,10 +67,27 @@ def request_arguments(
     """The keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
-    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES)
+    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES, "SamplingParams and RequestOptions")
     base = defaults if params is None else params
     sampling = _only(options, FIELDS)
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
+
+
+def collected_arguments(
+    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
+) -> tuple[SamplingParams, RequestOptions]:
+    """As `request_arguments`, for an answer that nobody reads before its end: no chunk wakes a reader, no reader is slow."""
+    for name in _READING_NAMES:
+        if name in options:
+            raise InvalidParams(f"{name} means nothing where the answer is collected at its end; use stream")
+    return request_arguments(defaults, params, {**options, "interval": _WHOLE})
+
+
+def _instruments(given: object) -> Any:
+    """A sequence, as it may be looked at twice; `Instruments` says what is wrong with its members."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise InvalidType(f"instruments must be a list of Instrument objects, not {given!r:.80}")
+    return given
 
 
 def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:

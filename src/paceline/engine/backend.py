@@ -27,11 +27,20 @@ class Backend(Protocol):
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[object, ...]:
         """One sampler for each of `params.n` choices, told the prompt. May take long; raises `RequestError`s."""
 
+    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+        """Brings a new sampler to where another one stood after it drew these; state: what `sampler_state` said of it."""
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """What a sampler has become; needed for those alone whose draws follow from more than seed and tokens."""
+
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for a name that the engine was not given."""
 
     def prepare_embedding(self, pooling: str | None) -> str:
         """Makes ready for texts pooled so, and answers the way of pooling; may take long. Raises `RequestError`s."""
+
+    def max_embedding_tokens(self, pooling: str) -> int:
+        """The longest text that can be embedded so, once it was made ready for."""
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """The first tokens of one sequence id become those of another, which is empty."""

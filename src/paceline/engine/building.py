@@ -14,7 +14,7 @@ from paceline import validation
 from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
-from paceline.runtime import Adapter, Context, MemoryClass, Model, devices, total_memory
+from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
 from paceline.scheduling.limits import Limits
 
 _log = logging.getLogger("paceline.engine")
@@ -72,9 +72,9 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
             loaded.close()
         raise
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
-    return Built(
-        loaded, owns, context, adapters, options, _limits(loaded, context, arguments.config, arguments.context)
-    )
+    limits = _limits(loaded, context, arguments)
+    _log.info("%s, %s memory: %s", loaded.desc, loaded.memory_class.value, limits)
+    return Built(loaded, owns, context, adapters, options, limits)
 
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
@@ -155,12 +155,20 @@ def _num_seq_ids(model: Model, num_slots: int) -> int:
     return min(num_slots + max(4, num_slots), _MOST_SEQ_IDS - 1)
 
 
-def _limits(model: Model, context: Context | None, config: EngineConfig, options: Mapping[str, Any]) -> Limits:
+def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
+    """Whether a model that is loaded with these options on this machine computes on a GPU."""
+    names = {device.name.lower() for device in machine if device.kind in ("gpu", "igpu")}
+    wanted = options.get("devices")
+    if wanted is not None:
+        names &= {name.lower() for name in wanted}
+    return bool(names) and options.get("n_gpu_layers") != 0
+
+
+def _limits(model: Model, context: Context | None, arguments: EngineArguments) -> Limits:
     """A sequence gets no further than the model was trained for, unless options of RoPE stretch it."""
-    target_ms = config.itl_target_ms
+    config, target_ms = arguments.config, arguments.config.itl_target_ms
     if target_ms is None:
-        has_gpu = any(device.kind in ("gpu", "igpu") for device in devices())
-        target_ms = _ITL_TARGET_MS["gpu" if has_gpu else "cpu"]
+        target_ms = _ITL_TARGET_MS["gpu" if uses_gpu(arguments.model, devices()) else "cpu"]
     common = Limits(
         num_slots=config.num_slots,
         n_batch=1,
@@ -174,7 +182,7 @@ def _limits(model: Model, context: Context | None, config: EngineConfig, options
     )
     if context is None:
         return common
-    stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & options.keys()
+    stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & arguments.context.keys()
     trained = model.n_ctx_train if model.n_ctx_train > 0 and not stretched else context.max_positions
     return dataclasses.replace(
         common,

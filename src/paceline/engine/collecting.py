@@ -6,18 +6,23 @@ Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancell
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Completion, completion_of
-from paceline.engine.local_engine import LocalEngine
 from paceline.engine.prompts import Prompt
 from paceline.errors import PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
+
+if TYPE_CHECKING:
+    from paceline.engine.opening import AnyEngine
 
 Outcome = Completion | PacelineError
 
@@ -33,7 +38,7 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def collect(request: Request, channel: StreamChannel) -> Completion:
-    """The answer. Raises the error that ended it."""
+    """The answer. Raises the error that ended it; of several choices the first one's, and only where all of them failed."""
     with cancelled_if_left(channel.cancel):
         return _completion(request, channel, channel)
 
@@ -51,15 +56,44 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
         wants_prompt_logprobs=request.params.prompt_logprobs is not None,
         index=channel.request_index,
     )
-    completion.raise_for_error()
+    if all(choice.error is not None for choice in completion.choices):
+        completion.raise_for_error()
     return completion
 
 
+async def answered(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Calls `submit` in a thread and waits for what it answers; who is cancelled meanwhile cancels that, too.
+
+    Also where the thread is still at work: then it cancels its future itself, as soon as there is one.
+    """
+    submitted: list[Future[list[Any]]] = []
+    left = threading.Event()
+
+    def submit_for_a_reader() -> Future[list[Any]]:
+        future = submit()
+        submitted.append(future)
+        if left.is_set():  # looked at after the append: who sets it looks at the list afterwards
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit_for_a_reader))
+    except BaseException:
+        left.set()
+        for future in submitted:
+            future.cancel()
+        raise
+
+
 class Batch:
-    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own."""
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+
+    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
+    have given their places back and other callers have filled the engine.
+    """
 
     def __init__(
-        self, engine: LocalEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
+        self, engine: AnyEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
     ) -> None:
         self._engine, self._params, self._options, self._advance = engine, params, options, advance
         self._running: deque[tuple[int, Request, StreamChannel]] = deque()
@@ -96,6 +130,7 @@ class Batch:
             self._outcomes[index] = collect(request, channel)
         except PacelineError as error:
             self._outcomes[index] = error
+        channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
         self._running.popleft()
         self._advance()
 
@@ -107,7 +142,7 @@ class Batch:
 class AsyncBatch:
     """As `Batch`, for an event loop."""
 
-    def __init__(self, engine: LocalEngine, params: SamplingParams, options: RequestOptions) -> None:
+    def __init__(self, engine: AnyEngine, params: SamplingParams, options: RequestOptions) -> None:
         self._engine, self._params, self._options = engine, params, options
         self._tasks: list[asyncio.Task[Outcome]] = []
 
@@ -146,7 +181,11 @@ async def _answer(error: PacelineError) -> Outcome:
 
 
 async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    """Answers once the engine has a place again, a moment after the terminal chunk."""
+    outcome: Outcome
     try:
-        return await collect_async(request, channel)
+        outcome = await collect_async(request, channel)
     except PacelineError as error:
-        return error
+        outcome = error
+    await channel.released()
+    return outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.sequence import Request
 
 
@@ -38,8 +39,32 @@ class EndSlow:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Waits for no reader any more, so that every request gets to its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Ends every request."""
 
 
-Command = Submit | Cancel | SetPaused | EndSlow | Stop
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Asks for what memory has of a path; tokens as the prefix tree keeps them."""
+
+    key: int
+    namespace: Namespace
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Gives memory the saved ranges of a path, (start, end, saved cells) each."""
+
+    key: int
+    namespace: Namespace
+    tokens: bytes
+    ranges: tuple[tuple[int, int, Saved], ...]
+
+
+Command = Export | Import | Submit | Cancel | SetPaused | EndSlow | Drain | Stop

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, SetPaused, Stop, Submit
 from paceline.engine.executor import Executor
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -43,6 +43,10 @@ class Engine:
         """Ends every request with an error, after a failure that none of them caused."""
         return self._scheduler.fail_all(error)
 
+    def begin_anew(self) -> None:
+        """Forgets every request and empties the memory: after `fail_all`, where it cannot be trusted any more."""
+        self._scheduler.begin_anew()
+
     @property
     def is_idle(self) -> bool:
         """Whether the last tick had nothing to do; only a command or a deadline changes that."""
@@ -63,6 +67,12 @@ class Engine:
                     self._scheduler.set_paused(key, is_paused=is_paused)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
+                case Export(key, namespace, tokens):
+                    self._scheduler.export(key, namespace, tokens)
+                case Import(key, namespace, tokens, ranges):
+                    self._scheduler.import_ranges(key, namespace, tokens, ranges)
+                case Drain():
+                    self._scheduler.drain()
                 case Stop():
                     self._scheduler.stop()
 

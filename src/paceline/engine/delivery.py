@@ -9,11 +9,11 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused
+from paceline.engine.commands import Cancel, EndSlow, Export, Import, SetPaused
 from paceline.engine.inbox import Inbox
-from paceline.errors import PacelineError
+from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
 
@@ -24,6 +24,7 @@ class Delivery:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._telling = threading.Lock()
+        self._is_over = False
         self._feeds: dict[int, StreamFeed] = {}
         self._futures: dict[int, Future[list[Any]]] = {}
 
@@ -51,7 +52,7 @@ class Delivery:
         try:
             inbox.submit(request, len(request.prompt))
         except PacelineError as error:
-            del self._feeds[key]
+            self._feeds.pop(key, None)
             # Else the channel would cancel when it is dropped, and the request may be tried again.
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             raise
@@ -70,25 +71,46 @@ class Delivery:
         try:
             self._inbox.submit(request, request.num_tokens)
         except PacelineError:
-            del self._futures[request.key]
+            self._futures.pop(request.key, None)
             raise
         future.add_done_callback(cancel_if_wanted)
+        return future
+
+    def ask(self, command: Export | Import) -> Future[list[Any]]:
+        """Passes a question to the engine; its answer resolves the future."""
+        future = self._futures[command.key] = Future()
+        self._inbox.put(command)
+        if self._is_over:  # there is no thread to answer; whoever sets this looks at the futures afterwards
+            self.end_all(EngineStopped("the engine was shut down; make a new one"))
         return future
 
     def deliver(self, events: list[Event]) -> None:
         """Hands out what a tick brought, in order."""
         for event in events:
             match event:
-                case Delta(key, chunk):
-                    self._feeds[key].push(chunk)
-                case Ended(key, chunk):
-                    self._feeds[key].finish(chunk)
+                case Delta(key, chunk) | Ended(key, chunk):
+                    self._pass_on(key, chunk, is_last=isinstance(event, Ended))
+                case HeldBack():
+                    pass  # its reader has nothing to read
                 case Started(key):
                     self._inbox.started(key)
                 case Released(key):
                     self._release(key)
+                case Exported(key, ranges):
+                    self._answer(key, ranges, None)
+                case Imported(key):
+                    self._answer(key, [], None)
                 case Embedded(key, vectors, error):
-                    _resolve(self._futures.pop(key), vectors, error)
+                    self._answer(key, vectors, error)
+
+    def _pass_on(self, key: int, chunk: StreamChunk, *, is_last: bool) -> None:
+        feed = self._feeds.get(key)
+        if feed is None:  # it was ended here already, after a failure of the engine's own
+            return
+        if is_last:
+            feed.finish(chunk)
+        else:
+            feed.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
         """Ends whatever is still open with an error; where all is well, nothing is."""
@@ -96,8 +118,18 @@ class Delivery:
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             self._release(key)
         for key in tuple(self._futures):
-            _resolve(self._futures.pop(key), [], error)
+            self._answer(key, [], error)
             self._inbox.ended(key)
+
+    def close(self) -> None:
+        """There is no thread any more: whatever is still asked ends at once."""
+        self._is_over = True
+        self.end_all(EngineStopped("the engine was shut down; make a new one"))
+
+    def _answer(self, key: int, result: list[Any], error: PacelineError | None) -> None:
+        future = self._futures.pop(key, None)
+        if future is not None:
+            _resolve(future, result, error)
 
     def _release(self, key: int) -> None:
         feed = self._feeds.pop(key, None)

@@ -1,10 +1,11 @@
 """Carries a plan out. A pass that fails is tried again in halves, until whoever makes it fail is alone.
 
-Runs on the engine's thread. Knows no scheduling; keeps nothing from one plan to the next.
+Runs on the engine's thread. Knows no scheduling; keeps nothing from one plan to the next but whether it has warned.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from paceline.engine.backend import Backend, Lora
@@ -25,6 +26,8 @@ from paceline.scheduling.plan import (
 )
 from paceline.scheduling.sequence import Sequence
 
+_log = logging.getLogger("paceline.engine")
+
 
 class Executor:
     """Runs plans on a backend and tells what came of each row; never raises for what a row or a pass does wrong."""
@@ -32,6 +35,7 @@ class Executor:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
+        self._has_warned = False
 
     def run(self, plan: Plan) -> PlanOutput:
         """The outcome of every row or text of the plan."""
@@ -46,7 +50,10 @@ class Executor:
         return output
 
     def _operate(self, operations: list[Operation], output: PlanOutput) -> dict[Sequence, PacelineError]:
-        """The memory operations, in order; the sequences whose own failed, with the reason. A save that fails saves nothing."""
+        """The memory operations, in order; the sequences whose own failed, with the reason.
+
+        A save that fails saves nothing, so that its tokens are computed again where they are needed; the first is logged.
+        """
         errors: dict[Sequence, PacelineError] = {}
         for operation in operations:
             try:
@@ -55,11 +62,22 @@ class Executor:
                 if isinstance(operation, Remove):
                     raise
                 if isinstance(operation, Save):
+                    self._warn(operation, error)
                     continue
                 errors.setdefault(operation.sequence, as_paceline_error(error))
                 seq_id = operation.seq_id if isinstance(operation, Load) else operation.to_seq_id
                 output.failed[seq_id] = operation.sequence
         return errors
+
+    def _warn(self, save: Save, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            num_tokens = save.end - save.start
+            _log.warning(
+                "%d tokens could not be saved to host memory; further failures are not logged",
+                num_tokens,
+                exc_info=error,
+            )
 
     def _carry_out(self, operation: Operation, output: PlanOutput) -> None:
         match operation:

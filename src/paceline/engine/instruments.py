@@ -26,13 +26,15 @@ class Instruments(Instrument):
 
     An instrument whose hook raises an `Exception` is logged once, with its traceback, on the logger "paceline.engine", and
     removed from every hook; the others are still called. `KeyboardInterrupt` and its like pass. Raises `InvalidType` for what
-    is no `Instrument`, `InvalidParams` for one that is given twice.
+    is no `Instrument`, `InvalidParams` for one that is given twice; own: called before them, and not counted in messages.
     """
 
-    def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
+    def __init__(self, instruments: Iterable[Instrument] = (), *, own: Instrument | None = None) -> None:
         self._changing = threading.Lock()
         self._members: tuple[Instrument, ...] = ()
         self._listeners: Mapping[str, _Listeners] = dict.fromkeys(HOOKS, ())
+        if own is not None:
+            self.add(own)
         for index, instrument in enumerate(_listed(instruments)):
             self._add(f"instruments[{index}]", instrument)
 

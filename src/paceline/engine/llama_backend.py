@@ -1,6 +1,6 @@
 """llama.cpp as the engine's backend: one context for generation, one for each way of pooling that was asked for.
 
-`step`, `embed`, `copy` and `remove` run on the engine's thread; everything else may come from any.
+`step`, `embed`, `copy`, `save`, `load` and `remove` run on the engine's thread; everything else may come from any.
 """
 
 from __future__ import annotations
@@ -50,6 +50,20 @@ class LlamaBackend:
         first = Sampler(params, self._model)
         first.accept_prompt(prompt)
         return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
+
+    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+        """Tells it the tokens, or restores it."""
+        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
+        if state is not None:
+            sampler.restore(state)
+            return
+        for token_id in token_ids:
+            sampler.accept(token_id)
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """Of Mirostat and adaptive-p, whose draws follow from those before."""
+        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
+        return sampler.state()
 
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for a name that the engine was not given."""

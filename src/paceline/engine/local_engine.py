@@ -1,11 +1,12 @@
 """An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from.
 
-`submit`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what they answer fills
-up from the engine's.
+`prepare`, `embed` and `rerank` tokenise, compile grammars and make contexts on the caller's thread; what `accept`, `embed`
+and `rerank` answer fills up from the engine's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,29 +15,27 @@ from typing import Any
 
 from paceline import validation
 from paceline.engine.arguments import engine_arguments
-from paceline.engine.building import build
-from paceline.engine.calibration import calibrate
+from paceline.engine.assembly import assemble
 from paceline.engine.core import Engine
 from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.instruments import Instruments
-from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, fitted, prompt_ids
+from paceline.engine.prompts import Prompt, check_list, embedding_ids, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
-from paceline.errors import InvalidParams, PromptTooLong, Unsupported
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.errors import PromptTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.streaming import StreamChannel
 
 
@@ -48,29 +47,29 @@ class LocalEngine:
 
     def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
-        strategy = resolve_strategy(arguments.config.strategy)
+        config = arguments.config
         self.metrics = Metrics()
-        self.instruments = Instruments((self.metrics, *arguments.instruments))
-        built = build(model, arguments)
-        self.model, self.limits, self.config = built.model, built.limits, arguments.config
-        self.tokenizer = built.model.tokenizer
-        self.sampling_defaults = sampling_defaults(built.model.metadata)
+        self.instruments = Instruments(arguments.instruments, own=self.metrics)
         self._clock = MonotonicClock()
-        self._backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
-        self._inbox = Inbox(arguments.config.num_slots + arguments.config.max_queue, arguments.config.max_queue_tokens)
+        parts = assemble(model, arguments, self._clock, self.instruments)
+        self.model, self.limits, self.config = parts.model, parts.limits, config
+        self.tokenizer = parts.model.tokenizer
+        self.sampling_defaults = sampling_defaults(parts.model.metadata)
+        self._backend = parts.backend
+        self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)
-        scheduler = Scheduler(built.limits, strategy, self._clock, self.instruments)
-        if built.context is not None:
-            calibrate(built.context, scheduler.pace)
-        engine = Engine(self._inbox, scheduler, Executor(self._backend, self._clock))
-        at_end = (self._backend.close, *((built.model.close,) if built.owns_model else ()))
-        self._runner = Runner(engine, self._inbox, self._delivery, self._clock, self._backend.abort, at_end)
+        files = StateFiles(config.state_folder, parts.fingerprint)
+        self._prefixes = SavedPrefixes(files, self._delivery.ask, self._inbox.next_key)
+        engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
+        self._runner = Runner(engine, self._inbox, self._delivery, self._clock, self._backend.abort, parts.at_end)
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
         weakref.finalize(self, self._runner.abandon).atexit = False
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
+        if not self.config.cache_prompt:
+            options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
             raise Unsupported("this model cannot generate; it embeds texts")
         self._backend.check_lora(options.lora)
@@ -90,22 +89,42 @@ class LocalEngine:
         )
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began."""
+        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
+
+        Its times begin here: what is accepted later, because there was no place, has as long as everybody.
+        """
+        request.submitted_s = self._clock.now()
         return self._delivery.submit(request, request_index)
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `submit`."""
-        ids = [self._embedding_ids(f"texts[{index}]", text, options) for index, text in enumerate(texts)]
+        """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
+        check_list("texts", texts)
+        ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
         return self._embed_ids(ids, pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
         validation.text("query", query)
+        check_list("documents", documents)
         pairs = [
             pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
             for index, document in enumerate(documents)
         ]
         return self._embed_ids(pairs, "rank", options)
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """Writes what memory has of a prompt to a file; answers how many of its tokens that is. Raises `StateError`."""
+        self._check_usable()
+        return self._prefixes.save(name, prompt_ids(prompt, self.tokenizer, options), options)
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
+        self._check_usable()
+        return self._prefixes.load(name, options)
+
+    def erase_prefix(self, name: str) -> None:
+        """Deletes a saved prefix. Raises `StateError` where there is none."""
+        self._prefixes.erase(name)
 
     def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         self._check_usable()
@@ -124,16 +143,6 @@ class LocalEngine:
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
         )
         return self._delivery.submit_embedding(request)
-
-    def _embedding_ids(self, name: str, text: Prompt, options: RequestOptions) -> list[int]:
-        if isinstance(text, str):
-            validation.text(name, text)
-            ids = self.tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
-        else:
-            ids = validation.token_ids(name, text, self.tokenizer.n_vocab)
-        if not ids:
-            raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
-        return ids
 
     def _check_usable(self) -> None:
         self._runner.check_process()

@@ -95,10 +95,20 @@ PREFIX_TOKENS = _counter(
     "prefix_hit_tokens", "tokens", "Prompt tokens taken from memory instead of computed.", "source", _SOURCES
 )
 INSTABILITY = _counter("prefix_instability", "prompts", "Long cached prompts that matched only a little.")
-EVICTED = _counter("evicted_tokens", "tokens", "Tokens of idle prefixes thrown away.", "source", _SOURCES[1:])
-EVICTIONS = _counter("evictions", "evictions", "Times that an idle prefix was thrown away.", "source", _SOURCES[1:])
-PREEMPTIONS = _counter("preemptions", "preemptions", "Sequences that lost their slot to KV pressure.")
-PREEMPTED = _counter("preempted_tokens", "tokens", "Computed tokens that they lost.")
+EVICTED = _counter(
+    "evicted_tokens",
+    "tokens",
+    "Tokens of idle prefixes that made way: host memory keeps those of the device where it can, those of the host are gone.",
+    "source",
+    _SOURCES[1:],
+)
+EVICTIONS = _counter("evictions", "evictions", "Times that an idle prefix made way there.", "source", _SOURCES[1:])
+PREEMPTIONS = _counter("preemptions", "preemptions", "Times that a sequence lost its slot and had to wait to go on.")
+PREEMPTED = _counter(
+    "preempted_tokens",
+    "tokens",
+    "Tokens that it had computed; host memory keeps them where it can, else they are computed again.",
+)
 SLOW_READERS = _counter(
     "slow_readers",
     "times",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from paceline import validation
@@ -34,21 +34,41 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
     return ids
 
 
+def check_list(name: str, values: object) -> None:
+    """A text is a sequence of texts as well, of its characters; nobody means those."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")
+
+
+def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
+    """The token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+    if isinstance(text, str):
+        validation.text(name, text)
+        ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
+    else:
+        ids = validation.token_ids(name, text, tokenizer.n_vocab)
+    if not ids:
+        raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
+    return ids
+
+
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:
-    """The ids, cut where they are too many and the request says how.
+    """The ids, cut where they are more than fit and the request says how.
 
-    A prompt needs one position a token. Truncation also leaves room for max_tokens, or, where that is None or more than
-    half of the positions, for as much as half of them. A bos token in front stays. Raises `PromptTooLong`.
+    A prompt needs one position a token; one that fits is never cut. One that is cut leaves room for max_tokens, or, where
+    that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises
+    `PromptTooLong`.
     """
-    if options.truncate is None:
-        if len(ids) > max_positions:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
-                'or say truncate="left", "right" or "middle"'
-            )
+    if len(ids) <= max_positions:
         return ids
+    if options.truncate is None:
+        raise PromptTooLong(
+            f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
+            'or say truncate="left", "right" or "middle"'
+        )
     half = max_positions // 2
     answer = half if params.max_tokens is None else min(params.max_tokens, half)
     return truncated(ids, max(1, max_positions - answer), options.truncate, keep=int(ids[0] == bos))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,13 @@ import numpy.typing as npt
 from paceline import validation
 from paceline.completion import Completion, Score
 from paceline.errors import BatchError, PacelineError
-from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.request import RequestOptions
 from paceline.runtime.embedder import Normalization, normalized
 
-# What a request without a stream of tokens can be asked.
-_EMBEDDING_OPTIONS = frozenset(
-    {"priority", "queue_timeout_s", "timeout_s", "request_id", "add_special", "parse_special"}
-)
+# What a request without a stream of tokens can be asked. A reranker's pairs are put together as its model wants them.
+_RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id"})
+_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special"}
+_PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "add_special", "parse_special"})
 
 
 def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Completion]:
@@ -35,7 +34,19 @@ def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Comple
 
 def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
     """The request options of an embedding. Raises `InvalidType` for one that means nothing there."""
-    validation.reject_unknown(options, _EMBEDDING_OPTIONS & OPTION_NAMES)
+    validation.reject_unknown(options, _EMBEDDING_OPTIONS)
+    return RequestOptions(**options)
+
+
+def reranking_options(options: Mapping[str, Any]) -> RequestOptions:
+    """The request options of reranking. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _RERANKING_OPTIONS)
+    return RequestOptions(**options)
+
+
+def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
+    """The request options of saving and loading prefixes. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _PREFIX_OPTIONS)
     return RequestOptions(**options)
 
 
@@ -51,11 +62,3 @@ def scores(rows: list[Any]) -> list[Score]:
     """One score a document, best first; of a classifier with several outputs, the first."""
     found = [Score(index, float(row[0])) for index, row in enumerate(rows)]
     return sorted(found, key=lambda one: -one.score)
-
-
-def collected_at_the_end(options: RequestOptions) -> RequestOptions:
-    """The options of a request that nobody reads before it has ended: no chunk wakes a reader, no reader is slow."""
-    return dataclasses.replace(options, interval=_WHOLE, max_buffered_tokens=None)
-
-
-_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more

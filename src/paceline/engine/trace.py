@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from paceline import validation
 from paceline.engine.trace_events import (
@@ -30,6 +30,13 @@ from paceline.errors import InvalidType, TraceError
 from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, TickRecord
 
 
+class TextSink(Protocol):
+    """What a trace can be written to: a text file that is open, or as much of one."""
+
+    def write(self, text: str, /) -> object: ...  # noqa: D102
+    def flush(self) -> object: ...  # noqa: D102
+
+
 class TraceRecorder(Instrument):
     """Writes what an engine does to a file. Close it after the engine, or leave its `with`.
 
@@ -43,14 +50,14 @@ class TraceRecorder(Instrument):
     """
 
     def __init__(
-        self, target: str | os.PathLike[str] | TextIO, *, start_s: float | None = None, flush_interval_s: float = 1.0
+        self, target: str | os.PathLike[str] | TextSink, *, start_s: float | None = None, flush_interval_s: float = 1.0
     ) -> None:
         self._start_s = start_s if start_s is None else validation.number("start_s", start_s)
         self._flush_interval_s = validation.number("flush_interval_s", flush_interval_s, 0)
         self._lock = threading.Lock()
-        self._is_ours = isinstance(target, (str, os.PathLike))
+        self._own = _opened(target)
         self._flushed_s = float("-inf")
-        self._file: TextIO | None = _opened(target)
+        self._file: TextSink | None = _checked(target) if self._own is None else self._own
         self._put(self._file, header())
 
     def __enter__(self) -> Self:
@@ -63,8 +70,8 @@ class TraceRecorder(Instrument):
         """Writes what is left. Raises `OSError` where that fails; a second time does nothing."""
         with self._lock:
             file, self._file = self._file, None
-            if file is not None and self._is_ours:
-                file.close()
+            if file is not None and self._own is not None:
+                self._own.close()
             elif file is not None:
                 file.flush()
 
@@ -120,7 +127,7 @@ class TraceRecorder(Instrument):
             if self._file is not None:
                 self._put(self._file, to_line(event, self._start_s or 0.0), now_s)
 
-    def _put(self, file: TextIO, line: str, now_s: float | None = None) -> None:
+    def _put(self, file: TextSink, line: str, now_s: float | None = None) -> None:
         try:
             file.write(line + "\n")
             if now_s is not None and now_s - self._flushed_s >= self._flush_interval_s:
@@ -133,9 +140,9 @@ class TraceRecorder(Instrument):
     def _abandon(self) -> None:
         """What could not be written once is not tried again: the error is on its way to the caller."""
         file, self._file = self._file, None
-        if file is not None and self._is_ours:
+        if file is not None and self._own is not None:
             with contextlib.suppress(OSError):
-                file.close()
+                self._own.close()
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -168,10 +175,15 @@ def _why(error: LineError | UnicodeDecodeError) -> str:
     return "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
-def _opened(target: Any) -> TextIO:
-    if isinstance(target, (str, os.PathLike)):
-        return Path(target).open("w", encoding="utf-8", newline="\n")
+def _opened(target: object) -> TextIO | None:
+    """The file of a path; None where it is none."""
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    return Path(target).open("w", encoding="utf-8", newline="\n")
+
+
+def _checked(target: Any) -> TextSink:
     if not hasattr(target, "write") or not hasattr(target, "flush"):
         raise InvalidType(f"target must be a path or a text file, not a {type(target).__name__}")
-    file: TextIO = target
+    file: TextSink = target
     return file

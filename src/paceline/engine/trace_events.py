@@ -31,7 +31,7 @@ class SlotFreed:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence lost its computed tokens to KV pressure."""
+    """A sequence lost its slot, with the tokens that it had computed, and waits to go on."""
 
     key: int
     choice: int
@@ -61,7 +61,7 @@ class PrefixInstability:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Tokens of an idle prefix were thrown away."""
+    """Tokens of an idle prefix made way: on the device, or in host memory."""
 
     num_tokens: int
     source: str

@@ -50,7 +50,7 @@ class Context(Closing):
         self._native: _native.Context | None = None
         if not isinstance(model, Model):
             raise InvalidType(f"model must be a Model, not {type(model).__name__}")
-        validation.reject_unknown(options, ContextOptions.names())
+        validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
         self._resolved = self.options.resolve(model)

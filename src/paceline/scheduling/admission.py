@@ -23,9 +23,6 @@ class Admission:
         if not len(self._waiting):
             return
         self._start_in_turn(now_s, tick)
-        while self._is_blocked():
-            self.preempt(now_s)
-            self._start_in_turn(now_s, tick)
 
     def preempt(self, now_s: float) -> None:
         """Takes slot and memory of the running sequence that is paused, least important and youngest; it goes on later."""
@@ -50,25 +47,24 @@ class Admission:
 
     def _start_in_turn(self, now_s: float, tick: int) -> None:
         for sequence in self._waiting:
-            if not self._slots.num_free:
-                return
             if sequence.request.is_paused:
                 continue
+            if not (self._slots.num_free or self._has_paused):
+                return
             placement = self._fitting(sequence, now_s)
+            while self._has_paused and (placement is None or (placement is not WAIT and not self._slots.num_free)):
+                self.preempt(now_s)
+                placement = self._fitting(sequence, now_s)
             if placement is WAIT:
                 continue
             if placement is None:
                 return
             self._start(sequence, placement, now_s, tick)
 
-    def _is_blocked(self) -> bool:
-        """Whether only paused sequences run, while others wait for what they hold."""
-        running = self._slots.running
-        return (
-            bool(running)
-            and all(one.request.is_paused for one in running)
-            and any(not one.request.is_paused for one in self._waiting)
-        )
+    @property
+    def _has_paused(self) -> bool:
+        """Whether somebody who runs only waits for a reader, and could wait without a slot."""
+        return any(one.request.is_paused for one in self._slots.running)
 
     def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
         """Where a sequence can start from, once kept paths have made way; None where there is no room for it.

@@ -7,9 +7,11 @@ held back leaves with the last chunk on every path.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.scheduling.limits import Vocabulary
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs
 from paceline.text import TextPiece, TextPipe
@@ -21,15 +23,22 @@ class Answer:
     """Takes one token after the other; `chunk` gives what came since the last one."""
 
     __slots__ = (
-        "_armed", "_choice", "_ends", "_held", "_ids", "_logprobs", "_max_tokens", "_min_tokens", "_num_emitted",
-        "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
+        "_armed", "_choice", "_ends", "_has_stops", "_held", "_ids", "_interval", "_is_plain", "_logprobs", "_max_tokens",
+        "_min_tokens", "_num_emitted", "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "_texts_by_id",
+        "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
     )  # fmt: skip
 
     def __init__(
-        self, params: SamplingParams, vocabulary: Vocabulary, choice: int, *, special: bool, echo: str
+        self, params: SamplingParams, vocabulary: Vocabulary, choice: int, options: RequestOptions, echo: str
     ) -> None:
         self._choice = choice
+        self._interval = options.interval
+        special = options.special
         pieces = vocabulary.pieces_special if special else vocabulary.pieces
+        # Without stop strings a token that is text by itself needs no pipe, as long as the pipe holds nothing back.
+        self._texts_by_id = vocabulary.texts_special if special else vocabulary.texts
+        self._has_stops = bool(params.stop)
+        self._is_plain = not self._has_stops
         self._ends = frozenset() if params.ignore_eos else vocabulary.eog_ids
         self._stop_ids = frozenset(params.stop_token_ids)
         self._min_tokens = params.min_tokens
@@ -55,12 +64,23 @@ class Answer:
             return FinishReason.END if token_id in self._ends else FinishReason.STOP
         if not self._armed and self.num_generated > self._min_tokens:
             self._arm()
-        if logprobs is not None:
-            self._held.append(logprobs)
-        self._add(self._pipe.push(token_id))
-        if self._pipe.match is not None:
+        if self._is_plain and (text := self._texts_by_id[token_id]) is not None:
+            self._ids.append(token_id)
+            self._texts.append(text)
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+        elif self._push(token_id, logprobs):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_generated >= self._max_tokens else None
+
+    def _push(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+        """The next token, by way of the pipe; answers whether a stop string has come."""
+        pipe = self._pipe
+        if logprobs is not None:
+            self._held.append(logprobs)
+        self._add(pipe.push(token_id))
+        self._is_plain = not self._has_stops and pipe.is_empty
+        return pipe.match is not None
 
     def finish(self) -> bool:
         """The answer has ended, however it did: lets go of what was held back. Answers whether a stop string is complete."""
@@ -72,9 +92,28 @@ class Answer:
         self.stop, self.stop_token_ids = match.stop, match.token_ids + self.stop_token_ids
         return True
 
+    def resume(self, token_ids: Sequence[int], num_told: int | None, untold: Sequence[TokenLogprobs]) -> None:
+        """Goes on where another answer with these tokens stood; to be called before anything else. See `Past`."""
+        for token_id in token_ids[:num_told] if num_told is not None else ():
+            self.take(token_id, None)
+        num_held = 0
+        if num_told is not None:
+            self._num_emitted = len(self._ids)
+            self._ids, self._texts = [], []
+            num_held = num_told - self._num_emitted
+        self._held.extend(untold[:num_held])
+        for index, token_id in enumerate(token_ids[num_told or 0 :], num_held):
+            self.take(token_id, untold[index] if index < len(untold) else None)
+
+    def latest_logprobs(self, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of the last tokens that are in no chunk yet; at most so many."""
+        held = list(self._held)[-count:] if count else []
+        rest = count - len(held)
+        return (*(self._logprobs[-rest:] if rest else ()), *held)
+
     def chunk(self) -> StreamChunk | None:
-        """What came since the last chunk; None where nothing can be shown yet."""
-        if not (self._ids or self._texts or self.prompt_logprobs):
+        """What came since the last chunk; None where that is nothing, or fewer tokens than the interval."""
+        if len(self._ids) < self._interval and not (self._interval == 1 and (self._texts or self.prompt_logprobs)):
             return None
         ids, text = tuple(self._ids), "".join(self._texts)
         chunk = StreamChunk(

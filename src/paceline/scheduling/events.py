@@ -23,6 +23,13 @@ class Delta(msgspec.Struct):
     chunk: StreamChunk
 
 
+class HeldBack(msgspec.Struct):
+    """A choice drew tokens of which no chunk was made: they may belong to a stop, or are fewer than its interval."""
+
+    key: int
+    choice: int
+
+
 class Ended(msgspec.Struct):
     """The terminal chunk of a request; nothing but `Released` follows."""
 
@@ -44,4 +51,17 @@ class Embedded(msgspec.Struct):
     error: PacelineError | None
 
 
-Event = Started | Delta | Ended | Released | Embedded
+class Exported(msgspec.Struct):
+    """What is known of a path, as ranges of saved cells that follow each other from its first token on; may be none."""
+
+    key: int
+    ranges: list[Any]
+
+
+class Imported(msgspec.Struct):
+    """The ranges of a path are in host memory now, as far as its budget goes."""
+
+    key: int
+
+
+Event = Exported | Imported | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -84,7 +84,11 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """How a request ended: the reason of its last choice, the worst of all where one failed."""
+    """How a request ended.
+
+    reason: of its choices' reasons the one that stands first in `FinishReason`, so ERROR where one failed. error_code: of
+    that choice's error, if it has one.
+    """
 
     key: int
     reason: FinishReason
@@ -109,7 +113,11 @@ class Instrument:
         """A sequence gave its slot back: it ended, or was preempted."""
 
     def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
-        """A sequence lost so many computed tokens to KV pressure; it waits to go on."""
+        """A sequence lost its slot, with so many computed tokens, and waits to go on.
+
+        Cells were short, its reader paused it while others wait, or the beginning that it was to have could not be had. Host
+        memory keeps the tokens where it can; else they are computed again.
+        """
 
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
         """So many tokens of a prompt were taken from memory instead of computed; source as in `Usage.cached_from`."""
@@ -118,7 +126,10 @@ class Instrument:
         """Of a long cached prompt only the beginning matched: the sign of a template that re-renders what was said."""
 
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        """So many tokens of idle prefixes were thrown away; source: where they were, "device" or "host"."""
+        """So many tokens of an idle prefix made way; source: where they were, "device" or "host".
+
+        Host memory keeps those of the device where it can; those of the host are gone.
+        """
 
     def engine_restarted(self, now_s: float) -> None:
         """The engine's process died and another one took over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,27 @@ class Limits:
     embed_texts: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """Of the model: the bytes of every token, without and with its control tokens' text, and the ends of generation."""
 
     pieces: Sequence[bytes]
     pieces_special: Sequence[bytes]
     eog_ids: frozenset[int]
+
+    @cached_property
+    def texts(self) -> Sequence[str | None]:
+        """The text of every token that is text by itself; None for parts of characters. Made once, when first asked for."""
+        return [_text(piece) for piece in self.pieces]
+
+    @cached_property
+    def texts_special(self) -> Sequence[str | None]:
+        """As `texts`, with control tokens."""
+        return [_text(piece) for piece in self.pieces_special]
+
+
+def _text(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None

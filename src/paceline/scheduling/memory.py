@@ -10,10 +10,22 @@ down at once as if it had happened.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from paceline.scheduling.cells import Cells
 from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.placement import LEAST_HOST_TOKENS, NOTHING, WAIT, Placement, Wait, place, place_whole
+from paceline.scheduling.placement import (
+    LEAST_HOST_TOKENS,
+    NOTHING,
+    WAIT,
+    Placement,
+    Wait,
+    best_holder,
+    parts_of,
+    place,
+    place_whole,
+)
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
 from paceline.scheduling.prefix_tree import WIDTH, Blob, Match, Namespace, Node, PrefixTree, Saved, common
 from paceline.scheduling.reports import Reports
@@ -45,6 +57,8 @@ class Memory:
         """Where the beginning of a waiting sequence can come from now."""
         if not sequence.reads_cache:
             return NOTHING
+        if sequence.waits_for is not None and sequence.waits_for.stands:  # nothing better can have come meanwhile
+            return WAIT
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
@@ -54,9 +68,7 @@ class Memory:
         match = self._tree.match(sequence.namespace, tokens)
         self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
-            placement = place(match, sequence.num_known - 1, sequence)
-            sequence.has_waited = placement is WAIT
-            return placement
+            return place(match, sequence.num_known - 1, sequence)
         return place_whole(match, sequence.num_known - 1)
 
     def touch(self, placement: Placement) -> None:
@@ -129,6 +141,10 @@ class Memory:
         for kept in self._kept.under(seq_id):
             self._let_go(kept, now_s)
 
+    def empty_all(self) -> None:
+        """Has every sequence id emptied, whatever lies there."""
+        self._operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
+
     # ---- room
 
     def has_room(self, num_tokens: int) -> bool:
@@ -180,6 +196,41 @@ class Memory:
                 if shared - placement.num_tokens >= least:
                     return True
         return False
+
+    # ---- in and out
+
+    def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
+        """Sees to it that host memory has what there is of a path, after the next operations."""
+        if not self._limits.can_share_part:
+            return  # whole states were saved when they could be
+        for sequence in self._running:
+            self._extend(sequence)
+        match = self._tree.match(namespace, tokens)
+        source, num_device = best_holder(match.nodes, match.length)
+        for node in match.nodes:
+            if source is None or source.seq_id is None or node.start >= num_device:
+                continue
+            end = min(node.end, num_device)
+            if node.blob is None or (node.blob.start, node.blob.end) != (node.start, end):
+                save = Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
+                self._operations.append(save)
+
+    def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
+        """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
+        match = self._tree.match(namespace, tokens)
+        if not self._limits.can_share_part:
+            return [part.blob.data for part in place_whole(match, match.length).parts]
+        parts = parts_of(match.nodes, 0, match.length)
+        whole = takewhile(lambda part: (part.start, part.end) == (part.blob.start, part.blob.end), parts)
+        return [part.blob.data for part in whole]  # saved ranges cannot be cut here
+
+    def take_in(
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float
+    ) -> None:
+        """Saved ranges of a path come from outside."""
+        for start, end, data in ranges:
+            is_whole = not self._limits.can_share_part
+            self.saved(Save(0, start, end, namespace, tokens[: end * WIDTH], is_whole=is_whole), data, now_s)
 
     # ---- what the executor does
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from paceline.scheduling.kept import Kept
 from paceline.scheduling.prefix_tree import Blob, Match, Node
-from paceline.scheduling.sequence import Sequence
+from paceline.scheduling.sequence import Promise, Sequence
 
 LEAST_HOST_TOKENS = 16
 """Fewer are computed sooner than fetched."""
@@ -63,12 +63,13 @@ NOTHING = Placement(None, 0, (), 0, None)
 def place(match: Match, most: int, own: Sequence) -> Placement | Wait:
     """The best that a match offers for the first `most` tokens of a sequence, where any part of a memory can be shared."""
     length = min(match.length, most)
-    source, num_device = _best_holder(match.nodes, length, own)
-    parts = _parts(match.nodes, num_device, length)
+    source, num_device = best_holder(match.nodes, length, own)
+    parts = parts_of(match.nodes, num_device, length)
     num_tokens = parts[-1].end if parts else num_device
     if num_tokens - num_device < LEAST_HOST_TOKENS:
         parts, num_tokens = (), num_device
-    if _is_promised(match.nodes, length, num_tokens, own):
+    own.waits_for = _promise(match.nodes, length, num_tokens, own)
+    if own.waits_for is not None:
         return WAIT
     if num_tokens == 0:
         return NOTHING
@@ -83,8 +84,8 @@ def place_whole(match: Match, most: int) -> Placement:
     return NOTHING
 
 
-def _best_holder(nodes: Iterable[Node], length: int, own: Sequence) -> tuple[Sequence | Kept | None, int]:
-    """Who has most of the first `length` tokens, and how many."""
+def best_holder(nodes: Iterable[Node], length: int, own: Sequence | None = None) -> tuple[Sequence | Kept | None, int]:
+    """Who has most of the first `length` tokens, and how many; not `own`."""
     best: Sequence | Kept | None = None
     most = 0
     for node in reversed(tuple(nodes)):
@@ -98,22 +99,30 @@ def _best_holder(nodes: Iterable[Node], length: int, own: Sequence) -> tuple[Seq
     return best, most
 
 
-def _is_promised(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> bool:
-    """Whether somebody who runs is going to have computed enough more of the first `length` tokens.
+def _keeps_promises(holder: Sequence, own: Sequence) -> bool:
+    """Whether it pays to wait for a running sequence: not for one that may be slower than computing it oneself."""
+    if holder.request.is_paused or holder.is_scoring:
+        return holder.request is own.request and not holder.request.is_paused
+    return holder.turn_key <= own.turn_key or holder.request is own.request
+
+
+def _promise(nodes: Iterable[Node], length: int, num_tokens: int, own: Sequence) -> Promise | None:
+    """Who of those that run is going to have computed enough more of the first `length` tokens.
 
     A sibling, or whoever was waited for already: any more, since many may wait for the same.
     """
     for node in nodes:
         for holder in node.holders:
-            if holder is own or not isinstance(holder, Sequence) or holder.request.is_paused:
+            if holder is own or not isinstance(holder, Sequence) or not _keeps_promises(holder, own):
                 continue
-            least = 1 if own.has_waited or holder.request is own.request else LEAST_WAIT_TOKENS
-            if min(node.end, length, holder.num_prompt) - num_tokens >= least:
-                return True
-    return False
+            least = 1 if own.waits_for is not None or holder.request is own.request else LEAST_WAIT_TOKENS
+            end = min(node.end, length, holder.num_prompt)
+            if end - num_tokens >= least:
+                return Promise(holder, end)
+    return None
 
 
-def _parts(nodes: Iterable[Node], start: int, length: int) -> tuple[Part, ...]:
+def parts_of(nodes: Iterable[Node], start: int, length: int) -> tuple[Part, ...]:
     """What host memory has from `start` on without a gap; nodes of one blob give one part."""
     parts: list[Part] = []
     at = start

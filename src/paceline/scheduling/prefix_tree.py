@@ -58,6 +58,7 @@ class Node:
     holders: dict[Holder, None] = field(default_factory=dict)
     blob: Blob | None = None
     is_snapshot: bool = False  # the blob is a whole state at `end`, not a range
+    namespace: Namespace | None = None  # of a root
 
     @property
     def end(self) -> int:
@@ -117,7 +118,7 @@ class PrefixTree:
         """The node at whose end these tokens end; made, and others split, where that is needed. None for no tokens."""
         if not tokens:
             return None
-        return self._descend(self._roots.setdefault(namespace, Node(0, b"", None)), tokens)
+        return self._descend(self._root(namespace), tokens)
 
     def hold(self, holder: Holder, end: Node) -> None:
         """The holder has, or will have, the path to the end of this node."""
@@ -179,8 +180,8 @@ class PrefixTree:
             del parent.children[node.tokens[:WIDTH]]
             node.parent = None
             node = parent
-        if node is not None and node.parent is None and not node.children:
-            self._roots = {name: root for name, root in self._roots.items() if root is not node}
+        if node is not None and node.namespace is not None and not node.children:
+            self._roots.pop(node.namespace, None)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, for checks."""
@@ -189,6 +190,12 @@ class PrefixTree:
             node = waiting.pop()
             yield node
             waiting += node.children.values()
+
+    def _root(self, namespace: Namespace) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(0, b"", None, namespace=namespace)
+        return root
 
     def _descend(self, node: Node, tokens: bytes) -> Node:
         """The node below this one at whose end these tokens end; made, and others split, where that is needed."""

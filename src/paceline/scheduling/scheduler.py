@@ -16,11 +16,12 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event
+from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
+from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.reports import Reports, Watch, row_record
 from paceline.scheduling.rows import rows_of, set_limits
 from paceline.scheduling.sequence import Request, Sequence
@@ -42,6 +43,15 @@ class Scheduler:
 
     def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, watch: Watch) -> None:
         self._limits, self._strategy, self._clock = limits, strategy, clock
+        self._watch = watch
+        self.pace = Pace(n_ubatch=limits.n_ubatch)
+        self._tick = 0
+        self._num_sequences = 0
+        self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
+        self._begin()
+
+    def _begin(self) -> None:
+        limits, watch = self._limits, self._watch
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
         self._slots = Slots(limits.num_slots)
@@ -52,10 +62,9 @@ class Scheduler:
         self._endings = Endings(self._slots, self.memory, self._waiting, self._requests, self._reports, self._events)
         self._embedding = EmbeddingTicks(limits, self._reports, self._events)
         self._turns = AdapterTurns(limits.itl_target_s)
-        self.pace = Pace(n_ubatch=limits.n_ubatch)
-        self._tick = 0
-        self._num_sequences = 0
         self._is_stopping = False
+        self._heeds_readers = True
+        self._exports: list[tuple[int, Namespace, bytes]] = []
         self.is_idle = True
 
     # ---- commands
@@ -67,7 +76,7 @@ class Scheduler:
         for sequence in request.sequences:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
-        for sequence in request.sequences:
+        for sequence in [one for one in request.sequences if one.reason is None]:
             if sequence.num_left > 0 and (sequence.drawing or sequence.is_scoring):
                 self._waiting.add(sequence)
             else:
@@ -87,6 +96,7 @@ class Scheduler:
 
     def set_paused(self, key: int, *, is_paused: bool) -> None:
         """Lets a request sit out ticks, or go on."""
+        is_paused = is_paused and self._heeds_readers
         request = self._requests.get(key)
         if request is not None and request.is_paused != is_paused:
             request.is_paused = is_paused
@@ -97,6 +107,24 @@ class Scheduler:
         request = self._requests.get(key)
         if request is not None:
             request.is_slow = True
+
+    def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+        """Answers with the next events what memory has of a path."""
+        self.memory.bring_to_host(namespace, tokens)
+        self._exports.append((key, namespace, tokens))
+
+    def import_ranges(
+        self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...]
+    ) -> None:
+        """Puts saved ranges of a path into host memory."""
+        self.memory.take_in(namespace, tokens, ranges, self._clock.now())
+        self._events.append(Imported(key))
+
+    def drain(self) -> None:
+        """From now on nobody is waited for: what paused for its reader goes on to its end."""
+        self._heeds_readers = False
+        for key in self._requests:
+            self.set_paused(key, is_paused=False)
 
     def stop(self) -> None:
         """Ends everything before the next plan."""
@@ -109,6 +137,11 @@ class Scheduler:
             self._endings.end_request(request, FinishReason.ERROR, now, error)
         self._embedding.fail_all(error, now)
         return self._take_events()
+
+    def begin_anew(self) -> None:
+        """Forgets everything but what ticks cost, and has the memory emptied: after a mistake of our own."""
+        self._begin()
+        self.memory.empty_all()
 
     # ---- a tick
 
@@ -181,6 +214,9 @@ class Scheduler:
                 self.memory.forget_kept(seq_id, now)
             else:
                 self._admission.start_over(sequence, now)
+        for key, namespace, tokens in self._exports:
+            self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
+        self._exports.clear()
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:
@@ -236,6 +272,8 @@ class Scheduler:
             self._endings.finish(sequence, now_s)
         elif (chunk := sequence.answer.chunk()) is not None:
             self._events.append(Delta(sequence.request.key, chunk))
+        elif self.tells_held_back and result.token_ids:
+            self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Takes the drawn tokens in, one after the other, to the one that ends the answer."""

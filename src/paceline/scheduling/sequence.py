@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import InitVar, dataclass, field
 
 from paceline.errors import PacelineError
@@ -18,15 +20,33 @@ from paceline.scheduling.answer import Answer
 from paceline.scheduling.instrument import RequestRecord
 from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.prefix_tree import WIDTH, Namespace
-from paceline.streaming.chunk import FinishReason, Usage
+from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What was known of one choice when the engine that ran it was lost.
+
+    token_ids: all that it had generated. num_told: how many of them there were when its last chunk was made; None where
+    none was. untold: the logprobs of those that are in no chunk, where logprobs are wanted. num_scored: prompt tokens whose
+    log-probabilities were told. reason: why it has ended, if it has.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_told: int | None = None
+    untold: tuple[TokenLogprobs, ...] = ()
+    num_scored: int = 0
+    reason: FinishReason | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """What a caller submitted, and what has become of it. Made on the caller's thread, then the engine's.
 
-    samplers: one a choice, the backend's own. lora: names of adapters with their scales. echo: the prompt's text where it is
-    part of the answer. Times are seconds on the engine's clock.
+    samplers: one a choice, the backend's own, told all that is known. lora: names of adapters with their scales. echo: the
+    prompt's text where it is part of the answer. pasts: of a request that goes on after its engine was lost, one a choice;
+    None for a choice of which nothing was told. Times are seconds on the engine's clock; submitted_s is set anew when the
+    engine accepts it.
     """
 
     key: int
@@ -38,6 +58,7 @@ class Request:
     lora: tuple[tuple[str, float], ...] = ()
     echo: str = ""
     vocabulary: InitVar[Vocabulary]
+    pasts: InitVar[Many[Past | None]] = ()
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
@@ -50,12 +71,13 @@ class Request:
     sequences: list[Sequence] = field(init=False)
     num_open: int = field(init=False)
 
-    def __post_init__(self, vocabulary: Vocabulary) -> None:
+    def __post_init__(self, vocabulary: Vocabulary, pasts: Many[Past | None]) -> None:
         options = self.options
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
-        self.num_open = self.params.n
-        self.sequences = [Sequence(self, choice, vocabulary) for choice in range(self.params.n)]
+        lives = [*pasts, *[None] * (self.params.n - len(pasts))]
+        self.sequences = [Sequence(self, choice, vocabulary, past) for choice, past in enumerate(lives)]
+        self.num_open = sum(one.reason is None for one in self.sequences)
 
     def deadline_s(self) -> float:
         """When it ends for want of time, as things stand."""
@@ -97,16 +119,40 @@ class Request:
         )
 
 
+def prefix_namespace(options: RequestOptions) -> Namespace:
+    """With whom requests of these options share prefixes: the same adapters, tenant and salt."""
+    return (options.lora, options.tenant, options.cache_salt)
+
+
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as the prefix tree keeps them."""
+    return array("i", token_ids).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A running sequence that is about to have computed the first `end` tokens of others that wait for it."""
+
+    sequence: Sequence
+    end: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it still runs and has not got there."""
+        by = self.sequence
+        return by.slot is not None and not by.request.is_paused and by.num_computed < self.end
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "has_waited", "key", "known", "last_tick",
+        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
         "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
-        "sampler", "seq_id", "slot", "submitted_s",
+        "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, past: Past | None = None) -> None:
         params, options = request.params, request.options
         self.request, self.choice = request, choice
         self.key = self.order = 0
@@ -116,18 +162,33 @@ class Sequence:
         self.num_computed = 0
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
         self.drawing = params.max_tokens != 0
-        self.answer = Answer(params, vocabulary, choice, special=options.special, echo=request.echo)
-        self.priority, self.submitted_s = options.priority, request.submitted_s
+        self.answer = Answer(params, vocabulary, choice, options, request.echo)
+        self.priority = options.priority
         self.slot: int | None = None
         self.seq_id: int | None = None
         self.packed = bytearray()
         self.has_snapshot = False
-        self.has_waited = False
+        self.waits_for: Promise | None = None
         self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
+        if past is not None:
+            self._resume(past)
+
+    def _resume(self, past: Past) -> None:
+        """Takes over what was generated and told before; all of it is left to compute."""
+        self.known += past.token_ids
+        self.num_known = len(self.known)
+        self.num_scored = max(self.num_scored, past.num_scored)
+        self.reason = past.reason
+        self.answer.resume(past.token_ids, past.num_told, past.untold)
+
+    @property
+    def submitted_s(self) -> float:
+        """When its request was accepted."""
+        return self.request.submitted_s
 
     @property
     def reads_cache(self) -> bool:
@@ -143,9 +204,7 @@ class Sequence:
     def namespace(self) -> Namespace:
         """With whom it shares: the same adapters, tenant and salt; nobody but its own choices without cache_prompt."""
         options = self.request.options
-        if not options.cache_prompt:
-            return (self.request.key,)
-        return (self.request.lora, options.tenant, options.cache_salt)
+        return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
 
     def token_bytes(self, num_tokens: int) -> bytes:
         """The first tokens that are known, as the prefix tree keeps them."""

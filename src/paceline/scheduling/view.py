@@ -16,8 +16,7 @@ class SequenceView(Protocol):
     and proposed), and in memory. num_left: known but not computed, at least 1: its work. limit: most tokens that it may get
     this tick, 1 <= limit <= num_left. is_decoding: whether a row of `num_left` tokens gives its next token and nothing but
     that was left (a prompt's last chunk is no decoding). order: place by arrival, lower came first. submitted_s: when.
-    last_tick: the tick in which it
-    last had a row, or was admitted. priority: higher first.
+    last_tick: the tick in which it last had a row, or was admitted. priority: higher first.
     """
 
     @property
@@ -53,7 +52,7 @@ class TickCost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The sequences that may have a row in this tick, by slot, and what the tick may cost.
+    """The sequences that may have a row in this tick, in the order of their admission, and what the tick may cost.
 
     chunk_size: most tokens of one sequence, already part of each `limit`. num_cells: KV cells in use.
     itl_target_s, max_tick_s: the time between two tokens that is aimed at, and the longest tick while nobody decodes.

@@ -94,7 +94,7 @@ class StreamChannel:
         return AsyncChunkIterator(self.get_async, self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason:
-        """Calls the handler with every chunk and answers why the stream ended. Not for the engine's own thread.
+        """Calls the handler with every chunk and answers the `finish_reason`. Not for the engine's own thread.
 
         An exception of the handler cancels the request and is raised here.
         """
@@ -156,7 +156,7 @@ class StreamChannel:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None before."""
+        """The terminal chunk's, of the choice that ended last; None before the end."""
         terminal = self._feed.terminal
         return None if terminal is None else terminal.finish_reason
 

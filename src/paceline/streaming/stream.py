@@ -48,7 +48,7 @@ class _Reader:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None before."""
+        """Why the choice that ended last did; None before. Where n > 1, each choice's last chunk has its own reason."""
         return None if self._channel is None else self._channel.finish_reason
 
     @property
@@ -111,7 +111,7 @@ class Stream(_Reader):
         return ChunkIterator(lambda: self._read_in_loop(self.get()), self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason | None:
-        """Calls the handler with every chunk, then answers why the stream ended, or raises its error.
+        """Calls the handler with every chunk, then answers the `finish_reason`, or raises the first error of a chunk.
 
         An exception of the handler cancels the request and is raised here.
         """

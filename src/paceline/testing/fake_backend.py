@@ -35,16 +35,22 @@ class FakeCost:
 
 
 class FakeSampler:
-    """Draws from a hash. Obeys seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids."""
+    """Draws from a hash. Obeys seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids.
+
+    With mirostat a draw depends on all draws before, as it does with the real one.
+    """
 
     def __init__(self, params: SamplingParams, choice: int, eos_every: int) -> None:
         self._params, self._eos_every = params, eos_every
         self._key = 0 if params.temperature == 0 else mix((params.seed or 0) * 1000 + choice + 1)
         self.num_generated = 0
+        self.mood = 0
 
     def draw(self, history: int) -> int:
         """The next token after tokens of this hash."""
-        value = mix(history ^ self._key)
+        value = mix(history ^ self._key ^ self.mood)
+        if self._params.mirostat:
+            self.mood = mix(self.mood + value)
         banned = self._banned()
         while (token := self._token(value)) in banned:
             value = mix(value + 1)
@@ -113,6 +119,18 @@ class FakeBackend:
             raise Unsupported("the fake backend knows no grammars")
         return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
 
+    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+        """Its draws depend on their number, with mirostat on its state as well."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        sampler.num_generated = len(token_ids)
+        if state is not None:
+            sampler.num_generated, sampler.mood = map(int, state.split(b" "))
+
+    def sampler_state(self, sampler: object) -> bytes:
+        """How many it has drawn, and what mirostat makes of them."""
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        return b"%d %d" % (sampler.num_generated, sampler.mood)
+
     def check_lora(self, lora: Lora) -> None:
         """Raises `InvalidParams` for an unknown name."""
         for name, _ in lora:
@@ -122,6 +140,10 @@ class FakeBackend:
     def prepare_embedding(self, pooling: str | None) -> str:
         """Everything is pooled in the same way."""
         return pooling or "mean"
+
+    def max_embedding_tokens(self, _pooling: str) -> int:
+        """As much as fits into a memory."""
+        return self.memory.num_cells
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """As the kind of memory allows."""

@@ -98,6 +98,10 @@ class FakeMemory:
             held.cells += [self._take_cell() for _ in token_ids]
         return last
 
+    def hash_at(self, seq_id: int, position: int) -> int:
+        """Of the tokens that a sequence id holds up to this one."""
+        return self._held(seq_id).hashes[position]
+
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """Shares the first tokens of one sequence id with another."""
         source, target = self._held(from_seq_id), self._held(to_seq_id)

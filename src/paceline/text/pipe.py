@@ -48,6 +48,11 @@ class TextPipe:
         """The stop that was found; nothing may be pushed any more, and `finish` still has to be called."""
         return self._filter.match
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held back: the next token's text depends on nothing before it."""
+        return not (self._filter.is_holding or self._detokenizer.state())
+
     def push(self, token_id: int) -> TextPiece:
         """Takes the next token and answers what can be shown now."""
         released = self._filter.push(token_id, self._pieces[token_id])

@@ -75,6 +75,11 @@ class StopFilter:
         """The stop that was found, as soon as no other can take its place."""
         return self._match
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether tokens or bytes are held back."""
+        return bool(self._tokens or self._data)
+
     def push(self, token_id: int, data: bytes) -> Released:
         """Takes the next token and its bytes, and answers what can be passed on."""
         if self._match is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.scheduling.instrument import Instrument
 
 
 def test_every_keyword_reaches_its_owner() -> None:
@@ -90,6 +91,35 @@ def test_an_unknown_request_keyword_is_answered_with_the_nearest(name: str, near
     """A field that would be ignored is never accepted."""
     with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
         request_arguments(SamplingParams(), None, {name: 1})
+
+
+def test_an_answer_nobody_reads_before_its_end_wakes_nobody() -> None:
+    """Blocking generation takes one chunk, and what is about reading is refused with the way out (edge rule 24, 82)."""
+    params, options = collected_arguments(SamplingParams(), None, {"top_k": 3, "priority": 3})
+    assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)
+    assert options.interval > 100_000
+    for name, value in (("interval", 1), ("max_buffered_tokens", None), ("slow_reader", "cancel")):
+        with pytest.raises(InvalidParams, match=f"{name} means nothing where the answer is collected.*use stream"):
+            collected_arguments(SamplingParams(), None, {name: value})
+
+
+def test_an_unknown_keyword_that_is_like_none_is_told_where_to_look() -> None:
+    """No list of fifty names."""
+    with pytest.raises(
+        TypeError, match=r"^unknown option 'zzz'; there are \d+, see SamplingParams and RequestOptions$"
+    ):
+        request_arguments(SamplingParams(), None, {"zzz": 1})
+    with pytest.raises(
+        TypeError, match=r"^unknown option 'zzz'; there are \d+, see LLM, EngineConfig, Model\.load and "
+    ):
+        engine_arguments({"zzz": 1})
+
+
+@pytest.mark.parametrize("instruments", [3, "metrics", None, iter(()), Instrument()])
+def test_instruments_are_a_list(instruments: object) -> None:
+    """Anything else is refused by its name, an iterator as well, which could be looked at only once."""
+    with pytest.raises(InvalidType, match="^instruments must be a list of Instrument objects, not "):
+        engine_arguments({"instruments": instruments})
 
 
 def test_params_must_be_params() -> None:

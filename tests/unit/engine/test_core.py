@@ -655,3 +655,35 @@ def test_the_end_token_is_no_token_of_the_answer() -> None:
     world.run()
     assert (outcome.token_ids(), outcome.reason()) == ([65], FinishReason.END)
     assert (outcome.last().stop, outcome.last().stop_token_ids) == (EOS, (EOS,))
+
+
+def test_a_paused_reader_gives_its_slot_to_those_who_wait() -> None:
+    """Beside a stream that goes on, one that waits for its reader holds nobody up; later both go on where they were."""
+    world = World(limits={"num_slots": 2})
+    paused = world.submit("the first one", max_tokens=60, ignore_eos=True)
+    active = world.submit("the second one", max_tokens=60, ignore_eos=True)
+    world.tick(4)
+    world.pause(paused)
+    third = world.submit("the third one", max_tokens=5, ignore_eos=True)
+    world.tick(12)
+    assert third.reason() is FinishReason.LENGTH
+    assert active.terminal is None
+    world.pause(paused, is_paused=False)
+    world.run()
+    world.check_done()
+    assert paused.token_ids() == world.alone("the first one", max_tokens=60, ignore_eos=True).token_ids()
+
+
+@pytest.mark.parametrize("sooner", [{"priority": 0}, {"prompt_logprobs": 0}])
+def test_nobody_waits_for_a_prefix_that_may_come_late(sooner: dict[str, int]) -> None:
+    """A prompt that somebody less important computes, or slowly for its scores, is computed by whoever is more so."""
+    world = World(strategy="prefill_priority", limits={"num_slots": 2, "n_batch": 16, "chunk_size": 16}, num_cells=4000)
+    prompt = [65 + number % 7 for number in range(400)]
+    slow = world.submit(prompt, max_tokens=1, **sooner)
+    world.tick(2)
+    urgent = world.submit([*prompt, 66], max_tokens=1, priority=100)
+    world.tick(30)
+    assert urgent.reason() is not None
+    assert slow.reason() is None
+    world.run()
+    world.check_done()

@@ -12,7 +12,7 @@ from paceline.engine.executor import Executor, as_paceline_error
 from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
-from paceline.scheduling.plan import Copy, EmbeddingPlan, Remove, Row, RowOutput, StepPlan
+from paceline.scheduling.plan import Copy, EmbeddingPlan, Remove, Row, RowOutput, Save, StepPlan
 from paceline.testing.manual_clock import ManualClock
 
 Step = Callable[[list[int]], None]
@@ -149,6 +149,26 @@ def test_a_copy_that_fails_is_its_sequences_alone() -> None:
     alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7, broken)], [row(1, broken)]))  # type: ignore[arg-type]
     assert [one.computed for one in alone.rows] == [False]
     assert alone.num_passes == 0
+
+
+def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is saved, nobody fails, and a log that fills up with it helps nobody."""
+
+    class Full(Recording):
+        def save(self, seq_id: int, start: int, end: int) -> Any:
+            if start == 5:
+                return "saved"
+            raise MemoryError("no memory")
+
+    executor = Executor(Full(), ManualClock())  # type: ignore[arg-type]
+    saves = [Save(1, start, end, (), b"", is_whole=False) for start, end in ((0, 5), (5, 7))]
+    for _ in range(2):
+        output = executor.run(StepPlan([*saves], [row(0)]))
+        assert [data for _, data in output.saved] == ["saved"]
+        assert [one.computed for one in output.rows] == [True]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("paceline.engine", "WARNING")
+    assert "5 tokens could not be saved" in record.message and "no memory" in caplog.text
 
 
 def test_a_plan_without_rows_makes_no_pass() -> None:

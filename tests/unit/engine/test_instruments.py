@@ -55,6 +55,14 @@ def test_every_hook_is_handed_on_with_its_arguments(hook: str) -> None:
     assert arguments(hook)
 
 
+def test_the_engine_s_own_instrument_comes_first_and_is_not_counted() -> None:
+    """The index in a message is the caller's own."""
+    own, other = Listening(), Listening()
+    assert Instruments([other], own=own).members == (own, other)
+    with pytest.raises(InvalidType, match=r"instruments\[1\] must be an Instrument"):
+        Instruments([other, 3], own=own)  # type: ignore[list-item]
+
+
 def test_the_hooks_are_those_of_the_base_class() -> None:
     """None is forgotten, and nothing else counts as one."""
     assert {"request_queued", "tick_finished", "paused", "prefix_instability"} <= set(HOOKS)

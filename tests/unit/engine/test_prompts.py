@@ -96,6 +96,12 @@ def test_truncation_leaves_room_for_the_answer(max_tokens: int | None, room: int
     assert len(fit(1000, 100, max_tokens=max_tokens, truncate="left")) == room
 
 
+@pytest.mark.parametrize("num_tokens", [1, 90, 91, 100])
+def test_a_prompt_that_fits_is_not_cut(num_tokens: int) -> None:
+    """Not even where it leaves less room than max_tokens."""
+    assert fit(num_tokens, 100, max_tokens=10, truncate="left") == list(range(num_tokens))
+
+
 def test_each_side_is_cut_as_it_says() -> None:
     """Left keeps the end and a bos token, right the beginning, middle both ends."""
     ids = list(range(10))

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from paceline.completion import Completion, completion_of
-from paceline.engine.results import batch_outcome, collected_at_the_end, embedding_options, scores, vectors
+from paceline.engine.results import (
+    batch_outcome,
+    embedding_options,
+    reranking_options,
+    scores,
+    vectors,
+)
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
@@ -43,6 +49,33 @@ def test_an_error_of_a_choice_is_raised() -> None:
     completion().raise_for_error()
 
 
+def test_a_completion_has_the_fields_of_its_first_choice() -> None:
+    """What ended it and why it failed are there as well."""
+    error = DecodeError("broken")
+    chunks = [
+        StreamChunk(index=0, finish_reason=FinishReason.STOP, stop=9, stop_token_ids=(9,)),
+        StreamChunk(index=0, choice=1, finish_reason=FinishReason.ERROR, error=error),
+    ]
+    options = {"prompt": [1], "wants_logprobs": False, "wants_prompt_logprobs": False, "index": 0}
+    whole = completion_of(chunks, **options)  # type: ignore[arg-type]
+    assert (whole.stop, whole.stop_token_ids, whole.error) == (9, (9,), None)
+    assert (whole.choices[1].error, completion_of([chunks[1]], **options).error) == (error, error)  # type: ignore[arg-type]
+
+
+def test_the_terminal_chunk_ends_every_choice_that_has_not_ended() -> None:
+    """An engine that breaks down ends a stream with one chunk, whatever its choices had come to."""
+    error = DecodeError("broken")
+    chunks = [
+        StreamChunk(index=0, choice=1, token_ids=(5,), text="x"),
+        StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error),
+    ]
+    whole = completion_of(chunks, prompt=[1], wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+    assert [(one.text, one.finish_reason, one.error) for one in whole.choices] == [
+        ("", FinishReason.ERROR, error),
+        ("x", FinishReason.ERROR, error),
+    ]
+
+
 def test_a_list_has_every_outcome() -> None:
     """All completions, or one error that has the outcome of every prompt, in order (edge 36, 76)."""
     good = [completion(index) for index in range(2)]
@@ -56,11 +89,20 @@ def test_a_list_has_every_outcome() -> None:
 
 
 def test_embedding_takes_only_options_that_mean_something() -> None:
-    """Timeouts and priority are taken, sampling and streaming are refused."""
-    assert embedding_options({"priority": 1, "timeout_s": 2}) == RequestOptions(priority=1, timeout_s=2)
-    for name in ("interval", "lora", "max_tokens"):
+    """Timeouts and how text becomes tokens are taken; sampling, streaming and a priority that nobody reads are refused."""
+    taken = {"timeout_s": 2, "queue_timeout_s": 3, "request_id": "a", "add_special": False, "parse_special": True}
+    assert embedding_options(taken) == RequestOptions(**taken)
+    for name in ("interval", "lora", "max_tokens", "priority"):
         with pytest.raises(TypeError, match=name):
             embedding_options({name: 1})
+
+
+def test_reranking_takes_no_options_of_tokenising() -> None:
+    """A model's pairs have special tokens of their own."""
+    assert reranking_options({"timeout_s": 2}) == RequestOptions(timeout_s=2)
+    for name in ("add_special", "parse_special", "priority"):
+        with pytest.raises(TypeError, match=name):
+            reranking_options({name: True})
 
 
 def test_vectors_are_stacked_and_normalised_as_asked() -> None:
@@ -77,11 +119,3 @@ def test_scores_are_best_first_with_their_places() -> None:
     """Of equal ones the earlier stands first."""
     found = scores([[0.5], [2.0], [0.5], [-1.0]])
     assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]
-
-
-def test_a_request_nobody_reads_wakes_nobody_before_its_end() -> None:
-    """Blocking generation takes one chunk, and no reader is ever too slow (edge rule 24, 82)."""
-    options = collected_at_the_end(RequestOptions(interval=1, max_buffered_tokens=5, priority=3))
-    assert options.interval > 100_000
-    assert options.max_buffered_tokens is None
-    assert options.priority == 3

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running, in_threads
 
+from paceline.engine.commands import Export
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
 from paceline.scheduling.instrument import Instrument, TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
@@ -449,3 +450,66 @@ def test_an_embedding_that_is_cancelled_raises_nothing_anywhere() -> None:
         engine.close()
         assert engine.metrics.snapshot().cancelled == 1
     assert issubclass(Cancelled, EngineError)
+
+
+def test_a_mistake_within_an_ending_leaves_nobody_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """Even where requests cannot be ended in order, every stream ends, memory is emptied, and the engine goes on."""
+    with Running() as engine:
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise AssertionError("our own mistake")
+
+        def broken_once(*_: Any) -> Any:
+            del engine.scheduler.apply  # type: ignore[method-assign]
+            raise AssertionError("our own mistake")
+
+        engine.hold()
+        first = engine.submit("hello")
+        engine.wait_for_pass()
+        second = engine.submit("queued")
+        engine.scheduler._endings.finish = broken  # type: ignore[method-assign]
+        engine.scheduler.apply = broken_once  # type: ignore[method-assign]
+        engine.backend.gate.set()
+        assert reason_of(first) is FinishReason.ERROR
+        assert reason_of(second) is FinishReason.ERROR
+        assert first.wait_released(LONG_S)
+        assert second.wait_released(LONG_S)
+        for _ in range(3):
+            assert reason_of(engine.submit("again", ignore_eos=True, max_tokens=20)) is FinishReason.LENGTH
+        assert engine.inbox.num_open == 0
+    assert "could not be ended in order" in caplog.text
+
+
+def test_an_engine_that_only_fails_stops(caplog: pytest.LogCaptureFixture) -> None:
+    """After three ticks in a row that failed it takes no requests any more, and close returns."""
+    engine = Running()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise AssertionError("our own mistake")
+
+    engine.scheduler.plan = broken  # type: ignore[method-assign]
+    with suppress(EngineStopped):
+        for _ in range(50):
+            assert reason_of(engine.submit("hello")) is FinishReason.ERROR
+    with pytest.raises(EngineStopped):
+        engine.submit("hello")
+    engine.close()
+    assert "3 ticks in a row failed" in caplog.text
+
+
+def test_draining_waits_for_no_reader() -> None:
+    """A request that paused for a reader who never comes gets to its end all the same."""
+    engine = Running()
+    channel = engine.submit("hello", max_tokens=300, ignore_eos=True, max_buffered_tokens=4)
+    assert channel.get(LONG_S) is not None
+    engine.close(drain=True)
+    assert channel.finish_reason is FinishReason.LENGTH
+
+
+def test_a_question_to_an_engine_that_has_ended_is_answered() -> None:
+    """Nobody waits for an answer that cannot come."""
+    engine = Running()
+    engine.close()
+    future = engine.delivery.ask(Export(1, (), b""))
+    with pytest.raises(EngineStopped):
+        future.result(LONG_S)

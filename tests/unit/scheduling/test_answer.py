@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.scheduling.answer import Answer
 from paceline.scheduling.limits import Vocabulary
 from paceline.streaming import FinishReason, TokenLogprobs
@@ -16,7 +17,7 @@ VOCABULARY = Vocabulary(PIECES, (*PIECES[:256], b"<eos>", PIECES[257]), frozense
 
 
 def answer(*, special: bool = False, echo: str = "", **params: Any) -> Answer:
-    return Answer(SamplingParams(**params), VOCABULARY, 0, special=special, echo=echo)
+    return Answer(SamplingParams(**params), VOCABULARY, 0, RequestOptions(special=special), echo)
 
 
 def take(one: Answer, data: bytes | list[int]) -> list[FinishReason | None]:
@@ -142,3 +143,16 @@ def test_control_tokens_show_where_asked_for() -> None:
     chunk = one.chunk()
     assert chunk is not None
     assert chunk.text == "a<eos>"
+
+
+def test_chunks_wait_for_as_many_tokens_as_the_interval_says() -> None:
+    """Nobody is told of fewer; the last chunk has whatever is left (edge rule 20)."""
+    answer = Answer(SamplingParams(), VOCABULARY, 0, RequestOptions(interval=3), "")
+    sizes = []
+    for _ in range(7):
+        answer.take(97, None)
+        chunk = answer.chunk()
+        sizes.append(0 if chunk is None else len(chunk.token_ids))
+    answer.finish()
+    last = answer.last_chunk(FinishReason.CANCELLED, None)
+    assert (sizes, last.token_ids, last.index, last.text) == ([0, 0, 3, 0, 0, 3, 0], (97,), 6, "a")

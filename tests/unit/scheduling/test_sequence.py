@@ -59,6 +59,15 @@ def test_the_error_belongs_to_the_reason() -> None:
     assert (sequence.reason, sequence.error) == (FinishReason.ERROR, error)
 
 
+def test_a_sequence_waits_since_its_request_was_accepted() -> None:
+    """Also where that is later than it was made."""
+    world = World()
+    request = world.submit("hello").request
+    request.submitted_s += 5
+    assert [one.submitted_s for one in request.sequences] == [request.submitted_s]
+    assert request.sequences[0].turn_key[0] == request.submitted_s
+
+
 def test_the_order_of_reasons_is_the_documented_one() -> None:
     """As the class lists them."""
     names = [reason.name for reason in sorted(FinishReason, key=lambda reason: reason.rank)]

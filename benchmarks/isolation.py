@@ -1,0 +1,176 @@
+"""What a process of its own costs, how fast it comes back, and that nothing is lost when it dies.
+
+python -m benchmarks.isolation [--part overhead|restart|kills] [--model FILE]
+
+overhead  tokens/s of many streams, process against thread, in interleaved pairs.
+restart   from a kill -9 to the next token of a running stream, against the time that loading takes.
+kills     streams under load while the worker is killed again and again; every stream against one that nobody disturbed.
+
+The first two are ratios or differences within one run; run them on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import paceline
+from benchmarks.engine import prompts
+from paceline import LLM, SamplingParams
+from paceline.completion import Completion
+from paceline.demo import demo_model_path
+from paceline.engine.isolation import restarts
+from paceline.engine.process_engine import ProcessEngine
+
+# With these a token has the same logits whether it comes in a prompt or by itself.
+EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+
+
+def worker_pid(llm: LLM) -> int | None:
+    """Of the worker that this LLM started."""
+    engine = llm._engine  # noqa: SLF001 - whom to kill
+    assert isinstance(engine, ProcessEngine)
+    return engine.worker_pid
+
+
+def tokens_per_s(llm: LLM, num_streams: int, num_tokens: int) -> float:
+    """Of streams that are all read, each by a thread."""
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1)
+    ids = prompts(num_streams, 16, llm.model.n_vocab)
+    with ThreadPoolExecutor(num_streams) as threads:
+        start = time.perf_counter()
+        streams = [llm.stream(one, params) for one in ids]
+        list(threads.map(lambda stream: [None for _ in stream], streams))
+        return num_streams * num_tokens / (time.perf_counter() - start)
+
+
+def overhead(model: Path, num_streams: int, num_tokens: int, pairs: int) -> None:
+    """Interleaved pairs; both engines are loaded all the time, and one of them runs."""
+    options: dict[str, Any] = {"num_slots": num_streams, "n_ctx": num_streams * (num_tokens + 64)}
+    with LLM(model, **options) as here, LLM(model, isolation="process", **options) as apart:
+        for llm in (here, apart):
+            tokens_per_s(llm, num_streams, 16)
+        rows = []
+        for pair in range(pairs):
+            order = (here, apart) if pair % 2 == 0 else (apart, here)
+            found = {llm: tokens_per_s(llm, num_streams, num_tokens) for llm in order}
+            rows.append((found[here], found[apart]))
+    ratios = sorted(process / thread for thread, process in rows)
+    print(
+        f"{num_streams} streams: thread {statistics.median(row[0] for row in rows):.0f} tok/s, "
+        f"process {statistics.median(row[1] for row in rows):.0f} tok/s, "
+        f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
+    )
+
+
+def restart(model: Path, runs: int) -> None:
+    """Load times, and times from a kill to the next token that anybody gets."""
+    loads, gaps = [], []
+    for _ in range(runs):
+        start = time.perf_counter()
+        with LLM(model, isolation="process", num_slots=4, n_ctx=4096) as llm:
+            loads.append(time.perf_counter() - start)
+            llm.generate([5, 6, 7], max_tokens=10)
+            pid = worker_pid(llm)
+            assert pid is not None
+            start = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            llm.generate([5, 6, 7], max_tokens=1)
+            gaps.append(time.perf_counter() - start)
+    print(
+        f"load {statistics.median(loads):.2f} s, from a kill to a token {statistics.median(gaps):.2f} s, "
+        f"differences {', '.join(f'{gap - load:+.2f}' for gap, load in zip(gaps, loads, strict=True))}"
+    )
+
+
+@contextmanager
+def setting(event: threading.Event) -> Iterator[None]:
+    """Sets it when the block is left, however that is."""
+    try:
+        yield
+    finally:
+        event.set()
+
+
+def kills(model: Path, wanted: int) -> None:
+    """Random moments, 12 streams at a time; greedy and seeded."""
+    rng = random.Random(1)
+    asked = [
+        ([index + 5, 6, 7], {"seed": index, "max_tokens": 200, "ignore_eos": True, "logprobs": 2})
+        for index in range(12)
+    ]
+    for index in range(0, 12, 3):
+        asked[index][1]["temperature"] = 0
+    with LLM(model, isolation="process", num_slots=8, n_ctx=8192, **EXACT) as llm:
+        expected = [llm.generate(ids, **options) for ids, options in asked]
+        engine = llm._engine  # noqa: SLF001 - its limit on restarts
+        assert isinstance(engine, ProcessEngine)
+        engine._supervisor._restarts.limits = restarts.RestartLimits(max_restarts=wanted + 1, first_wait_s=0.0)  # noqa: SLF001
+        done, num_killed = threading.Event(), 0
+
+        def kill_on() -> None:
+            nonlocal num_killed
+            while num_killed < wanted and not done.wait(rng.uniform(0.2, 1.2)):
+                pid = worker_pid(llm)
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    num_killed += 1
+            done.set()
+
+        killer = threading.Thread(target=kill_on)
+        killer.start()
+        rounds = 0
+        different: list[bool] = []
+        with ThreadPoolExecutor(len(asked)) as threads, setting(done):
+            while not done.is_set():
+                found = list(threads.map(lambda one: llm.generate(one[0], **one[1]), asked))
+                rounds += 1
+                pairs = zip(found, expected, strict=True)
+                different += [is_near_tie(a, b) for a, b in pairs if (a.token_ids, a.text) != (b.token_ids, b.text)]
+        killer.join()
+    print(
+        f"{num_killed} kills, {rounds * len(asked)} streams, {len(different)} differ from when they ran alone, "
+        f"{sum(different)} of them from a near tie on"
+    )
+
+
+def is_near_tie(one: Completion, other: Completion) -> bool:
+    """Whether the first tokens that differ were nearly equally likely: kernels sum in another order in another batch."""
+    assert one.logprobs is not None
+    assert other.logprobs is not None
+    pairs = zip(one.token_ids, other.token_ids, strict=True)
+    at = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+    return at is not None and abs(one.logprobs[at].own - other.logprobs[at].own) < 0.1
+
+
+def main() -> None:
+    """Parses the command line and runs the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("overhead", "restart", "kills", "all"), default="all")
+    parser.add_argument("--model", type=Path, default=demo_model_path())
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=100)
+    options = parser.parse_args()
+    print(f"paceline {paceline.__version__}, {options.model.name}", flush=True)
+    if options.part in ("overhead", "all"):
+        overhead(options.model, options.streams, options.tokens, options.pairs)
+    if options.part in ("restart", "all"):
+        restart(options.model, 5)
+    if options.part in ("kills", "all"):
+        kills(options.model, options.kills)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What the worker was at when it died: the requests of the pass that ran, and the one being made ready.
+
+A page of memory that both processes map: writing it costs no system call, and it is there whatever the death was like.
+The engine's thread writes the pass, the preparing thread its request; the front reads when the worker is dead.
+
+    0      8          16        24
+    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import IO
+
+_SIZE = 16384
+_KEYS_AT = 24
+_MAX_KEYS = (_SIZE - _KEYS_AT) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """What a black box holds. in_pass: the keys of the pass that ran; None where none did. preparing: a key, or None."""
+
+    in_pass: frozenset[int] | None = None
+    preparing: int | None = None
+
+
+class BlackBox:
+    """One page under a file that has no name. The front makes it, the worker gets its file descriptor."""
+
+    def __init__(self, file: IO[bytes] | int) -> None:
+        self._file = None if isinstance(file, int) else file
+        self._memory = mmap.mmap(file if isinstance(file, int) else file.fileno(), _SIZE)
+
+    @classmethod
+    def create(cls) -> BlackBox:
+        """A new one, empty."""
+        file = _file_in_memory() if sys.platform == "linux" else tempfile.TemporaryFile()  # noqa: SIM115 - kept open
+        file.truncate(_SIZE)
+        return cls(file)
+
+    def fileno(self) -> int:
+        """For the worker to inherit."""
+        assert self._file is not None  # noqa: S101 - the front's end
+        return self._file.fileno()
+
+    def begin_pass(self, keys: Iterable[int]) -> None:
+        """A pass over these requests begins. Engine's thread."""
+        wanted = tuple(keys)[:_MAX_KEYS]
+        struct.pack_into(f"={len(wanted)}Q", self._memory, _KEYS_AT, *wanted)
+        struct.pack_into("=2Q", self._memory, 8, 1, len(wanted))
+
+    def end_pass(self) -> None:
+        """The pass is over."""
+        struct.pack_into("=2Q", self._memory, 8, 0, 0)
+
+    def prepare(self, key: int | None) -> None:
+        """This request is being made ready; None: none is. Preparing thread. Keys begin at 1."""
+        struct.pack_into("=Q", self._memory, 0, key or 0)
+
+    def read(self) -> LastSeen:
+        """What was written last."""
+        preparing, is_in_pass, count = struct.unpack_from("=3Q", self._memory, 0)
+        keys = struct.unpack_from(f"={min(count, _MAX_KEYS)}Q", self._memory, _KEYS_AT)
+        return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None)
+
+    def close(self) -> None:
+        """Gives memory and file back; idempotent."""
+        self._memory.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _file_in_memory() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("paceline"), "r+b")

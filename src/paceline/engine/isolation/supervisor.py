@@ -1,0 +1,388 @@
+"""The one thread of a front: it starts the worker, hands it requests, takes in what it says, and answers for its death.
+
+    commands of callers ──inbox──> [this thread] ──socket──> worker
+    channels, futures  <─delivery─ [this thread] <─socket──  worker
+
+It alone touches ledger, blame and child, so they need no locks. Nobody waits for it, and it waits for nobody: what the
+socket does not take is kept. Every accepted request ends here, whatever becomes of workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, SetPaused, Stop, Submit
+from paceline.engine.delivery import Delivery
+from paceline.engine.isolation import messages
+from paceline.engine.isolation.blame import Blame
+from paceline.engine.isolation.child import Child, Death
+from paceline.engine.isolation.front_inbox import FrontInbox
+from paceline.engine.isolation.ledger import Ledger
+from paceline.engine.isolation.questions import Questions
+from paceline.engine.isolation.requests_watch import RequestsWatch
+from paceline.engine.isolation.restarts import RestartLimits, Restarts
+from paceline.engine.isolation.statistics import WorkerTotals
+from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
+from paceline.scheduling.clock import Clock
+from paceline.scheduling.events import Event
+from paceline.scheduling.sequence import Request
+from paceline.streaming.chunk import FinishReason
+
+_log = logging.getLogger("paceline.engine")
+
+_STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
+_READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What to do about a death."""
+
+    on_engine_death: Literal["replay", "fail"] = "replay"
+    restarts: RestartLimits = field(default_factory=RestartLimits)
+
+
+class Supervisor:
+    """Owns the thread and the worker. `ready` is done when the first worker runs, or fails with why it does not."""
+
+    def __init__(
+        self,
+        setup: messages.Setup,
+        policy: Policy,
+        inbox: FrontInbox,
+        delivery: Delivery,
+        clock: Clock,
+        watch: RequestsWatch,
+    ) -> None:
+        self._setup, self._policy = setup, policy
+        self._inbox, self._delivery, self._clock, self._watch = inbox, delivery, clock, watch
+        self._ledger, self._blame, self._restarts = Ledger(), Blame(), Restarts(policy.restarts)
+        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
+        self.ready: Future[messages.Ready] = Future()
+        self._child: Child | None = None
+        self._start_at: float | None = clock.now()
+        self._stop_by: float | None = None
+        self._refusal: PacelineError | None = None
+        self._heeds_readers = True  # until the engine is drained: then nobody waits for one
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="paceline-supervisor", daemon=True)
+        self._thread.start()
+
+    # ---- any thread
+
+    def check_process(self) -> None:
+        """Raises `EngineStopped` in a forked child, which has neither this thread nor the worker."""
+        if os.getpid() != self._process:
+            raise EngineStopped("this process was forked from the engine's, and has none of its threads; make one here")
+
+    def close(self, *, drain: bool, timeout_s: float | None) -> None:
+        """As `Runner.close`; afterwards the worker is gone."""
+        if os.getpid() != self._process:
+            return
+        is_own = threading.current_thread() is self._thread
+        self._inbox.close()
+        if drain and not is_own:
+            self._inbox.put(Drain())
+            self._inbox.wait_until_empty(timeout_s)
+        self._inbox.put(Stop())
+        if not is_own:
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """Ends everything without waiting or taking a lock: for finalizers."""
+        if os.getpid() == self._process:
+            self._inbox.put(Stop())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as self._selector:
+                self._selector.register(self._inbox, _READABLE)
+                while not (self._inbox.is_closed and self._inbox.num_open == 0):
+                    self._turn()
+        except Exception as error:  # noqa: BLE001 - nobody else would end what is open
+            _log.exception("the supervisor of an engine failed; its requests end with an error")
+            self._inbox.close_for(EngineStopped(f"the engine's supervisor failed: {error!r}"))
+        finally:
+            self._inbox.close()
+            self._dismiss()
+            self._delivery.close()
+            self.questions.died(EngineStopped("the engine was shut down; make a new one"))
+            self.questions.end()
+            self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
+
+    def _turn(self) -> None:
+        ready = [key.fileobj for key, _ in self._selector.select(self._wait_s())]
+        if self._inbox in ready:
+            self._inbox.calm()
+        for command in self._inbox.take():
+            self._do(command)
+        child = self._child
+        if child is not None and child.last_words in ready:
+            child.last_words.read()
+        if child is not None and child.link in ready:
+            self._listen(child)
+        self._mind_the_time()
+        self._hand_over()
+        self.questions.pass_on(self._child)
+        self._flush()
+
+    def _wait_s(self) -> float | None:
+        """How long there is nothing to do unless somebody says something."""
+        times = [time for time in (self._start_at, self._stop_by) if time is not None]
+        at = min([*times, self._ledger.next_deadline_s(self._blame.held)])
+        return None if math.isinf(at) else max(0.0, at - self._clock.now())
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Submit(request):
+                self._ledger.add(request)
+                self._blame.add(request.key)
+                self._watch.queued(request)
+            case Cancel(key):
+                self._pass_on(key, messages.Cancel(key))
+            case SetPaused(key, is_paused):
+                self._set_paused(key, is_paused=is_paused)
+            case EndSlow(key):
+                slow = self._ledger.find(key)
+                if isinstance(slow, Request):
+                    slow.is_slow = True
+                self._pass_on(key, messages.EndSlow(key))
+            case Drain():
+                self._heeds_readers = False
+                for key in self._ledger:
+                    self._set_paused(key, is_paused=False)
+            case Stop():
+                self._stop()
+            case Export() | Import():
+                raise AssertionError("prefixes are asked for by questions")
+
+    def _set_paused(self, key: int, *, is_paused: bool) -> None:
+        request, is_paused = self._ledger.find(key), is_paused and self._heeds_readers
+        if not isinstance(request, Request) or request.is_paused == is_paused:
+            return
+        request.is_paused = is_paused
+        self._watch.paused(key, is_paused)
+        self._pass_on(key, messages.SetPaused(key, is_paused))
+        if is_paused:
+            self._blame.clear(key)
+
+    def _pass_on(self, key: int, message: messages.Down) -> None:
+        if self._child is not None and self._blame.is_handed(key):
+            self._child.send(message)
+
+    def _stop(self) -> None:
+        self._inbox.close()
+        if self._stop_by is not None:
+            return
+        self._stop_by = self._clock.now() + _STOP_PATIENCE_S
+        self._start_at = None
+        if self._child is not None and self._child.is_ready:
+            self._child.send(messages.StopAll())
+        elif self._child is not None:
+            self._child.kill()  # it is loading, and nothing ends that sooner
+
+    # ---- what the worker says
+
+    def _listen(self, child: Child) -> None:
+        received = child.link.receive()
+        try:
+            for data in received or ():
+                self._hear(child, messages.decode_up(data))
+        except EngineError as error:  # what it says makes no sense; it goes the way of those that say nothing
+            self._refusal = error
+            child.kill()
+        if received is None:
+            self._bury(child)
+
+    def _hear(self, child: Child, message: messages.Up) -> None:
+        match message:
+            case messages.Happened(parts):
+                for part in parts:
+                    self._take(part)
+            case messages.Ready(protocol):
+                messages.check_protocol(protocol)
+                child.is_ready = True
+                self._refusal = None
+                if self.ready.done():
+                    self._watch.restarted()
+                    _log.warning("a new process has taken the engine over")
+                else:
+                    self.ready.set_result(message)
+            case messages.Refused(_, error):
+                self._refusal = error
+                child.kill()
+            case messages.Logged(logger, level, text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case messages.Stats(_, samples):
+                self.totals.report(samples)
+                self.questions.answered(message)
+            case messages.PrefixDone():
+                self.questions.answered(message)
+
+    def _take(self, part: messages.Part) -> None:
+        if isinstance(part, messages.Failed):
+            if self._ledger.find(part.key) is not None:
+                self._end(part.key, FinishReason.ERROR, part.error)
+            return
+        request = self._ledger.find(part.key)
+        events = self._ledger.note(part)
+        if isinstance(part, messages.Chunk) and part.drawn:
+            self._blame.brought(part.key)
+        self._deliver(events, request)
+
+    def _end(self, key: int, reason: FinishReason, error: PacelineError | None = None) -> None:
+        request = self._ledger.find(key)
+        self._deliver(self._ledger.end(key, reason, self._clock.now(), error), request)
+
+    def _deliver(self, events: list[Event], request: object) -> None:
+        for event in events:
+            self._watch.saw(event, request)
+            if self._ledger.find(event.key) is None:
+                self._blame.ended(event.key)
+        self._delivery.deliver(events)
+
+    # ---- death
+
+    def _bury(self, child: Child) -> None:
+        self._unwatch(child)
+        self._child = None
+        death = child.bury()
+        self.totals.died()
+        self.questions.died(EngineDied(str(death), death.signal, death.last_words))
+        reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
+        self._blame_for(death)
+        if self._stop_by is None:
+            self._start_later(reason)
+
+    def _blame_for(self, death: Death) -> None:
+        """Ends whoever is at fault; the others are held for the next worker, or ended where the policy says so."""
+        if self._policy.on_engine_death == "fail" and self._stop_by is None:
+            for key in [key for key in self._ledger if self._blame.is_handed(key)]:
+                self._end(key, FinishReason.ERROR, EngineDied(str(death), death.signal, death.last_words))
+            return
+        seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
+        if death.seen.preparing is not None:
+            seen = (seen or set()) | {death.seen.preparing}
+        guilty = self._blame.died(is_crash=death.is_crash, seen=seen or None, started=self._ledger.started())
+        if guilty is not None:
+            text = f"this request ended the engine's process twice, the second time as the only suspect; {death}"
+            self._end(guilty, FinishReason.ERROR, EngineDied(text, death.signal, death.last_words))
+
+    def _give_up(self, reason: PacelineError) -> None:
+        limits = self._policy.restarts
+        stopped = EngineStopped(
+            f"the engine's process died more than {limits.max_restarts} times within {limits.window_s:g} s, and no other "
+            f"is started; {reason}"
+        )
+        _log.error("%s", stopped)
+        self._inbox.close_for(stopped)
+        for command in self._inbox.take():
+            self._do(command)
+        for key in self._ledger:
+            self._end(key, FinishReason.ERROR, stopped)
+
+    # ---- what this side does by itself
+
+    def _mind_the_time(self) -> None:
+        now = self._clock.now()
+        if self._start_at is not None and now >= self._start_at:
+            self._start()
+        if self._stop_by is not None:
+            self._mind_the_end(now)
+        for key, reason in self._ledger.due(self._blame.held, now).items():
+            self._end(key, reason)
+
+    def _mind_the_end(self, now_s: float) -> None:
+        """Nothing is handed over any more: what is held ends here; a worker that takes too long is ended."""
+        for key in self._blame.held if self._child is not None else tuple(self._ledger):
+            self._end(key, FinishReason.SHUTDOWN)
+        if self._child is not None and now_s >= (self._stop_by or 0):
+            self._stop_by = math.inf
+            self._child.kill()
+
+    def _start(self) -> None:
+        self._start_at = None
+        try:
+            child = Child(messages.restarted(self._setup, self._restarts.num_all))
+        except OSError as error:  # no more processes or descriptors to be had
+            self._start_later(EngineError(f"no process could be started: {error}"))
+            return
+        self._child = child
+        self._selector.register(child.link, _READABLE)
+        self._selector.register(child.last_words, _READABLE)
+
+    def _start_later(self, reason: PacelineError) -> None:
+        """After a death: when limits allow, or never."""
+        if not self.ready.done():
+            self._refuse_to_start(reason)
+            return
+        _log.error("%s", reason)
+        self._start_at = self._restarts.next_at(self._clock.now())
+        if self._start_at is None:
+            self._give_up(reason)
+
+    def _refuse_to_start(self, reason: PacelineError) -> None:
+        if not self.ready.done():
+            self._inbox.close()
+            self.ready.set_exception(reason)
+
+    def _hand_over(self) -> None:
+        child = self._child
+        if child is None or not child.is_ready or self._stop_by is not None:
+            return
+        for key in self._blame.take():
+            child.send(self._ledger.message(key))
+            request = self._ledger.find(key)
+            if isinstance(request, Request) and request.is_paused:
+                child.send(messages.SetPaused(key, True))
+                self._blame.clear(key)
+
+    def _flush(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        child.link.flush()
+        self._selector.modify(child.link, _READABLE | (_WRITABLE if child.link.is_backed_up else 0))
+        if child.last_words.fileno() < 0:
+            self._unregister(child.last_words)
+
+    def _unwatch(self, child: Child) -> None:
+        self._unregister(child.link)
+        self._unregister(child.last_words)
+
+    def _unregister(self, watched: object) -> None:
+        for key in tuple(self._selector.get_map().values()):
+            if key.fileobj is watched:
+                self._selector.unregister(key.fd)
+
+    def _dismiss(self) -> None:
+        """Lets the worker go, in good order where it does not take too long."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if child.is_ready:
+            child.send(messages.Leave())
+        else:
+            child.kill()
+        child.bury(_STOP_PATIENCE_S)
+        self.totals.died()

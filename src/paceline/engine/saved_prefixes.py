@@ -1,0 +1,45 @@
+"""Prefixes saved to files and loaded from them: memory is asked by commands, files are the business of the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from paceline.engine.commands import Export, Import
+from paceline.engine.state_files import StateFiles
+from paceline.errors import StateError
+from paceline.request import RequestOptions
+from paceline.scheduling.sequence import packed, prefix_namespace
+
+
+class SavedPrefixes:
+    """ask: passes a command to the engine, whose answer resolves the future; next_key: a number for each."""
+
+    def __init__(
+        self,
+        files: StateFiles,
+        ask: Callable[[Export | Import], Future[list[Any]]],
+        next_key: Callable[[], int],
+    ) -> None:
+        self._files, self._ask, self._next_key = files, ask, next_key
+
+    def save(self, name: str, token_ids: list[int], options: RequestOptions) -> int:
+        """Writes what memory has of these tokens; answers how many of them that is. Raises `StateError`."""
+        self._files.path(name)
+        ranges = self._ask(Export(self._next_key(), prefix_namespace(options), packed(token_ids))).result()
+        if not ranges:
+            raise StateError(f"nothing of this prompt is in memory; generate from it before saving it as {name!r}")
+        self._files.write(name, token_ids, ranges)
+        return int(ranges[-1].end)
+
+    def load(self, name: str, options: RequestOptions) -> list[int]:
+        """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
+        token_ids, ranges = self._files.read(name)
+        placed = tuple((one.start, one.end, one) for one in ranges)
+        self._ask(Import(self._next_key(), prefix_namespace(options), packed(token_ids), placed)).result()
+        return token_ids
+
+    def erase(self, name: str) -> None:
+        """Deletes a saved prefix. Raises `StateError` where there is none."""
+        self._files.erase(name)

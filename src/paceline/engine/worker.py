@@ -1,0 +1,262 @@
+"""The engine's own process: `python -m paceline.engine.worker SOCKET BOX PARENT`, started by its front and by nobody else.
+
+main thread        listens to the front; ends the process when the front is gone
+preparing thread   loads the model, then makes requests ready
+engine's thread    ticks, and sends what came of each tick
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import reduce
+from typing import Any, NoReturn
+
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.backend import Backend
+from paceline.engine.commands import Stop
+from paceline.engine.core import Engine
+from paceline.engine.executor import as_paceline_error
+from paceline.engine.inbox import Inbox
+from paceline.engine.instruments import Instruments
+from paceline.engine.isolation import messages
+from paceline.engine.isolation.black_box import BlackBox
+from paceline.engine.isolation.link import Link
+from paceline.engine.isolation.marking import MarkingExecutor
+from paceline.engine.isolation.outlet import SocketOutlet
+from paceline.engine.isolation.preparing import Preparing
+from paceline.engine.metrics import Metrics
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.runner import Runner
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.request import RequestOptions
+from paceline.scheduling.instrument import Instrument
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies import resolve_strategy
+
+_UNBOUNDED = 2**62  # the front has bounds
+_ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One engine and the socket to its front."""
+
+    def __init__(self, end: socket.socket, box: BlackBox) -> None:
+        self._box = box
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._link = Link(end, self._wake)
+        self._inbox = Inbox(_UNBOUNDED)
+        self._metrics = Metrics()
+        self._clock = MonotonicClock()
+        self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed] = queue.SimpleQueue()
+        self._preparing: Preparing | None = None
+        self._runner: Runner | None = None
+        self._may_leave = self._has_ended = False
+        self._prefixes: SavedPrefixes | None = None
+        self._abort: Callable[[], None] = _nothing
+        threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
+
+    def listen(self) -> None:
+        """Does what the front says until it lets the worker go. The end of the socket ends the process."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            selector.register(self._link, selectors.EVENT_READ)
+            while True:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.is_backed_up else 0)
+                selector.modify(self._link, wanted)
+                selector.select()
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._link.flush()
+                received = self._link.receive()
+                if received is None:
+                    os._exit(0)  # whatever other threads are in
+                for data in received:
+                    self._do(messages.decode_down(data))
+                if self._may_leave:
+                    break
+                if self._has_ended and not self._link.is_backed_up:
+                    os._exit(_ENGINE_STOPPED)  # another worker may do better
+        if self._runner is not None:
+            self._runner.close(drain=False, timeout_s=None)
+
+    def _do(self, message: messages.Down) -> None:
+        match message:
+            case messages.Setup():
+                self._work.put(message)
+            case messages.Generate() | messages.Embed():
+                self._ready.expect(message.key)
+                self._work.put(message)
+            case messages.Cancel() | messages.SetPaused() | messages.EndSlow():
+                self._ready.tell(message)
+            case messages.StopAll():
+                self._inbox.put(Stop())
+                self._abort()
+            case messages.AskStats(number):
+                self._report(number)
+            case messages.Prefix():
+                threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
+            case messages.Leave():
+                self._may_leave = True
+
+    @property
+    def _ready(self) -> Preparing:
+        assert self._preparing is not None  # noqa: S101 - the front waits for Ready
+        return self._preparing
+
+    def _end(self) -> None:
+        """The engine's thread is at its end."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    def _report(self, number: int = 0) -> None:
+        self._send(messages.Stats(number, list(self._metrics.snapshot())))
+
+    def _send(self, message: messages.Up) -> None:
+        self._link.send(messages.encode(message))
+
+    def _do_prefix(self, message: messages.Prefix) -> None:
+        """On a thread of its own: files take time, and the engine's answer comes with a tick."""
+        num_saved, token_ids, failure = 0, [], None
+        prefixes, options = self._prefixes, RequestOptions(**message.options)
+        assert prefixes is not None  # noqa: S101 - the front waits for Ready
+        try:
+            if message.action == "save":
+                num_saved = prefixes.save(message.name, message.token_ids, options)
+            elif message.action == "load":
+                token_ids = prefixes.load(message.name, options)
+            else:
+                prefixes.erase(message.name)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            failure = as_paceline_error(error)
+        self._send(messages.PrefixDone(message.number, num_saved, token_ids, failure))
+
+    # ---- the preparing thread
+
+    def _prepare(self) -> None:
+        while True:
+            message = self._work.get()
+            if isinstance(message, messages.Setup):
+                self._set_up(message)
+            else:
+                self._ready.prepare(message)
+
+    def _set_up(self, setup: messages.Setup) -> None:
+        try:
+            messages.check_protocol(setup.protocol)
+            sys.path[:] = setup.path
+            self._log_to_front(setup.log_level)
+            self._send(self._start(setup))
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            self._send(messages.Refused(messages.PROTOCOL, as_paceline_error(error)))
+
+    def _start(self, setup: messages.Setup) -> messages.Ready:
+        """Makes the engine and its thread."""
+        instruments = Instruments(tuple(map(_instrument, setup.instruments)), own=self._metrics)
+        arguments = engine_arguments(setup.options)
+        backend: Backend
+        if setup.backend is None:
+            from paceline.engine.assembly import assemble
+            from paceline.runtime.model_elsewhere import facts_of
+
+            parts = assemble(_model(setup.model), arguments, self._clock, instruments)
+            backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
+            facts, adapters, at_end = facts_of(parts.model), parts.adapters, parts.at_end
+            fingerprint = parts.fingerprint
+        else:
+            backend, limits = _named(setup.backend)(setup.backend_options)
+            scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
+            facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
+        scheduler.tells_held_back = True
+        outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
+        self._preparing = Preparing(self._inbox, outlet, backend, self._box)
+        engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))
+        self._abort = backend.abort
+        files = StateFiles(arguments.config.state_folder, fingerprint)
+        self._prefixes = SavedPrefixes(files, outlet.ask, self._inbox.next_key)
+        if setup.num_restarts:
+            instruments.engine_restarted(self._clock.now())
+        self._runner = Runner(engine, self._inbox, outlet, self._clock, backend.abort, (*at_end, self._end))
+        return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
+
+    def _log_to_front(self, level: int) -> None:
+        logger = logging.getLogger("paceline")
+        logger.addHandler(_ToFront(self._send))
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+class _ToFront(logging.Handler):
+    """Sends records on; the front's loggers decide what becomes of them."""
+
+    def __init__(self, send: Callable[[messages.Up], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one."""
+        try:
+            self._send(messages.Logged(record.name, record.levelno, self.format(record)))
+        except Exception:  # noqa: BLE001 - as any handler
+            self.handleError(record)
+
+
+def _named(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return reduce(getattr, attribute.split("."), importlib.import_module(module))
+
+
+def _instrument(path: str) -> Instrument:
+    found = _named(path)
+    made: Instrument = found() if isinstance(found, type) else found
+    return made
+
+
+def _model(paths: list[str]) -> Any:
+    return None if not paths else paths[0] if len(paths) == 1 else paths
+
+
+def _nothing() -> None:
+    pass
+
+
+def _die_with(parent: int) -> None:
+    """Ties this process to its front, also where a call keeps the main thread from seeing the socket's end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def main() -> NoReturn:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group, and the front decides
+    end, box, parent = map(int, sys.argv[1:4])
+    _die_with(parent)
+    faulthandler.enable(all_threads=False)
+    Worker(socket.socket(fileno=end), BlackBox(box)).listen()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A fake backend that kills its process when it is told to; made in the worker, by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+from paceline.params import SamplingParams
+from paceline.scheduling.instrument import Instrument, RequestRecord
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.plan import Row, RowOutput
+from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler
+from paceline.testing.fake_process import limits_of
+
+POISON = BOS
+"""A token that ends the process when it is computed; none is ever drawn."""
+HIDDEN_POISON = 2
+"""One that ends it when a sampler is told of it."""
+
+
+class FaultyBackend(FakeBackend):
+    """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it."""
+
+    def __init__(self, *, poison_signal: int = signal.SIGABRT, once: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._poison_signal, self._once = poison_signal, once
+
+    def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[FakeSampler, ...]:
+        if HIDDEN_POISON in prompt:
+            signal.raise_signal(self._poison_signal)
+        return super().make_samplers(params, prompt)
+
+    def step(self, rows: Many[Row], lora: Any) -> list[RowOutput]:
+        if any(POISON in row.token_ids for row in rows):
+            self._die()
+        if self._once is not None and self.num_passes > 20 and not Path(self._once).exists():
+            Path(self._once).touch()
+            signal.raise_signal(signal.SIGABRT)
+        return super().step(rows, lora)
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        if any(POISON in text for text in texts):
+            self._die()
+        return super().embed(texts, pooling)
+
+    def _die(self) -> None:
+        os.write(2, b"the poison was computed\n")
+        signal.raise_signal(self._poison_signal)
+
+
+class ForgetfulBackend(FaultyBackend):
+    """Cannot let go of anything, which no engine survives."""
+
+    def remove(self, seq_id: int) -> None:
+        raise RuntimeError(f"sequence {seq_id} does not go away")
+
+
+def make_forgetful(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
+    backend = ForgetfulBackend(**options)
+    return backend, limits_of(backend, options.get("num_seq_ids", 8))
+
+
+def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
+    backend = FaultyBackend(**options)
+    return backend, limits_of(backend, options.get("num_seq_ids", 8))
+
+
+def refuse(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
+    from paceline.errors import ModelLoadError
+
+    raise ModelLoadError(f"there is no model {options['name']!r}")
+
+
+class Broken(Instrument):
+    """Fails at the first request."""
+
+    def request_queued(self, record: RequestRecord) -> None:
+        raise RuntimeError(f"request {record.key}")
+
+
+class Restarted(Instrument):
+    """Says that it is not the first."""
+
+    def engine_restarted(self, now_s: float) -> None:
+        raise RuntimeError("I am the second")

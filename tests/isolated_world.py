@@ -1,0 +1,194 @@
+"""Front and workers in one thread: every message is encoded and decoded, and a worker dies between two ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.engine.commands import SetPaused
+from paceline.engine.core import Engine
+from paceline.engine.executor import Executor
+from paceline.engine.inbox import Inbox
+from paceline.engine.instruments import Instruments
+from paceline.engine.isolation import messages
+from paceline.engine.isolation.black_box import BlackBox
+from paceline.engine.isolation.frames import FrameReader, framed
+from paceline.engine.isolation.ledger import Ledger
+from paceline.engine.isolation.outlet import SocketOutlet
+from paceline.engine.isolation.preparing import Preparing
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.streaming import FinishReason, StreamChunk
+from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.fake_process import limits_of
+from paceline.testing.manual_clock import ManualClock
+
+
+class WireLink:
+    """Keeps what was sent, as it would come out of a socket."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+        self.received: list[messages.Up] = []
+
+    def send(self, message: bytes) -> None:
+        self.received += [messages.decode_up(one) for one in self._reader.feed(framed(message))]
+
+
+class WorkerLife:
+    """One worker's engine, ticked by hand."""
+
+    def __init__(self, clock: ManualClock, backend_options: dict[str, Any]) -> None:
+        self.backend = FakeBackend(clock=clock, **backend_options)
+        self.link = WireLink()
+        self.inbox = Inbox(2**62)
+        limits = limits_of(self.backend, backend_options.get("num_seq_ids", 8))
+        self.scheduler = Scheduler(limits, resolve_strategy("paced"), clock, Instruments())
+        self.scheduler.tells_held_back = True
+        self.outlet = SocketOutlet(self.link, self.inbox, self.backend, lambda: None)  # type: ignore[arg-type]
+        self.box = BlackBox.create()
+        self.preparing = Preparing(self.inbox, self.outlet, self.backend, self.box)
+        self.engine = Engine(self.inbox, self.scheduler, Executor(self.backend, clock))
+
+    def hear(self, message: messages.Generate | messages.Embed) -> None:
+        decoded = messages.decode_down(messages.encode(message))
+        assert isinstance(decoded, (messages.Generate, messages.Embed))
+        self.preparing.expect(message.key)
+        self.preparing.prepare(decoded)
+
+    def tick(self) -> list[messages.Part]:
+        self.outlet.deliver(self.engine.tick())
+        self.scheduler.check()
+        parts = [part for one in self.link.received if isinstance(one, messages.Happened) for part in one.parts]
+        self.link.received.clear()
+        return parts
+
+    def close(self) -> None:
+        self.box.close()
+
+
+@dataclass
+class Told:
+    """All that the reader of a request was told."""
+
+    request: Request
+    chunks: list[StreamChunk] = field(default_factory=list)
+    terminal: StreamChunk | None = None
+    num_started: int = 0
+    is_released: bool = False
+
+    def summary(self) -> list[tuple[Any, ...]]:
+        """Per choice everything that must not depend on deaths."""
+        return [self._choice([one for one in self.chunks if one.choice == choice]) for choice in range(self.n)]
+
+    @property
+    def n(self) -> int:
+        return self.request.params.n
+
+    @staticmethod
+    def _choice(chunks: list[StreamChunk]) -> tuple[Any, ...]:
+        index = 0
+        for chunk in chunks:
+            assert chunk.index == index
+            index += len(chunk.token_ids)
+        last = chunks[-1]
+        return (
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            "".join(chunk.text for chunk in chunks),
+            tuple(one for chunk in chunks for one in chunk.logprobs),
+            tuple(one for chunk in chunks for one in chunk.prompt_logprobs),
+            [chunk.finish_reason for chunk in chunks if chunk.finish_reason],
+            last.stop,
+            last.stop_token_ids,
+        )
+
+
+class IsolatedWorld:
+    """A ledger and, one after the other, workers."""
+
+    def __init__(self, **backend_options: Any) -> None:
+        self.clock = ManualClock()
+        self._options = {"num_seq_ids": 8, **backend_options}
+        self.ledger = Ledger()
+        self.told: dict[int, Told] = {}
+        self.embedded: dict[int, Embedded] = {}
+        self.worker = WorkerLife(self.clock, self._options)
+
+    def submit(self, prompt: list[int], **options: Any) -> Told:
+        params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
+        rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
+        request = Request(
+            key=len(self.told) + 1,
+            prompt=prompt,
+            params=params,
+            options=rest,
+            samplers=(),
+            submitted_s=self.clock.now(),
+            lora=rest.lora,
+            vocabulary=self.worker.backend.vocabulary,
+            echo=bytes(token for token in prompt if token < 256).decode("utf-8", "replace") if params.echo else "",
+        )
+        told = self.told[request.key] = Told(request)
+        self.ledger.add(request)
+        self.worker.hear(self.ledger.message(request.key))
+        return told
+
+    def die(self) -> None:
+        """The worker is gone between two ticks; what it has not sent is lost. The next one goes on with everything."""
+        self.worker.close()
+        self.worker = WorkerLife(self.clock, self._options)
+        for key in self.ledger:
+            self.worker.hear(self.ledger.message(key))
+            request = self.ledger.find(key)
+            if isinstance(request, Request) and request.is_paused:
+                self.worker.inbox.put(SetPaused(key, True))
+
+    def pause(self, key: int, *, is_paused: bool) -> None:
+        request = self.ledger.find(key)
+        if isinstance(request, Request) and request.is_paused != is_paused:
+            request.is_paused = is_paused
+            self.worker.inbox.put(SetPaused(key, is_paused))
+
+    def tick(self) -> None:
+        for part in self.worker.tick():
+            self.take(self.ledger.note(part))
+
+    def run(self, before_tick: Callable[[int], None] = lambda _: None, max_ticks: int = 3000) -> None:
+        """Ticks until nothing is open; before_tick is called with the number of each."""
+        for number in range(max_ticks):
+            if not len(self.ledger):
+                self.worker.close()
+                return
+            before_tick(number)
+            self.tick()
+        raise AssertionError(f"not done after {max_ticks} ticks: {list(self.ledger)}")
+
+    def end(self, told: Told, reason: FinishReason) -> None:
+        """The front ends a request by itself."""
+        self.take(self.ledger.end(told.request.key, reason, self.clock.now()))
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Embedded):
+                self.embedded[event.key] = event
+                continue
+            told = self.told[event.key]
+            match event:
+                case Started():
+                    told.num_started += 1
+                case Delta(_, chunk):
+                    assert told.terminal is None
+                    told.chunks.append(chunk)
+                case Ended(_, chunk):
+                    assert told.terminal is None
+                    told.chunks.append(chunk)
+                    told.terminal = chunk
+                case Released():
+                    assert told.terminal is not None
+                    assert not told.is_released
+                    told.is_released = True

@@ -1,0 +1,242 @@
+"""LLM and AsyncLLM with a process of their own, on the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native.conftest import TinyModels
+
+from paceline import LLM, AsyncLLM
+from paceline.demo import demo_model_path
+from paceline.engine.process_engine import ProcessEngine
+from paceline.errors import (
+    BatchError,
+    EngineDied,
+    EngineStopped,
+    GrammarError,
+    InvalidParams,
+    InvalidType,
+    ModelLoadError,
+    PromptTooLong,
+    StateError,
+    Unsupported,
+)
+from paceline.request import RequestOptions
+from paceline.runtime import Model
+from paceline.streaming import FinishReason, StreamChunk
+from paceline.testing.models import KINDS, write_lora
+
+# With these the same tokens have the same logits whether they come as a prompt or one by one.
+EXACT: dict[str, Any] = {"n_ctx": 4096, "flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+STORY = "Once upon a time"
+
+
+def isolated(**options: Any) -> LLM:
+    return LLM(isolation="process", **{"num_slots": 4, "n_ctx": 4096, **options})
+
+
+def kill(llm: LLM, number: int = signal.SIGKILL) -> None:
+    """The worker that this LLM started."""
+    engine = llm._engine
+    assert isinstance(engine, ProcessEngine)
+    assert engine.worker_pid is not None
+    os.kill(engine.worker_pid, number)
+
+
+def test_it_does_what_an_engine_with_a_thread_does() -> None:
+    """Generate, lists, choices, streams, logprobs, echo, grammars: the same answers."""
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 30},
+        {"seed": 5, "max_tokens": 40, "n": 3, "stop": [" the"]},
+        {"seed": 6, "max_tokens": 20, "logprobs": 2, "prompt_logprobs": 1, "echo": True},
+        {"seed": 7, "max_tokens": 30, "json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        {"seed": 8, "max_tokens": 30, "mirostat": 2},
+    ]
+    with isolated(**EXACT) as apart, LLM(num_slots=4, **EXACT) as here:
+        for options in asked:
+            one, other = apart.generate(STORY, **options), here.generate(STORY, **options)
+            assert one.choices == other.choices
+            assert one.prompt_logprobs == other.prompt_logprobs
+            assert one.usage.completion_tokens == other.usage.completion_tokens
+        many = apart.generate([STORY, "The cat", "A king"], temperature=0, max_tokens=10)
+        assert [one.text for one in many] == [
+            here.generate(prompt, temperature=0, max_tokens=10).text for prompt in (STORY, "The cat", "A king")
+        ]
+        with apart.stream(STORY, temperature=0, max_tokens=30) as stream:
+            assert "".join(chunk.text for chunk in stream) == here.generate(STORY, temperature=0, max_tokens=30).text
+        assert np.allclose(apart.embed(["one", "two"]), here.embed(["one", "two"]), atol=1e-5)
+        assert apart.embed("one").shape == here.embed("one").shape == (apart.model.n_embd_out,)
+        assert str(apart.model.desc) == here.model.desc
+        assert apart.tokenizer.encode(STORY) == here.tokenizer.encode(STORY)
+        assert apart.stats().submitted == here.stats().submitted
+
+
+def test_errors_are_those_of_an_engine_with_a_thread() -> None:
+    """What is wrong with a request is raised at once; one of a list has its own."""
+    with isolated() as llm:
+        for options, error in (
+            ({"grammar": "root ::= ("}, GrammarError),
+            ({"logit_bias": {10**6: 1.0}}, InvalidParams),
+            ({"temperatur": 1}, InvalidType),
+            ({"lora": {"x": 1.0}}, InvalidParams),
+        ):
+            with pytest.raises(error):
+                llm.generate(STORY, **options)
+        with pytest.raises(PromptTooLong):
+            llm.generate([1] * 5000)
+        with pytest.raises(BatchError, match="1 of 2") as caught:
+            llm.generate([[5, 6], [10**6]], max_tokens=3)
+        assert isinstance(caught.value.outcomes[1], InvalidParams)
+        with pytest.raises(Unsupported):
+            llm.rerank("a", ["b"])
+        with pytest.raises(Unsupported):
+            llm.embed("one", pooling="none")
+    with pytest.raises(EngineStopped):
+        llm.generate(STORY)
+
+
+def test_what_cannot_go_to_another_process_is_refused() -> None:
+    """Objects and callbacks, each with the way out."""
+    model = Model.load(demo_model_path(), vocab_only=True)
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (model, {}, "give its path"),
+        (None, {"strategy": object()}, "module:attr"),
+        (None, {"instruments": [object()]}, "module:attr"),
+        (None, {"progress": print}, "progress"),
+        (None, {"kv_overrides": {"a": object()}}, "kv_overrides"),
+    ]
+    for given, options, match in refused:
+        with pytest.raises(InvalidParams, match=match):
+            LLM(given, isolation="process", **options)
+    with pytest.raises(InvalidParams, match='needs isolation="process"'):
+        LLM(on_engine_death="fail")
+    with pytest.raises(InvalidParams, match="isolation"):
+        LLM(isolation="fibre")
+
+
+def test_a_model_that_cannot_be_loaded_is_said_to_be_so(tmp_path: Path) -> None:
+    """By the front where the vocabulary tells, by the worker where it does not."""
+    with pytest.raises(ModelLoadError, match="cannot read"):
+        isolated(model=tmp_path / "none.gguf")
+    with pytest.raises(InvalidParams, match="n_batch"):
+        isolated(n_batch=-1)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"seed": 11}, {"seed": 12, "mirostat": 2}, {"seed": 13, "n": 2}]
+)
+def test_a_kill_in_mid_stream_changes_no_token(params: dict[str, Any]) -> None:
+    """Greedy, seeded, with a sampler that has a state, with two choices: ids and text are those of an undisturbed run."""
+    options = {"max_tokens": 120, "ignore_eos": True, "stop": ["the old king"], **params}
+    with isolated(**EXACT) as llm:
+        expected = llm.generate(STORY, **options)
+        chunks: list[StreamChunk] = []
+        with llm.stream(STORY, **options) as stream:
+            for chunk in stream:
+                chunks.append(chunk)
+                if len(chunks) in (25, 60):
+                    kill(llm)
+        for choice in expected.choices:
+            mine = [chunk for chunk in chunks if chunk.choice == choice.index]
+            assert tuple(token for chunk in mine for token in chunk.token_ids) == choice.token_ids
+            assert "".join(chunk.text for chunk in mine) == choice.text
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == expected.usage.completion_tokens
+        assert llm.stats().number("paceline_engine_restarts_total") >= 1
+
+
+def test_a_crash_of_the_process_ends_streams_where_that_was_asked_for() -> None:
+    """on_engine_death="fail": the error names the signal, and the next request finds a new process."""
+    with isolated(on_engine_death="fail") as llm:
+        with pytest.raises(EngineDied, match="SIGSEGV") as caught:
+            with llm.stream(STORY, max_tokens=None, ignore_eos=True) as stream:
+                stream.get()
+                kill(llm, signal.SIGSEGV)
+                for chunk in stream:
+                    last = chunk
+        assert last.finish_reason is FinishReason.ERROR
+        assert last.error is caught.value
+        assert caught.value.signal == "SIGSEGV"
+        assert "Segmentation fault" in caught.value.last_words
+        assert llm.generate(STORY, max_tokens=3).usage.completion_tokens == 3
+        with pytest.raises(EngineDied):
+            future = llm._engine.embed([[5]] * 20_000, None, RequestOptions())
+            kill(llm)
+            future.result()
+
+
+def test_embeddings_survive_the_process() -> None:
+    """They are computed again."""
+    with isolated() as llm:
+        expected = llm.embed("one")
+        future = llm._engine.embed(["one"] * 2000, None, RequestOptions())
+        kill(llm)
+        assert len(future.result()) == 2000
+        assert np.allclose(llm.embed("one"), expected, atol=1e-5)
+
+
+def test_adapters_encoders_and_rerankers_go_along(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """An adapter by its path, after a death too; a model that only embeds; scores."""
+    lora = write_lora(tmp_path / "lora.gguf", KINDS["llama"])
+    path = tiny_models("llama")
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "lora": {"lora": 1.0}}
+    with LLM(path, lora=[lora], num_slots=2) as here, isolated(model=path, lora=[lora]) as apart:
+        expected = here.generate([5, 6, 7], **asked).token_ids
+        assert apart.generate([5, 6, 7], **asked).token_ids == expected
+        kill(apart)
+        assert apart.generate([5, 6, 7], **asked).token_ids == expected
+    encoder, reranker = tiny_models("bert"), tiny_models("reranker")
+    with LLM(encoder) as here, LLM(encoder, isolation="process") as apart:
+        assert np.allclose(apart.embed([[5, 6], [7]]), here.embed([[5, 6], [7]]), atol=1e-5)
+        with pytest.raises(Unsupported, match="embeds"):
+            apart.generate([5, 6])
+    with LLM(reranker) as here, LLM(reranker, isolation="process") as apart:
+        assert apart.rerank("a", ["b", "c"])[0].index == here.rerank("a", ["b", "c"])[0].index
+
+
+def test_prefixes_are_saved_and_loaded_by_the_worker(tmp_path: Path) -> None:
+    """The next worker finds what the last one wrote; what is wrong with a name is said as ever."""
+    prompt = [5 + index % 900 for index in range(300)]
+    with isolated(state_folder=tmp_path) as llm:
+        expected = llm.generate(prompt, temperature=0, max_tokens=5)
+        assert 290 < llm.save_prefix("one", prompt) <= 305
+        kill(llm)
+        assert llm.load_prefix("one")[:300] == prompt
+        again = llm.generate(prompt, temperature=0, max_tokens=5)
+        assert again.usage.cached_tokens > 290
+        assert again.usage.cached_from == "host"
+        assert len(again.token_ids) == len(expected.token_ids)
+        llm.erase_prefix("one")
+        with pytest.raises(StateError, match="one"):
+            llm.load_prefix("one")
+        with pytest.raises(InvalidParams, match="name"):
+            llm.erase_prefix("../one")
+    with pytest.raises(EngineStopped):
+        llm.load_prefix("one")
+
+
+def test_an_event_loop_uses_it_too() -> None:
+    """AsyncLLM: streams, cancelled tasks, and the end."""
+
+    async def run() -> None:
+        async with AsyncLLM(isolation="process", num_slots=2, n_ctx=2048) as llm:
+            expected = await llm.generate(STORY, temperature=0, max_tokens=20)
+            with pytest.raises(InvalidParams, match="module:attr"):
+                AsyncLLM(isolation="process", strategy=object())
+            async with llm.stream(STORY, temperature=0, max_tokens=20) as stream:
+                text = "".join([chunk.text async for chunk in stream])
+            assert text == expected.text
+            task = asyncio.create_task(llm.generate(STORY, max_tokens=None, ignore_eos=True))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await llm.embed("one")).shape == (llm.model.n_embd_out,)
+
+    asyncio.run(run())

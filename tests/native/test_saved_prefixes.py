@@ -1,0 +1,141 @@
+"""Prefixes as files: saved by one engine, found by the next, and nothing else gets in or out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.conftest import TinyModels
+
+import paceline
+from paceline.errors import EngineStopped, InvalidParams, InvalidType, StateError, Unsupported
+
+pytestmark = pytest.mark.native
+
+EXACT: dict[str, Any] = {"num_slots": 2, "n_ctx": 2048, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+PROMPT = [(7 * number) % 250 + 1 for number in range(80)]
+KINDS = ("llama", "gemma3", "mamba", "falcon-h1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: TinyModels, tmp_path: Path) -> None:
+    """All but the last token come from the file, and the answer is the same."""
+    model = paceline.Model.load(tiny_models(kind))
+    with paceline.LLM(model, state_folder=tmp_path, **EXACT) as llm:
+        before = llm.generate(PROMPT, max_tokens=12, temperature=0)
+        num_saved = llm.save_prefix("a-name.1", PROMPT)
+        assert num_saved in (len(PROMPT) - 1, len(PROMPT))  # of whole states the one before the last token
+    with paceline.LLM(model, state_folder=tmp_path, **EXACT) as llm:
+        assert llm.load_prefix("a-name.1")[:num_saved] == PROMPT[:num_saved]
+        after = llm.generate(PROMPT, max_tokens=12, temperature=0)
+        assert (after.usage.cached_tokens, after.usage.cached_from) == (len(PROMPT) - 1, "host")
+        assert after.token_ids == before.token_ids
+
+
+def test_a_saved_prefix_belongs_to_its_tenant_and_salt(tmp_path: Path) -> None:
+    """It is found by requests of those that it was loaded for, and by no others."""
+    with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
+        llm.generate(PROMPT, max_tokens=1, tenant="one")
+        with pytest.raises(StateError, match="nothing of this prompt"):
+            llm.save_prefix("mine", PROMPT)
+        llm.save_prefix("mine", PROMPT, tenant="one")
+        llm.load_prefix("mine", cache_salt="grain")
+        assert llm.generate(PROMPT, max_tokens=1).usage.cached_tokens == 0
+        assert llm.generate(PROMPT, max_tokens=1, cache_salt="grain").usage.cached_tokens == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "a\\b", "a\0b", "ü", "x" * 129, " a"])
+def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
+    """What could leave the folder, or hide in it, is refused; the engine goes on."""
+    with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
+        for call in (
+            lambda: llm.save_prefix(name, PROMPT),
+            lambda: llm.load_prefix(name),
+            lambda: llm.erase_prefix(name),
+        ):
+            with pytest.raises(InvalidParams, match="name"):
+                call()
+        assert llm.generate("A fox", max_tokens=2).token_ids
+    assert list(tmp_path.iterdir()) == []
+
+
+def damaged(whole: bytes) -> list[bytes]:
+    return [b"", b"junk", whole[:4], whole[:60], whole[:-1], whole + b"x", whole[:200] + b"?" + whole[201:]]
+
+
+def test_damaged_files_are_refused(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """A file that is cut, changed, none, or another model's is a `StateError`; nothing of it gets in."""
+    with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
+        llm.generate(PROMPT, max_tokens=1)
+        llm.save_prefix("good", PROMPT)
+        whole = (tmp_path / "good").read_bytes()
+        for content in damaged(whole):
+            (tmp_path / "bad").write_bytes(content)
+            with pytest.raises(StateError):
+                llm.load_prefix("bad", cache_salt="bad")
+        assert llm.generate(PROMPT, max_tokens=1, cache_salt="bad").usage.cached_tokens == 0
+        llm.erase_prefix("bad")
+        with pytest.raises(StateError, match="No such file"):
+            llm.erase_prefix("bad")
+    with paceline.LLM(paceline.Model.load(tiny_models("llama")), state_folder=tmp_path, **EXACT) as other:
+        with pytest.raises(StateError, match="another model"):
+            other.load_prefix("good")
+
+
+def test_saving_is_off_without_a_folder_and_after_the_end(tmp_path: Path) -> None:
+    """Refusals say why; a call to an engine that was closed does not hang."""
+    with paceline.LLM(num_slots=1) as llm, pytest.raises(Unsupported, match="state_folder"):
+        llm.save_prefix("name", PROMPT)
+    with pytest.raises(EngineStopped):
+        llm.save_prefix("name", PROMPT)
+    with pytest.raises(InvalidParams, match="is none"):
+        paceline.LLM(state_folder=tmp_path / "not-there")
+    with pytest.raises(InvalidType, match="state_folder"):
+        paceline.LLM(state_folder=7)
+    with paceline.LLM(state_folder=tmp_path, num_slots=1) as other, pytest.raises(InvalidType, match="lora"):
+        other.save_prefix("name", PROMPT, lora={"a": 1.0})
+
+
+def test_a_running_prompt_can_be_saved(tmp_path: Path) -> None:
+    """From an event loop as well, while its sequence goes on."""
+
+    async def save() -> tuple[int, list[int]]:
+        async with paceline.AsyncLLM(state_folder=tmp_path, num_slots=2) as llm:
+            async with llm.stream(PROMPT, max_tokens=200, ignore_eos=True) as stream:
+                await stream.get()
+                num_saved = await llm.save_prefix("running", PROMPT)
+                loaded = await llm.load_prefix("running", cache_salt="other")
+                await llm.erase_prefix("running")
+            return num_saved, loaded
+
+    num_saved, loaded = asyncio.run(save())
+    assert (num_saved, loaded) == (len(PROMPT), PROMPT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_that_part_in_a_saved_range_are_saved_whole_or_as_far_as_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was split in memory: the file holds what it says, from the first token on, and can be loaded."""
+    monkeypatch.setattr("paceline.scheduling.scheduler._IDLE_COST", 0.0)  # nothing idle stays on the device
+    with paceline.LLM(state_folder=tmp_path, num_slots=1, n_ctx=1024) as llm:
+        prompts = [[*PROMPT, *range(300, 340)], [*PROMPT, *range(400, 440)], [*PROMPT[:40], *range(500, 540)]]
+        for _ in range(2):
+            for prompt in prompts:
+                llm.generate(prompt, max_tokens=20, ignore_eos=True)
+        for number, prompt in enumerate(prompts):
+            try:
+                num_saved = llm.save_prefix(f"path-{number}", prompt)
+            except StateError:
+                continue
+            assert llm.load_prefix(f"path-{number}", cache_salt="other") == prompt[:num_saved]
+
+
+def test_an_engine_without_a_prompt_cache_shares_nothing() -> None:
+    """cache_prompt=False of the engine holds for every request."""
+    with paceline.LLM(cache_prompt=False, num_slots=2) as llm:
+        usages = [llm.generate(PROMPT, max_tokens=1).usage for _ in range(3)]
+        assert [usage.cached_tokens for usage in usages] == [0, 0, 0]
+        assert llm.limits.host_bytes == 0

@@ -1,0 +1,202 @@
+"""Whatever a request wants and whenever its worker dies, the reader is told what he would have been told without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.isolated_world import IsolatedWorld, Told
+
+from paceline.engine.commands import Cancel
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.answer import Answer
+from paceline.scheduling.limits import Vocabulary
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
+
+VOCABULARY = Vocabulary(
+    pieces=(b"a", b"b", b"ab", b"ba", b"\xe2", b"\x82", b"\xac", b"\xe2\x82", "€".encode(), b"", b"<end>"),
+    pieces_special=(b"a", b"b", b"ab", b"ba", b"\xe2", b"\x82", b"\xac", b"\xe2\x82", "€".encode(), b"<x>", b"<end>"),
+    eog_ids=frozenset({10}),
+)
+stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "aaaa"]), max_size=3, unique=True)
+
+
+@dataclass
+class Telling:
+    """Feeds an answer as ticks do: after each token a chunk, if there is one, and the last one at the end."""
+
+    answer: Answer
+    chunks: list[StreamChunk]
+    num_told: int | None = None
+    untold: list[TokenLogprobs] = field(default_factory=list)
+
+    def tell(self, tokens: list[int]) -> FinishReason | None:
+        for token in tokens:
+            reason = self.answer.take(token, TokenLogprobs(-float(token)))
+            if reason is not None:
+                self.answer.finish()
+                self.chunks.append(self.answer.last_chunk(reason, None))
+                return reason
+            chunk = self.answer.chunk()
+            if chunk is None:
+                self.untold += self.answer.latest_logprobs(1)
+                continue
+            self.chunks.append(chunk)
+            self.num_told, self.untold = self.answer.num_generated, list(self.answer.latest_logprobs(99))
+        return None
+
+
+def joined(chunks: list[Any]) -> Any:
+    first = chunks[0]
+    for later in chunks[1:]:
+        assert later.index == first.index + len(first.token_ids)
+        first = first.joined(later)
+    return first
+
+
+@settings(max_examples=300)
+@given(
+    tokens=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    stop=stops,
+    min_tokens=st.integers(0, 6),
+    cut=st.integers(0, 30),
+    special=st.booleans(),
+    interval=st.sampled_from([1, 1, 2, 5, 1000]),
+)
+def test_an_answer_resumed_anywhere_tells_the_same(
+    tokens: list[int], stop: list[str], min_tokens: int, cut: int, special: bool, interval: int
+) -> None:
+    """In the middle of a character, of a stop or of an interval: what is told joins to what an undisturbed one tells."""
+    params = SamplingParams(stop=stop, min_tokens=min_tokens, max_tokens=None, logprobs=0)
+    options = RequestOptions(special=special, interval=interval)
+    script = [*tokens, 10]
+
+    def new() -> Answer:
+        return Answer(params, VOCABULARY, 0, options, "echo: ")
+
+    undisturbed = Telling(new(), [])
+    undisturbed.tell(script)
+    first = Telling(new(), [])
+    if first.tell(script[:cut]) is None:
+        second = Telling(new(), first.chunks)
+        second.answer.resume(script[:cut], first.num_told, first.untold)
+        second.tell(script[cut:])
+    assert joined(first.chunks) == joined(undisturbed.chunks)
+
+
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(st.integers(3, 255), min_size=1, max_size=90),
+        "max_tokens": st.one_of(st.none(), st.integers(0, 60)),
+        "n": st.integers(1, 3),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "seed": st.integers(0, 2**64 - 1),
+        "stop": st.lists(st.sampled_from([" e", "th", "e", "tao", "\n", ", o"]), max_size=2, unique=True),
+        "min_tokens": st.integers(0, 0),
+        "ignore_eos": st.just(False),
+        "logprobs": st.one_of(st.none(), st.integers(0, 2)),
+        "prompt_logprobs": st.one_of(st.none(), st.integers(0, 1)),
+        "echo": st.booleans(),
+        "mirostat": st.sampled_from([0, 2]),
+        "special": st.booleans(),
+        "interval": st.sampled_from([1, 1, 3, 1000]),
+        "priority": st.integers(0, 2),
+    }
+)
+
+
+def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]) -> list[Told]:
+    world = IsolatedWorld(**{"eos_every": 60, "num_cells": 1024, **options})
+    told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+    world.run(lambda number: world.die() if number in deaths else None)
+    return told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(requests, min_size=1, max_size=5),
+    deaths=st.sets(st.integers(0, 120), max_size=12),
+    options=st.sampled_from([{}, {"kind": "recurrent"}, {"num_seq_ids": 2}, {"num_cells": 300, "num_seq_ids": 6}]),
+)
+def test_deaths_change_nothing_that_is_told(
+    wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
+) -> None:
+    """Ids, texts, logprobs, reasons, stops and counts are those of an engine that nothing happened to."""
+    told, undisturbed = play(wanted, deaths, options), play(wanted, set(), options)
+    for one, other in zip(told, undisturbed, strict=True):
+        assert one.summary() == other.summary()
+        assert one.is_released
+        assert one.num_started == other.num_started <= 1
+        assert one.terminal is not None
+        assert other.terminal is not None
+        assert one.terminal.usage is not None
+        assert other.terminal.usage is not None
+        assert one.terminal.usage.completion_tokens == other.terminal.usage.completion_tokens
+        assert one.terminal.usage.prompt_tokens == other.terminal.usage.prompt_tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(requests, min_size=1, max_size=4),
+    happenings=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from(["die", "cancel", "pause", "go on"]), st.integers(1, 4)),
+        max_size=12,
+    ),
+)
+def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
+    wanted: list[dict[str, Any]], happenings: list[tuple[int, str, int]]
+) -> None:
+    """Whatever is told is the beginning of what would have been told; each ends once, and nothing is left open."""
+    expected = [one.summary() for one in play(wanted, set(), {})]
+    world = IsolatedWorld(eos_every=60, num_cells=1024)
+    told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+
+    def happen(number: int) -> None:
+        for _, what, key in [one for one in happenings if one[0] == number]:
+            if what == "die":
+                world.die()
+            elif what == "cancel":
+                world.worker.inbox.put(Cancel(key))
+            else:
+                world.pause(key, is_paused=what == "pause")
+        if number > 60:
+            for key in range(1, 5):
+                world.pause(key, is_paused=False)
+
+    world.run(happen)
+    for one, whole in zip(told, expected, strict=True):
+        assert one.is_released
+        for (ids, text, _, _, reasons, _, _), (all_ids, all_text, *_) in zip(one.summary(), whole, strict=True):
+            assert ids == all_ids[: len(ids)]
+            assert len(reasons) == 1
+            if FinishReason.CANCELLED not in reasons:
+                assert text == all_text
+
+
+@settings(max_examples=60, deadline=None)
+@given(one=requests, after=st.integers(1, 60))
+def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, Any], after: int) -> None:
+    """A request that is cancelled while there is no worker has told what one that is cancelled in an engine has."""
+    prompt, max_tokens = one.pop("prompt"), one.pop("max_tokens")
+    ended = []
+    for is_front in (True, False):
+        world = IsolatedWorld(eos_every=60, num_cells=1024)
+        told = world.submit(prompt, max_tokens=max_tokens or 1, **one)
+        for _ in range(after):
+            world.tick()
+        if told.terminal is None and is_front:
+            world.end(told, FinishReason.CANCELLED)
+        elif told.terminal is None:
+            world.worker.inbox.put(Cancel(told.request.key))
+            world.tick()
+        world.worker.close()
+        assert told.is_released
+        ended.append(told)
+    assert ended[0].summary() == ended[1].summary()
+    usages = [one.terminal.usage for one in ended if one.terminal is not None]
+    assert usages[0] is not None
+    assert usages[1] is not None
+    assert usages[0].completion_tokens == usages[1].completion_tokens

@@ -1,0 +1,173 @@
+"""Those who wait for answers: lists that share an engine with few places, and callers who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from tests.running_engine import LONG_S, Running
+
+from paceline.completion import Completion
+from paceline.engine.collecting import AsyncBatch, Batch, Outcome, answered, collect, collect_async
+from paceline.errors import DecodeError, PacelineError, QueueFull
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
+
+Run = Callable[[Any, list[str]], list[Outcome]]
+
+
+def run_blocking(engine: Any, prompts: list[str]) -> list[Outcome]:
+    return Batch(engine, SamplingParams(max_tokens=3), RequestOptions(), lambda: None).run(prompts)
+
+
+def run_async(engine: Any, prompts: list[str]) -> list[Outcome]:
+    return within(AsyncBatch(engine, SamplingParams(max_tokens=3), RequestOptions()).run(prompts))
+
+
+def within(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, LONG_S))
+
+
+class OnePlace:
+    """An engine with one place, whose answers are there at once, and the place only when somebody waits for it."""
+
+    def __init__(self, running: Running, *, is_taken: bool = False) -> None:
+        self._running, self.is_taken = running, is_taken
+
+    def prepare(self, prompt: str, params: SamplingParams, options: RequestOptions) -> Request:
+        return self._running.request(prompt, max_tokens=params.max_tokens)
+
+    def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
+        if self.is_taken:
+            raise QueueFull("full")
+        self.is_taken = True
+        channel = _Released(self)
+        feed = channel.attach(request_index=request_index)
+        feed.finish(StreamChunk(index=0, finish_reason=FinishReason.LENGTH))
+        return channel
+
+
+class _Released(StreamChannel):
+    def __init__(self, engine: OnePlace) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def wait_released(self, timeout_s: float | None = None) -> bool:
+        self._engine.is_taken = False
+        return True
+
+    async def released(self) -> None:
+        self._engine.is_taken = False
+
+
+@pytest.mark.parametrize("run", [run_blocking, run_async])
+def test_a_list_waits_for_the_places_of_its_own_requests(run: Run) -> None:
+    """That an answer is there does not mean that its place is: nobody is refused in between."""
+    with Running() as running:
+        outcomes = run(OnePlace(running), ["a", "b", "c"])
+    assert [type(one) for one in outcomes] == [Completion] * 3
+
+
+@pytest.mark.parametrize("run", [run_blocking, run_async])
+def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
+    """A list that has no request of its own to wait for gives up."""
+    with Running() as running:
+        outcomes = run(OnePlace(running, is_taken=True), ["a", "b"])
+    assert [type(one) for one in outcomes] == [QueueFull] * 2
+
+
+def ended_with(*errors: PacelineError | None) -> StreamChannel:
+    """A channel of so many choices, of which some failed."""
+    channel = StreamChannel.create()
+    feed = channel.attach()
+    chunks = [
+        StreamChunk(
+            index=0,
+            choice=choice,
+            text="text",
+            finish_reason=FinishReason.ERROR if error else FinishReason.LENGTH,
+            error=error,
+        )
+        for choice, error in enumerate(errors)
+    ]
+    for chunk in chunks[:-1]:
+        feed.push(chunk)
+    feed.finish(chunks[-1])
+    return channel
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
+    """Of several choices the error is raised where all of them failed; else it is in the choice."""
+    broken, also_broken = DecodeError("first"), DecodeError("second")
+
+    def collected(*errors: PacelineError | None) -> Completion:
+        channel = ended_with(*errors)
+        request = running.request("hello", n=len(errors))
+        return within(collect_async(request, channel)) if is_async else collect(request, channel)
+
+    with Running() as running:
+        some = collected(broken, None)
+        assert [choice.error for choice in some.choices] == [broken, None]
+        assert some.choices[1].text == "text"
+        for errors in ((broken,), (broken, also_broken)):
+            with pytest.raises(DecodeError, match="first"):
+                collected(*errors)
+
+
+def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:
+    """The thread that makes it finds nobody who waits; also where its event loop is gone by then."""
+    is_left, is_made = threading.Event(), threading.Event()
+    made: Future[list[Any]] = Future()
+
+    def submit() -> Future[list[Any]]:
+        is_made.set()
+        assert is_left.wait(LONG_S)
+        return made
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(answered(submit))
+        while not is_made.is_set():
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        is_left.set()
+
+    within(main())
+    assert made.cancelled()
+
+
+def test_who_leaves_while_an_answer_is_computed_cancels_it() -> None:
+    """The engine's future is cancelled with the task."""
+    made: Future[list[Any]] = Future()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(answered(lambda: made))
+        while not made._done_callbacks:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    within(main())
+    assert made.cancelled()
+
+
+def test_an_answer_and_an_error_arrive() -> None:
+    """What the engine answers, or why it does not."""
+    done: Future[list[Any]] = Future()
+    done.set_result([1, 2])
+
+    def refuse() -> Future[list[Any]]:
+        raise QueueFull("full")
+
+    assert within(answered(lambda: done)) == [1, 2]
+    with pytest.raises(QueueFull):
+        within(answered(refuse))

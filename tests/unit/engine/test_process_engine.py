@@ -1,0 +1,533 @@
+"""Fronts and workers on the fake backend: real processes, real signals, no model."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine_world import World
+from tests.faulty_backend import HIDDEN_POISON, POISON
+
+from paceline.engine.isolation.restarts import RestartLimits
+from paceline.engine.process_engine import ProcessEngine
+from paceline.errors import EngineDied, EngineStopped, InvalidParams, ModelLoadError, QueueFull, Unsupported
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
+from paceline.testing.fake_process import fake_process_engine
+
+FAULTY = "tests.faulty_backend:make"
+OFTEN = RestartLimits(max_restarts=1000, first_wait_s=0.0)
+LONG = {"num_cells": 200_000, "eos_every": 10**9}
+
+
+@contextmanager
+def engine(**options: Any) -> Iterator[ProcessEngine]:
+    """One whose worker may die often."""
+    options.setdefault("restarts", OFTEN)
+    options["backend_options"] = {**LONG, **options.get("backend_options", {})}
+    made = fake_process_engine(**options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def start(
+    engine: ProcessEngine, prompt: str | list[int], *, options: RequestOptions | None = None, **params: Any
+) -> StreamChannel:
+    prepared = engine.prepare(prompt, SamplingParams(**{"seed": 1, **params}), options or RequestOptions())
+    return engine.accept(prepared)
+
+
+def kill(engine: ProcessEngine, number: int = signal.SIGKILL) -> None:
+    """The worker that was started by this very engine."""
+    pid = engine.worker_pid
+    if pid is not None:
+        os.kill(pid, number)
+
+
+def first_of(channel: StreamChannel) -> StreamChunk:
+    """What comes first; the worker is at it then."""
+    first = channel.get()
+    assert isinstance(first, StreamChunk)
+    return first
+
+
+def read(channel: StreamChannel, *taken: StreamChunk) -> tuple[list[int], str, StreamChunk]:
+    """Ids, text and the terminal chunk of what was taken and what comes; every chunk goes on where the last one ended."""
+    ids: list[int] = []
+    texts: list[str] = []
+    last = None
+    for chunk in chain(taken, channel):
+        assert chunk.index == len(ids)
+        ids += chunk.token_ids
+        texts.append(chunk.text)
+        last = chunk
+    assert last is not None
+    return ids, "".join(texts), last
+
+
+def undisturbed(prompt: str | list[int], **params: Any) -> tuple[list[int], str]:
+    """By an engine in this very thread."""
+    world = World(num_cells=LONG["num_cells"], eos_every=LONG["eos_every"])
+    outcome = world.submit(prompt, **{"temperature": 0.8, "seed": 1, **params})
+    world.run()
+    return outcome.token_ids(), outcome.text()
+
+
+# ---- what any engine does
+
+
+def test_streams_equal_those_of_an_engine_in_this_process() -> None:
+    """Ids and text are the same, with stops, several choices and logprobs among what is asked."""
+    with engine() as one:
+        ids, text, last = read(start(one, "hello", max_tokens=50))
+        assert (ids, text) == undisturbed("hello", max_tokens=50)
+        assert last.finish_reason is FinishReason.LENGTH
+        assert last.usage is not None
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 50)
+        ids, text, last = read(start(one, "hello", max_tokens=2000, stop=["th"], logprobs=1))
+        assert (ids, text) == undisturbed("hello", max_tokens=2000, stop=["th"])
+        assert last.stop == "th"
+
+
+def test_what_is_wrong_with_a_request_is_raised_at_submit() -> None:
+    """On the caller's thread, before anything is sent."""
+    with engine() as one:
+        with pytest.raises(Unsupported, match="grammars"):
+            start(one, "hello", grammar="root ::= [a-z]+")
+        with pytest.raises(InvalidParams, match="adapter 'x'"):
+            start(one, "hello", options=RequestOptions(lora={"x": 1.0}))
+        with pytest.raises(InvalidParams, match="no tokens"):
+            start(one, "")
+
+
+def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
+    """With the error that the worker met; nothing is left of it."""
+    with pytest.raises(ModelLoadError, match="no model 'x'"):
+        fake_process_engine(backend="tests.faulty_backend:refuse", backend_options={"name": "x"})
+    with pytest.raises(InvalidParams, match=r"strategy 'nobody:knows' cannot be loaded"):
+        fake_process_engine(strategy="nobody:knows")
+
+
+def test_a_queue_that_is_full_refuses_in_the_front() -> None:
+    """By what has been accepted and has not ended."""
+    with engine(num_slots=1, max_queue=1) as one:
+        running = [start(one, "hello", max_tokens=None) for _ in range(2)]
+        with pytest.raises(QueueFull, match="2 requests"):
+            start(one, "hello")
+        for channel in running:
+            channel.cancel()
+            assert read(channel)[2].finish_reason is FinishReason.CANCELLED
+            assert channel.wait_released()
+        assert len(read(start(one, "hello", max_tokens=3))[0]) == 3
+
+
+def test_a_reader_that_falls_behind_pauses_its_request_and_goes_on() -> None:
+    """Pause and resume go over the socket; nothing is lost."""
+    with engine() as one:
+        slow = start(one, "hello", max_tokens=400, options=RequestOptions(max_buffered_tokens=5))
+        other = read(start(one, "other", max_tokens=100))
+        assert len(other[0]) == 100
+        assert slow.num_buffered < 400
+        assert read(slow)[:2] == undisturbed("hello", max_tokens=400)
+
+
+def test_embeddings_come_back_as_numbers() -> None:
+    """A vector for each text, the same for the same."""
+    with engine() as one:
+        vectors = one.embed(["one", "two", "one"], None, RequestOptions()).result()
+        assert [len(vector) for vector in vectors] == [3, 3, 3]
+        assert list(vectors[0]) == list(vectors[2]) != list(vectors[1])
+        assert one.embed([], None, RequestOptions()).result() == []
+
+
+def test_the_metrics_are_of_front_and_worker_together() -> None:
+    """Requests are counted here, tokens there; after a death nothing is counted twice."""
+    with engine(num_slots=2) as one:
+        channel = start(one, "hello", max_tokens=300)
+        for _ in zip(range(50), channel, strict=False):
+            pass
+        one.stats()
+        kill(one)
+        read(start(one, "hello", max_tokens=30))
+        assert channel.wait_finished()
+        stats = one.stats()
+        assert (stats.submitted, stats.resident, stats.queued) == (2, 0, 0)
+        assert stats.number("paceline_engine_restarts_total") == 1
+        assert 30 <= stats.number("paceline_tokens_generated_total") <= 330
+        one.metrics.check()
+
+
+def test_logs_of_the_worker_come_out_of_the_loggers_here(caplog: pytest.LogCaptureFixture) -> None:
+    """An instrument that fails there is a log record here."""
+    with engine(instruments=["tests.faulty_backend:Broken"]) as one:
+        read(start(one, "hello", max_tokens=3))
+    assert "Broken failed in request_queued" in caplog.text
+    assert {record.name for record in caplog.records} == {"paceline.engine"}
+
+
+def test_instruments_of_a_new_worker_are_told_that_it_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    """They are new objects, and know nothing of the first worker."""
+    with engine(instruments=["tests.faulty_backend:Restarted"]) as one:
+        channel = start(one, "hello", max_tokens=300)
+        first = first_of(channel)
+        assert "the second" not in caplog.text
+        kill(one)
+        read(channel, first)
+    assert "I am the second" in caplog.text
+
+
+# ---- deaths from outside
+
+
+@pytest.mark.slow
+def test_thirty_kills_under_load_lose_and_double_nothing() -> None:
+    """Every stream is complete and equals the undisturbed run, whatever moment the worker was killed at."""
+    rng = random.Random(7)
+    wanted = [(f"prompt {index}", {"seed": index, "max_tokens": 1500, "stop": ["the o"]}) for index in range(12)]
+    wanted += [(f"many {index}", {"seed": index, "max_tokens": 300, "logprobs": 1}) for index in range(6)]
+    with engine(backend_options={"num_seq_ids": 8}, num_slots=8) as one:
+        done = threading.Event()
+
+        def kill_on() -> int:
+            """After each restart, when some stream has got so many chunks further."""
+            kills = 0
+            while not done.is_set() and kills < 30:
+                stream = start(one, f"clock {kills}", max_tokens=rng.randrange(1, 40))
+                for _ in stream:
+                    pass
+                kill(one)
+                kills += 1
+            return kills
+
+        with ThreadPoolExecutor(32) as threads:
+            killer = threads.submit(kill_on)
+            found = []
+            while not killer.done():
+                reading = [threads.submit(read, start(one, prompt, **params)) for prompt, params in wanted]
+                found.append([future.result() for future in reading])
+            done.set()
+            assert killer.result() == 30
+        expected = [undisturbed(prompt, **params) for prompt, params in wanted]
+        for round_of in found:
+            assert [(ids, text) for ids, text, _ in round_of] == expected
+        assert one.stats().number("paceline_engine_restarts_total") >= 29
+        one.metrics.check()
+
+
+def test_a_kill_in_mid_stream_is_not_seen_by_the_reader() -> None:
+    """Several choices, one of them finished; usage counts every token once, and the queue of the first life."""
+    with engine() as one:
+        channel = start(one, "hello", max_tokens=400, n=3, stop=["ta"], seed=3)
+        chunks = []
+        for chunk in channel:
+            chunks.append(chunk)
+            if len(chunks) == 150:
+                kill(one)
+        world = World(num_cells=LONG["num_cells"], eos_every=LONG["eos_every"])
+        outcome = world.submit("hello", max_tokens=400, n=3, stop=["ta"], seed=3, temperature=0.8)
+        world.run()
+        for choice in range(3):
+            mine = [chunk for chunk in chunks if chunk.choice == choice]
+            assert [t for chunk in mine for t in chunk.token_ids] == outcome.token_ids(choice)
+            assert "".join(chunk.text for chunk in mine) == outcome.text(choice)
+            assert [chunk.finish_reason for chunk in mine if chunk.finish_reason] == [outcome.reason(choice)]
+        assert chunks[-1].usage is not None
+        assert outcome.terminal is not None
+        assert outcome.terminal.usage is not None
+        assert chunks[-1].usage.completion_tokens == outcome.terminal.usage.completion_tokens
+
+
+def test_fail_ends_every_stream_with_what_happened_and_takes_new_requests() -> None:
+    """on_engine_death="fail": ERROR and EngineDied with the signal; embeddings too; the next request has a new worker."""
+    with engine(on_engine_death="fail", num_slots=2) as one:
+        channels = [start(one, f"hello {index}", max_tokens=None) for index in range(3)]
+        firsts = [first_of(channels[0])]
+        kill(one)
+        for channel in channels:
+            last = read(channel, *firsts)[2]
+            firsts.clear()
+            assert last.finish_reason is FinishReason.ERROR
+            assert isinstance(last.error, EngineDied)
+            assert last.error.signal == "SIGKILL"
+            assert last.error.code == "engine_died"
+            assert channel.wait_released()
+        assert read(start(one, "hello", max_tokens=20))[:2] == undisturbed("hello", max_tokens=20)
+
+
+def test_cancel_deadline_and_stop_end_what_waits_for_a_worker() -> None:
+    """While there is none, the front does it, with all that had been told."""
+    limits = RestartLimits(max_restarts=3, first_wait_s=3600.0, longest_wait_s=3600.0)
+    one = fake_process_engine(restarts=limits, backend_options=LONG)
+    cancelled = start(one, "hello", max_tokens=None)
+    late = start(one, "hello", max_tokens=None, options=RequestOptions(timeout_s=1.0))
+    stopped = start(one, "hello", max_tokens=None)
+    firsts = [first_of(channel) for channel in (cancelled, late, stopped)]
+    kill(one)
+    assert read(late, firsts[1])[2].finish_reason is FinishReason.DEADLINE
+    cancelled.cancel()
+    assert read(cancelled, firsts[0])[2].finish_reason is FinishReason.CANCELLED
+    one.close()
+    last = read(stopped, firsts[2])[2]
+    assert last.finish_reason is FinishReason.SHUTDOWN
+    assert last.usage is not None
+    assert stopped.is_released
+
+
+def test_too_many_deaths_stop_the_engine_for_good() -> None:
+    """What is open ends with EngineStopped, and so does every submit from then on; both say why."""
+    with engine(restarts=RestartLimits(max_restarts=1, first_wait_s=0.0)) as one:
+        channel = start(one, "hello", max_tokens=None)
+        taken = [first_of(channel)]
+        first = one.worker_pid
+        kill(one)
+        while one.worker_pid in (first, None):
+            taken.append(first_of(channel))
+        kill(one)
+        last = read(channel, *taken)[2]
+        assert isinstance(last.error, EngineStopped)
+        with pytest.raises(EngineStopped, match=r"died more than 1 times within 60 s.*SIGKILL"):
+            start(one, "hello")
+        assert one.is_closed
+
+
+def test_a_worker_that_stops_speaking_sense_is_replaced() -> None:
+    """Bytes that are no message end the worker, and nobody's request."""
+    with engine() as one:
+        channel = start(one, "hello", max_tokens=200)
+        first = first_of(channel)
+        supervisor = one._supervisor
+        child = supervisor._child
+        assert child is not None
+        child.link._reader.feed(
+            b"\x00\x00\x00\x04\xff\xff"
+        )  # a frame of garbage, the rest of which comes with the next
+        assert read(channel, first)[:2] == undisturbed("hello", max_tokens=200)
+
+
+def test_a_worker_whose_engine_gives_up_is_replaced() -> None:
+    """It leaves by itself, after it has told whom it failed; later requests have a new one."""
+    with engine(backend="tests.faulty_backend:make_forgetful", num_slots=2) as one:
+        first = one.worker_pid
+        while one.worker_pid == first:
+            read(start(one, "hello", max_tokens=3))
+        while one.stats().number("paceline_engine_restarts_total") < 1:
+            read(start(one, "hello", max_tokens=3))
+
+
+def test_a_drain_waits_for_no_reader() -> None:
+    """One who fell behind is paused no longer; a death does not change that."""
+    with engine() as one:
+        slow = start(one, "hello", max_tokens=3000, options=RequestOptions(max_buffered_tokens=5))
+        read(start(one, "other", max_tokens=100))
+        kill(one)
+        one.close(drain=True)
+        assert read(slow)[:2] == undisturbed("hello", max_tokens=3000)
+
+
+# ---- deaths by a request
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+def test_a_poisonous_request_is_named_and_the_others_go_on(number: int) -> None:
+    """It is tried twice, then it fails with the signal and llama.cpp's last words."""
+    with engine(backend=FAULTY, backend_options={"poison_signal": int(number)}) as one:
+        channels = [start(one, f"good {index}", max_tokens=300, seed=index) for index in range(6)]
+        firsts = [first_of(channel) for channel in channels]
+        bad = start(one, [65, POISON, 66], max_tokens=10)
+        last = read(bad)[2]
+        assert isinstance(last.error, EngineDied)
+        assert last.error.signal == signal.Signals(number).name
+        assert "the poison was computed" in last.error.last_words
+        assert "the poison was computed" in str(last.error)
+        assert bad.wait_released()
+        for index, (channel, first) in enumerate(zip(channels, firsts, strict=True)):
+            assert read(channel, first)[:2] == undisturbed(f"good {index}", max_tokens=300, seed=index)
+        assert one.stats().number("paceline_engine_restarts_total") == 2
+
+
+def test_a_request_that_kills_while_it_is_made_ready_is_named_too() -> None:
+    """In the preparing thread nobody is in a pass; the box says whose turn it was."""
+    with engine(backend=FAULTY) as one:
+        good = start(one, "good", max_tokens=300)
+        bad = start(one, [65, HIDDEN_POISON], max_tokens=10)
+        assert isinstance(read(bad)[2].error, EngineDied)
+        assert read(good)[:2] == undisturbed("good", max_tokens=300)
+
+
+def test_poisonous_texts_fail_alone() -> None:
+    """An embedding request is tried again and named like any other."""
+    with engine(backend=FAULTY) as one:
+        bad = one.embed([[65], [POISON]], None, RequestOptions())
+        good = one.embed(["good"], None, RequestOptions())
+        assert isinstance(bad.exception(), EngineDied)
+        assert len(good.result()) == 1
+
+
+def test_a_crash_that_does_not_come_again_fails_nobody(tmp_path: Path) -> None:
+    """All suspects get through their probation, and their streams equal the undisturbed."""
+    with engine(backend=FAULTY, backend_options={"once": str(tmp_path / "died")}) as one:
+        channels = [start(one, f"good {index}", max_tokens=200, seed=index) for index in range(8)]
+        for index, channel in enumerate(channels):
+            assert read(channel)[:2] == undisturbed(f"good {index}", max_tokens=200, seed=index)
+        assert (tmp_path / "died").exists()
+        assert one.stats().number("paceline_engine_restarts_total") == 1
+
+
+# ---- ends
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
+    """No process, no thread, no file descriptor, also after deaths."""
+    gc.collect()
+    before = ({path.name for path in Path("/proc/self/fd").iterdir()}, set(threading.enumerate()))
+    for _ in range(3):
+        with engine() as one:
+            channel = start(one, "hello", max_tokens=200)
+            first = first_of(channel)
+            pids = {one.worker_pid}
+            kill(one)
+            read(channel, first)
+            pids.add(one.worker_pid)
+        del one, channel
+        gc.collect()
+        assert all(pid is not None and gone(pid) for pid in pids)
+    after = ({path.name for path in Path("/proc/self/fd").iterdir()}, set(threading.enumerate()))
+    assert after == before
+
+
+def test_losing_an_engine_ends_its_worker() -> None:
+    """Nobody has to call close."""
+    one = fake_process_engine(backend_options=LONG)
+    pid, thread = one.worker_pid, one._supervisor._thread
+    assert pid is not None
+    del one
+    gc.collect()
+    thread.join(20)
+    assert gone(pid)
+
+
+def test_close_drains_when_asked_to() -> None:
+    """What was accepted ends by itself, over a death as well; later submits are refused."""
+    with engine() as one:
+        channels = [start(one, f"good {index}", max_tokens=200, seed=index) for index in range(4)]
+        channels[0].get()
+        kill(one)
+        one.close(drain=True)
+        for index, channel in enumerate(channels[1:], 1):
+            assert read(channel)[:2] == undisturbed(f"good {index}", max_tokens=200, seed=index)
+        with pytest.raises(EngineStopped, match="shut down"):
+            start(one, "hello")
+
+
+def test_close_ends_everything_that_runs_and_waits() -> None:
+    """With SHUTDOWN, and what had come until then."""
+    with engine(num_slots=2) as one:
+        channels = [start(one, "hello", max_tokens=None) for _ in range(5)]
+        future = one.embed(["a" * 1000] * 500, None, RequestOptions())
+        firsts = [first_of(channels[0])]
+        one.close()
+        for channel in channels:
+            assert read(channel, *firsts)[2].finish_reason is FinishReason.SHUTDOWN
+            firsts.clear()
+        assert future.done()
+        one.close()
+
+
+def run_apart(code: str) -> subprocess.Popen[str]:
+    script = f"from tests.unit.engine.test_process_engine import *\n{code}"
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+def wait_until_gone(pid: int) -> bool:
+    """The process is nobody's child here, so there is nothing to wait on: its end is watched."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    import select
+
+    ready, _, _ = select.select([watched], [], [], 20)
+    os.close(watched)
+    return bool(ready)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_worker_goes_with_a_front_that_is_killed(forks: bool) -> None:
+    """At once, and also where a forked child of the front lives on with copies of its descriptors."""
+    code = f"""
+one = fake_process_engine(backend_options=LONG)
+channel = start(one, "hello", max_tokens=None)
+channel.get()
+child = os.fork() if {forks} else 1
+if child == 0:
+    signal.pause()
+print(one.worker_pid, child, flush=True)
+signal.pause()
+"""
+    front = run_apart(code)
+    assert front.stdout is not None
+    worker, child = map(int, front.stdout.readline().split())
+    front.kill()
+    front.wait()
+    front.stdout.close()
+    try:
+        assert wait_until_gone(worker)
+    finally:
+        if forks:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is the point
+def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
+    """There every call says so; closing does nothing; the parent goes on."""
+    with engine() as one:
+        channel = start(one, "hello", max_tokens=300)
+        first = first_of(channel)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                start(one, "hello")
+            except EngineStopped as error:
+                one.close()
+                status = 0 if "forked" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(read(channel, first)[0]) == 300
+
+
+def test_an_interrupt_of_the_whole_group_does_not_reach_the_worker() -> None:
+    """Ctrl-C goes to every process of a terminal; the front alone decides what to do about it."""
+    with engine() as one:
+        channel = start(one, "hello", max_tokens=5000)
+        first = first_of(channel)
+        pid = one.worker_pid
+        kill(one, signal.SIGINT)
+        assert len(read(channel, first)[0]) == 5000
+        assert one.worker_pid == pid
+        assert one.stats().number("paceline_engine_restarts_total") == 0
