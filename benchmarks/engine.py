@@ -202,10 +202,10 @@ def alone(llm: LLM, long_prompt: list[int]) -> float:
     return usage.ttft_s
 
 
-def gap(model: Model, length: int, runs: int) -> None:
+def gap(model: Model, length: int, runs: int, flash_attn: str) -> None:
     """Interleaved: alone, then beside four streams."""
     ticks = Ticks()
-    with LLM(model, num_slots=8, n_ctx=8192, instruments=(ticks,)) as llm:
+    with LLM(model, num_slots=8, n_ctx=8192, instruments=(ticks,), flash_attn=flash_attn) as llm:
         target = llm.limits.itl_target_s
         long_prompt = prompts(9, length, model.n_vocab)[-1]
         print(f"target {target * 1000:.0f} ms; a prompt of {length} tokens beside 4 streams")
@@ -276,6 +276,7 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=48)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=3000)
+    parser.add_argument("--flash-attn", choices=("auto", "on", "off"), default="auto", help="of the part gap")
     options = parser.parse_args()
     model = Model.load(options.model or half_billion(options.llama_cpp_source))
     print(f"paceline {paceline.__version__}, {model.desc}", flush=True)
@@ -284,7 +285,7 @@ def main() -> None:
     if options.part in ("split", "all"):
         split(model, options.batches, options.pairs, options.ticks)
     if options.part in ("gap", "all"):
-        gap(model, options.prompt, options.pairs)
+        gap(model, options.prompt, options.pairs, options.flash_attn)
     if options.part in ("cancel", "all"):
         cancel(model, 10)
 
