@@ -312,7 +312,7 @@ context = Context(model, n_ctx=512, n_seq_max=12, n_outputs_max=12, n_threads=1,
 context.decode([1])
 context.clear()
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
-resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (used + 80 * 2**20, resource.RLIM_INFINITY))
 print(sum(len(row.draws[0].token_ids) for row in context.step(rows).rows))
 """
     done = run(code, tiny_models(WIDE))
