@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from paceline import validation
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.assembly import assemble
 from paceline.engine.core import Engine
@@ -24,8 +23,8 @@ from paceline.engine.instruments import Instruments
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
-from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, check_list, embedding_ids, fitted, prompt_ids
+from paceline.engine.pairs import all_pairs
+from paceline.engine.prompts import Prompt, embedding_texts, fitted, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
 from paceline.engine.saved_prefixes import SavedPrefixes
@@ -98,19 +97,11 @@ class LocalEngine:
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         """Accepts texts to be embedded: a future of a vector each, not normalised. Raises as `prepare` and `accept`."""
-        check_list("texts", texts)
-        ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
-        return self._embed_ids(ids, pooling, options)
+        return self._embed_ids(embedding_texts(texts, self.tokenizer, options), pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
-        validation.text("query", query)
-        check_list("documents", documents)
-        pairs = [
-            pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
-            for index, document in enumerate(documents)
-        ]
-        return self._embed_ids(pairs, "rank", options)
+        return self._embed_ids(all_pairs(self.model, query, documents), "rank", options)
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """Writes what memory has of a prompt to a file; answers how many of its tokens that is. Raises `StateError`."""

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from paceline import validation
+from paceline.engine.prompts import check_list
 from paceline.runtime import Model
+
+
+def all_pairs(model: Model, query: str, documents: Sequence[str]) -> list[list[int]]:
+    """A pair for each document. Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them."""
+    validation.text("query", query)
+    check_list("documents", documents)
+    return [
+        pair_ids(model, query, validation.text(f"documents[{index}]", document))
+        for index, document in enumerate(documents)
+    ]
 
 
 def pair_ids(model: Model, query: str, document: str) -> list[int]:

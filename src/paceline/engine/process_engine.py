@@ -30,8 +30,8 @@ from paceline.engine.isolation.supervisor import Policy, Supervisor
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
-from paceline.engine.pairs import pair_ids
-from paceline.engine.prompts import Prompt, check_list, embedding_ids, fitted, prompt_ids
+from paceline.engine.pairs import all_pairs
+from paceline.engine.prompts import Prompt, embedding_texts, fitted, prompt_ids
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -132,19 +132,11 @@ class ProcessEngine:
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         """Accepts texts to be embedded: a future of a vector each, not normalised. What the worker refuses fails the future."""
-        check_list("texts", texts)
-        ids = [embedding_ids(f"texts[{index}]", text, self.tokenizer, options) for index, text in enumerate(texts)]
-        return self._embed_ids(ids, pooling, options)
+        return self._embed_ids(embedding_texts(texts, self.tokenizer, options), pooling, options)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
-        validation.text("query", query)
-        check_list("documents", documents)
-        pairs = [
-            pair_ids(self.model, query, validation.text(f"documents[{index}]", document))
-            for index, document in enumerate(documents)
-        ]
-        return self._embed_ids(pairs, "rank", options)
+        return self._embed_ids(all_pairs(self.model, query, documents), "rank", options)
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """Has the worker write what memory has of a prompt; answers how many of its tokens that is. Raises `StateError`."""

@@ -53,6 +53,12 @@ def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: Reques
     return ids
 
 
+def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: RequestOptions) -> list[list[int]]:
+    """The token ids of texts to be embedded. Raises as `check_list` and `embedding_ids`."""
+    check_list("texts", texts)
+    return [embedding_ids(f"texts[{index}]", text, tokenizer, options) for index, text in enumerate(texts)]
+
+
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:

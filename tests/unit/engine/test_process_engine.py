@@ -327,6 +327,8 @@ def test_a_worker_whose_engine_gives_up_is_replaced() -> None:
             read(start(one, "hello", max_tokens=3))
         while one.stats().number("paceline_engine_restarts_total") < 1:
             read(start(one, "hello", max_tokens=3))
+        assert one.worker_pid != first
+        assert not one.is_closed
 
 
 def test_a_drain_waits_for_no_reader() -> None:

@@ -124,9 +124,11 @@ def test_bytes_that_are_no_message_are_an_error_of_ours(data: bytes) -> None:
     """Nothing else is ever raised."""
     for decode in (messages.decode_up, messages.decode_down):
         try:
-            decode(data)
+            found: object = decode(data)
         except EngineError:
-            pass
+            continue
+        else:
+            assert type(found).__module__ == messages.__name__
 
 
 def classes(base: type[PacelineError] = PacelineError) -> list[type[PacelineError]]:
