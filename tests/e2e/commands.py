@@ -36,10 +36,13 @@ def paceline_(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 @contextmanager
 def started(*args: str, stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
-    """A command that runs inside of the block, its output in pipes; it is gone afterwards, whatever happens."""
+    """A command that runs inside of the block, its output in pipes; it is gone afterwards, whatever happens.
+
+    The pipes are unbuffered: `communicate` reads past a buffer, and what an earlier `read` left in one would be lost.
+    """
     command = [*COMMAND, *args]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as process:
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as process:
         try:
             assert process.stdin is not None
             process.stdin.write(stdin)
