@@ -1,0 +1,1 @@
+"""From a conversation to a prompt. Any thread but the engine's and the event loop's."""

@@ -1,0 +1,68 @@
+"""What a server is set up with: one frozen record, resolved once from flags, environment and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key that opens the server. tenant: salts the prefix cache, so that keys of two tenants share nothing."""
+
+    secret: str = field(repr=False)
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Everything that `paceline serve` resolves. Immutable.
+
+    Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
+    `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
+    lora_scales (what applies where a request does not say), chat_template (text; None: the model's).
+
+    Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
+    cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
+
+    Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 503), body_timeout_s and keep_alive_s (for slow senders
+    and idle connections), heartbeat_s (between comments while a stream waits), drain_s (what SIGTERM leaves to running
+    streams), timeout_s (of a whole request; None: none).
+
+    Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
+    `POST /props` is allowed), docs (the OpenAPI pages). state_folder: where slots are saved.
+    """
+
+    model: Path | None = None
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    lora_scales: Mapping[str, float] = field(default_factory=dict)
+    chat_template: str | None = None
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    aliases: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    root_path: str = ""
+
+    max_body_bytes: int = 64 << 20
+    max_header_bytes: int = 64 << 10
+    max_connections: int = 2048
+    body_timeout_s: float = 60.0
+    keep_alive_s: float = 75.0
+    heartbeat_s: float = 10.0
+    drain_s: float = 30.0
+    timeout_s: float | None = None
+
+    embeddings: bool = False
+    reranking: bool = False
+    metrics: bool = True
+    slots: bool = True
+    props: bool = False
+    docs: bool = True
+    state_folder: Path | None = None
