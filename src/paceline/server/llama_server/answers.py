@@ -62,9 +62,7 @@ class Answers:
             Telling(index=index, prompt=index // self._num_choices, slot=slot) for index, slot in enumerate(slots)
         ]
         self._shapes = (
-            None
-            if request.params.logprobs is None
-            else ProbabilityShapes(setup.tokenizer, of_drawn=request.of_drawn)
+            None if request.params.logprobs is None else ProbabilityShapes(setup.tokenizer, of_drawn=request.of_drawn)
         )
         self._began_s = setup.clock()
 

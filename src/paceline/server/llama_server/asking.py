@@ -75,7 +75,9 @@ def sampling_params(body: CompletionBody, setting: Setting, warnings: list[str])
         changes["logit_bias"] = biases(setting.tokenizer, body.logit_bias, warnings)
     changes |= _breakers(body) | _stops(body) | _length(body, base) | _constraint(body, warnings) | _told(body)
     if body.min_keep is not None and body.min_keep > 1:
-        raise Unsupported(f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more")
+        raise Unsupported(
+            f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
+        )
     return base.replace(**changes)
 
 
@@ -152,7 +154,9 @@ def _trigger(index: int, trigger: dict[str, Any]) -> str | int:
         return validation.integer(f"grammar_triggers[{index}].token", trigger.get("token"), 0)
     if kind == _WORD_TRIGGER:
         return validation.text(f"grammar_triggers[{index}].value", value)
-    raise Unsupported(f"grammar_triggers[{index}].type must be 0 (a token) or 1 (a word), not {kind!r}: no patterns here")
+    raise Unsupported(
+        f"grammar_triggers[{index}].type must be 0 (a token) or 1 (a word), not {kind!r}: no patterns here"
+    )
 
 
 def _told(body: CompletionBody) -> dict[str, Any]:

@@ -12,9 +12,7 @@ NEVER = -1e6
 """The bias that stands for minus infinity: no logit makes up for it."""
 
 
-def biases(
-    tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warnings: list[str]
-) -> dict[int, float]:
+def biases(tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warnings: list[str]) -> dict[int, float]:
     """Token ids to what is added to their logits; several for one token add up.
 
     What llama-server skips (entries of another shape, ids that the vocabulary has not) is skipped, and named in `warnings`.

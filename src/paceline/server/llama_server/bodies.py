@@ -116,7 +116,11 @@ class CompletionBody(Body):
         return [
             *(f"{name} has no effect here and was ignored" for name in known),
             *(f"{name} has no effect here and was ignored" for name in foreign if self[name] not in _NOTHING),
-            *(f"{name!r:.80} is no field that is known here and was ignored" for name in self.unknown() if not _is_foreign(name)),
+            *(
+                f"{name!r:.80} is no field that is known here and was ignored"
+                for name in self.unknown()
+                if not _is_foreign(name)
+            ),
         ]
 
     def __getitem__(self, name: str) -> Any:

@@ -1,6 +1,6 @@
 """The prompt that fills a gap in a text: llama-server's layout of it, in the model's own tokens. Not for the event loop.
 
-    rep "myproject" [sep name, text]... sep "filename"  bos  pre prefix prompt  suf suffix  mid
+rep "myproject" [sep name, text]... sep "filename"  bos  pre prefix prompt  suf suffix  mid
 """
 
 from __future__ import annotations

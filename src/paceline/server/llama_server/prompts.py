@@ -51,7 +51,7 @@ def mixed_ids(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool,
     return ids
 
 
-def _part(tokenizer: Tokenizer, name: str, value: Any, add_special: bool, parse_special: bool) -> list[int]:  # noqa: FBT001
+def _part(tokenizer: Tokenizer, name: str, value: Any, add_special: bool, parse_special: bool) -> list[int]:
     if isinstance(value, str):
         return tokenizer.encode(validation.text(name, value), add_special=add_special, parse_special=parse_special)
     hint = f"the vocabulary has {tokenizer.n_vocab} tokens"

@@ -18,7 +18,9 @@ _SAME = (
 )  # fmt: skip
 
 
-def brief_settings(params: SamplingParams, *, stream: bool = False, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def brief_settings(
+    params: SamplingParams, *, stream: bool = False, told: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The settings without lists and grammars, as /props and /slots have them. told: what is no part of sampling."""
     num_predict = -1 if params.max_tokens is None else params.max_tokens
     given = told or {}
