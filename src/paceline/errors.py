@@ -7,6 +7,7 @@
     │   ├── PromptTooLong     more tokens than the context holds
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
+    │   ├── TemplateError     a chat template that does not parse, or refuses the conversation
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
@@ -79,6 +80,12 @@ class GrammarError(RequestError, ValueError):
     """The grammar does not parse, or exceeds the limits on grammars."""
 
     code = "grammar_error"
+
+
+class TemplateError(RequestError, ValueError):
+    """The chat template does not parse, refuses the conversation, fails, or takes more time or memory than it may."""
+
+    code = "template_error"
 
 
 class Unsupported(RequestError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +41,26 @@ class TokenAttribute(enum.IntFlag):
     LSTRIP = 1 << 7
     RSTRIP = 1 << 8
     SINGLE_WORD = 1 << 9
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The ids of a vocabulary's tokens for filling in the middle of a text; None where it has no such token.
+
+    A prompt is made of prefix, suffix and middle; other files come before it with rep (repository) and sep (file).
+    """
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    pad: int | None = None
+    rep: int | None = None
+    sep: int | None = None
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether the vocabulary has the three tokens without which nothing can be filled in."""
+        return None not in (self.prefix, self.suffix, self.middle)
 
 
 class Tokenizer:
@@ -142,6 +163,19 @@ class Tokenizer:
         """The special tokens for filling in the middle of a text; empty where the model was not trained for it."""
         fim = {name: token for name, token in self.special_tokens.items() if name.startswith("fim_")}
         return MappingProxyType(fim)
+
+    @cached_property
+    def fim(self) -> FimTokens:
+        """The tokens for filling in the middle, as a record."""
+        get = self.special_tokens.get
+        return FimTokens(
+            prefix=get("fim_pre"),
+            suffix=get("fim_suf"),
+            middle=get("fim_mid"),
+            pad=get("fim_pad"),
+            rep=get("fim_rep"),
+            sep=get("fim_sep"),
+        )
 
     @property
     def bos(self) -> int | None:
