@@ -62,9 +62,10 @@ class Telling:
         return _encode(body | {"warnings": self.warnings} if self.warnings else body)
 
 
-class ChoiceExtras(msgspec.Struct, kw_only=True):
-    """paceline's own members of a choice; those that were not asked for are not there."""
+class AnyChoice(msgspec.Struct, kw_only=True):
+    """What every choice has: its index, and paceline's own members; of these, those that were not asked for are not there."""
 
+    index: int
     stop_reason: str | int | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
@@ -72,7 +73,7 @@ class ChoiceExtras(msgspec.Struct, kw_only=True):
 
 
 def prompt_extras(telling: Telling, prompt: int, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """What is told of a prompt beside its choices' text: keywords of `ChoiceExtras`."""
+    """What is told of a prompt beside its choices' text: keywords of `AnyChoice`."""
     ids = telling.prompts[prompt]
     extras: dict[str, Any] = {"prompt_token_ids": ids} if telling.token_ids else {}
     if telling.scores_prompt:
@@ -102,7 +103,7 @@ class Events:
         """Whether every prompt has had its terminal chunk."""
         return len(self._usages) == len(self._telling.prompts)
 
-    def of(self, choice: ChoiceExtras) -> bytes:
+    def of(self, choice: AnyChoice) -> bytes:
         """An event of one choice."""
         if not self._telling.continuous_usage:
             return self._head + _encode(choice) + self._tail

@@ -41,7 +41,9 @@ class Body(BaseModel):
     )
 
     model: str | None = Field(
-        None, max_length=512, description="A name from /v1/models. Any other is taken for the one model, with a warning."
+        None,
+        max_length=512,
+        description="A name from /v1/models. Any other is taken for the one model, with a warning.",
     )
 
 
@@ -111,7 +113,9 @@ class CompletionBody(GenerationBody):
     )
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
     best_of: int | None = Field(None, description="n, or nothing.")
-    logprobs: int | None = Field(None, ge=0, le=1000, description="So many of the most likely tokens, and the one drawn.")
+    logprobs: int | None = Field(
+        None, ge=0, le=1000, description="So many of the most likely tokens, and the one drawn."
+    )
     echo: bool | None = Field(None, description="Whether the prompt is part of the answer.")
     suffix: str | None = Field(None, description="What comes after the answer, where the model has tokens for it.")
 
@@ -127,7 +131,9 @@ class ChatBody(GenerationBody):
         None, ge=0, le=2**31 - 1, description="By default as many as the context holds."
     )
     logprobs: bool | None = Field(None, description="Whether to tell each token's log-probability.")
-    top_logprobs: int | None = Field(None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
+    )
     response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
 
@@ -139,7 +145,9 @@ class EmbeddingBody(EmbeddingExtras):
         description="A text, token ids, or a list of one of these."
     )
     encoding_format: str | None = Field(
-        None, description='"float" by default; "base64": little-endian float32.', json_schema_extra={"enum": ["float", "base64"]}
+        None,
+        description='"float" by default; "base64": little-endian float32.',
+        json_schema_extra={"enum": ["float", "base64"]},
     )
     dimensions: int | None = Field(None, ge=1, description="Only the first so many, brought back to length 1.")
     pooling: str | None = Field(None, description='paceline\'s own: "mean", "cls" or "last" in place of the model\'s.')

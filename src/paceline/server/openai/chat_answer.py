@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from paceline.completion import Choice, Completion
-from paceline.server.openai.answers import FINISH, ChoiceExtras, Events, PromptScores, Telling, prompt_extras
+from paceline.server.openai.answers import FINISH, AnyChoice, Events, PromptScores, Telling, prompt_extras
 from paceline.server.openai.logprobs import ChatLogprob, chat_logprobs
 from paceline.streaming import StreamChunk, TokenLogprobs
 
@@ -36,19 +36,17 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class ChatChoice(ChoiceExtras, kw_only=True):
+class ChatChoice(AnyChoice, kw_only=True):
     """One answer."""
 
-    index: int
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
 
 
-class ChatChunkChoice(ChoiceExtras, kw_only=True):
+class ChatChunkChoice(AnyChoice, kw_only=True):
     """Part of one answer."""
 
-    index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None

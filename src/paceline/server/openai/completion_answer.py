@@ -8,15 +8,14 @@ from typing import Any
 from msgspec import UNSET
 
 from paceline.completion import Choice, Completion
-from paceline.server.openai.answers import FINISH, ChoiceExtras, Events, PromptScores, Telling, prompt_extras
+from paceline.server.openai.answers import FINISH, AnyChoice, Events, PromptScores, Telling, prompt_extras
 from paceline.server.openai.logprobs import Columns, ColumnsWriter
 from paceline.streaming import StreamChunk, TokenLogprobs
 
 
-class CompletionChoice(ChoiceExtras, kw_only=True):
-    """One text. index: over all prompts, those of the first prompt first."""
+class CompletionChoice(AnyChoice, kw_only=True):
+    """One text. Its index is over all prompts, those of the first prompt first."""
 
-    index: int
     text: str
     logprobs: Columns | None
     finish_reason: str | None
@@ -80,12 +79,12 @@ class CompletionStream:
         """The events of a chunk of this prompt."""
         self._events.note(chunk)
         ready = self._scores[prompt].pass_on(chunk)
-        events = [self._events.of(self._choice(prompt, one)) for one in ready if self._tells(prompt, one)]
+        events = [self._events.of(self._choice(prompt, one)) for one in ready if self._tells(one)]
         if chunk.finish_reason in FINISH and self._events.is_over:
             events[-1:] = self._events.ending(events[-1])
         return events
 
-    def _tells(self, prompt: int, chunk: StreamChunk) -> bool:
+    def _tells(self, chunk: StreamChunk) -> bool:
         """Whether there is something to tell: tokens that make no text yet are none, where only the text is asked for."""
         if chunk.text or chunk.finish_reason in FINISH:
             return True

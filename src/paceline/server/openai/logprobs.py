@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two shapes: columns for completions, a record a token for chat. Pure; any thread.
 
-Tokens are told as their text; where their bytes are no text by themselves, completions spell them bytes:\\xe2\\x80 as OpenAI
-does, and chat has the bytes beside. A probability of zero is told as -9999.
+Tokens are told as their text; where their bytes are no text by themselves, completions spell them as OpenAI does, with
+bytes: and their hexadecimal digits, and chat has the bytes beside. A probability of zero is told as -9999.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class ColumnsWriter:
         return top
 
 
-def chat_logprobs(spelt: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int) -> list[ChatLogprob]:
+def chat_logprobs(
+    spelt: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
+) -> list[ChatLogprob]:
     """The records of tokens."""
     return [
         ChatLogprob(
@@ -93,7 +95,9 @@ def chat_logprobs(spelt: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLog
     ]
 
 
-def prompt_logprobs(spelt: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(
+    spelt: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[dict[str, Any] | None]:
     """Of a prompt: null for its first token, then by token id the token's own and the most likely."""
     told: list[dict[str, Any] | None] = [None]
     for token, one in zip(ids[1:], logprobs, strict=True):

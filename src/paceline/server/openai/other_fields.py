@@ -9,8 +9,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import Unsupported
 from paceline.server.openai.body_fields import Body
+from paceline.server.openai.refusing import refused
+from paceline.server.problems import clean
 
 # What other servers call something that is here.
 RENAMED = {
@@ -70,7 +72,8 @@ def judge(fields: Mapping[str, Any], body: type[Body]) -> list[str]:
             if value is not None and value not in _UNSUPPORTED[name]:
                 raise Unsupported(f"{name} is not supported here yet; leave it out")
         elif name not in RENAMED:
-            raise InvalidParams(f"{_shown(name)} is no parameter of this endpoint; {_way_out(name, body)}")
+            message = f"{_shown(name)} is no parameter of this endpoint; {_way_out(name, body)}"
+            raise refused(message, clean(name[:80]), "unknown_parameter")
     return warnings
 
 

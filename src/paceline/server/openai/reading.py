@@ -45,7 +45,9 @@ def read_completion(body: CompletionBody, base: SamplingParams, options: Mapping
     Prompts are the client's own, so that control tokens in their text are taken for what they spell, unless it says otherwise.
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise Unsupported(f"best_of must be n ({body.n or 1}) or left out, not {body.best_of}: all that is made is told")
+        raise Unsupported(
+            f"best_of must be n ({body.n or 1}) or left out, not {body.best_of}: all that is made is told"
+        )
     changes: dict[str, Any] = {}
     if body.logprobs is not None:
         changes["logprobs"] = body.logprobs
@@ -75,9 +77,7 @@ def read_chat(body: ChatBody, base: SamplingParams, options: Mapping[str, Any]) 
     return _asked(body, base, options, changes)
 
 
-def _asked(
-    body: GenerationBody, base: SamplingParams, options: Mapping[str, Any], changes: dict[str, Any]
-) -> Asked:
+def _asked(body: GenerationBody, base: SamplingParams, options: Mapping[str, Any], changes: dict[str, Any]) -> Asked:
     others = body.model_extra or {}
     warnings = judge(others, type(body))
     if body.stream_options is not None and not body.stream:
