@@ -19,11 +19,12 @@ from paceline.server.exchange import route_path
 from paceline.server.llama_server import router as llama_server
 from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.request_ids import RequestIds
+from paceline.server.openai import router as openai
 from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
-ROUTES = (health.routes, pages.routes, requests.routes, llama_server.routes)
+ROUTES = (health.routes, pages.routes, requests.routes, openai.routes, llama_server.routes)
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
