@@ -9,11 +9,12 @@ from fastapi import APIRouter
 from paceline.server.llama_server.asking import lora_scales
 from paceline.server.llama_server.bodies import LoraScale
 from paceline.server.llama_server.state import LlamaState
+from paceline.server.openai.json_bodies import JsonRoute
 
 
 def routes(state: LlamaState) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.get("/lora-adapters", summary="The adapters and their scales")
     async def adapters() -> list[dict[str, Any]]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from paceline import validation
 
 _INT32 = 2**31 - 1
 
@@ -18,6 +20,11 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _carried(value: str) -> str:
+    return validation.text("text", value)
+
+
+Text = Annotated[str, AfterValidator(_carried)]
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_INT32)]
 CountOrMinusOne = Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)]
@@ -28,9 +35,14 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    def unknown(self) -> list[str]:
-        """The names of the fields that are not known here and not null."""
-        return [name for name, value in (self.model_extra or {}).items() if value is not None]
+    def ignored(self) -> list[str]:
+        """A sentence for each field that is not known here, and not null."""
+        extra = self.model_extra or {}
+        return [_unknown(name) for name, value in extra.items() if value is not None]
+
+
+def _unknown(name: str) -> str:
+    return f"{name!r:.80} is no field that is known here and was ignored"
 
 
 class LoraScale(Body):
@@ -107,25 +119,21 @@ class CompletionBody(Body):
     backend_sampling: bool | None = None
     verbose: bool | None = None
     stream_options: dict[str, Any] | None = None
-    model: str | None = None
+    model: Text | None = None
 
     def ignored(self) -> list[str]:
         """A sentence for each field that is not known or has no effect here, and asks for more than nothing."""
-        known = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in _NOTHING]
-        foreign = [name for name in self.unknown() if _is_foreign(name)]
+        extra = self.model_extra or {}
+        foreign = {name: value for name, value in extra.items() if _is_foreign(name)}
+        asked = {name: getattr(self, name) for name in _WITHOUT_EFFECT} | foreign
         return [
-            *(f"{name} has no effect here and was ignored" for name in known),
-            *(f"{name} has no effect here and was ignored" for name in foreign if self[name] not in _NOTHING),
             *(
-                f"{name!r:.80} is no field that is known here and was ignored"
-                for name in self.unknown()
-                if not _is_foreign(name)
+                f"{name!r:.80} has no effect here and was ignored"
+                for name, value in asked.items()
+                if value not in _NOTHING
             ),
+            *(_unknown(name) for name, value in extra.items() if name not in foreign and value is not None),
         ]
-
-    def __getitem__(self, name: str) -> Any:
-        """An unknown field's value."""
-        return (self.model_extra or {})[name]
 
 
 def _is_foreign(name: str) -> bool:
@@ -177,6 +185,16 @@ class DetokenizeBody(Body):
     tokens: list[Int] | None = None
 
 
+class TemplateBody(Body):
+    """Of POST /apply-template: a conversation as in a chat, without what decides its answer."""
+
+    messages: Any
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    model: Text | None = None
+
+
 class EmbeddingBody(Body):
     """Of POST /embedding and /embeddings. content and input are the same; input counts where both are given."""
 
@@ -184,7 +202,7 @@ class EmbeddingBody(Body):
     input: Any = None
     embd_normalize: Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)] | None = None
     encoding_format: str | None = None
-    model: str | None = None
+    model: Text | None = None
 
 
 class RerankBody(Body):
@@ -195,7 +213,7 @@ class RerankBody(Body):
     texts: list[str] | None = None
     top_n: Int | None = None
     return_text: bool | None = None
-    model: str | None = None
+    model: Text | None = None
 
 
 class SlotBody(Body):

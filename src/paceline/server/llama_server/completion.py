@@ -21,6 +21,7 @@ from paceline.server.llama_server.limited import LimitedGeneration
 from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.writing import failure_event, json_answer, large_json_answer
+from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
 
@@ -29,7 +30,7 @@ _LARGE = 1 << 14  # prompt tokens, beyond which an answer that repeats them take
 
 def routes(service: Service, state: LlamaState) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.post("/completion", summary="Complete a text, as llama-server does")
     @router.post("/completions", include_in_schema=False)
@@ -53,7 +54,7 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
     running = _Running(service, state, request, service.options(http))
     try:
         generation = await begin(
-            service, http, request.prompts, request.params, running.options, streaming=request.stream
+            service, http, request.prompts, request.params, running.options, streaming=request.is_watched
         )
         if request.stream:
             events = event_stream(running.limited(generation), running.answers.events, failure=failure_event, done=b"")
@@ -93,7 +94,7 @@ class _Running:
         limits = self._request.line_limits
         if not limits.has_any:
             return generation
-        watched = LimitedGeneration(generation, limits, self._setup.clock, len(self._slots))
+        watched = LimitedGeneration(generation, limits, self._setup.clock, self._request.params)
         return cast("Generation", watched)
 
     async def whole(self, generation: Generation) -> Response:

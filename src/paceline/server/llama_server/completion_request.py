@@ -51,6 +51,11 @@ class CompletionRequest:
     id_slot: int = -1
 
     @property
+    def is_watched(self) -> bool:
+        """Whether somebody reads the answer while it comes."""
+        return self.stream or self.line_limits.has_any
+
+    @property
     def of_drawn(self) -> bool:
         """Whether probabilities are those after sampling."""
         return self.params.logprobs_mode == "sampled"

@@ -11,24 +11,22 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.engine.collecting import answered
-from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.generating import HangUp
-from paceline.server.llama_server.abilities import check_embedding
+from paceline.server.llama_server.abilities import check_embedding, plain_options
 from paceline.server.llama_server.bodies import EmbeddingBody
 from paceline.server.llama_server.norms import normalised
 from paceline.server.llama_server.prompts import all_prompts
 from paceline.server.llama_server.writing import bad_request, large_json_answer
+from paceline.server.openai.asking import ask
+from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
 _EUCLIDEAN = 2
-_OPTIONS = ("request_id", "timeout_s")  # of those that follow from the HTTP request: what an embedding can be asked
 
 
 def routes(service: Service) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.post("/embedding", summary="Turn texts into vectors, as llama-server does")
     @router.post("/embeddings", include_in_schema=False)
@@ -37,34 +35,18 @@ def routes(service: Service) -> APIRouter:
         engine = service.engine()
         check_embedding(service)
         ids = await asyncio.to_thread(_all_ids, engine.tokenizer, body)
-        rows = await vectors_of(service, request, ids, None)
+        options = plain_options(service.options(request))
+        rows = await ask(service, request, lambda: engine.embed(ids, None, options))
         return await large_json_answer(await asyncio.to_thread(_shaped, rows, body))
 
     return router
 
 
-async def vectors_of(
-    service: Service, request: Request, ids: Sequence[Sequence[int]], pooling: str | None
-) -> list[Any]:
-    """A vector for each text, not normalised. Ends where the client hangs up. Raises what the engine raises."""
-    service.check_accepting()
-    engine = service.engine()
-    options = RequestOptions(**{name: value for name, value in service.options(request).items() if name in _OPTIONS})
-    asking = asyncio.ensure_future(answered(lambda: engine.embed(ids, pooling, options)))
-    hang_up = HangUp(request)
-    hang_up.tell(asking.cancel)
-    try:
-        return await asking
-    except asyncio.CancelledError:
-        hang_up.check()
-        raise
-    finally:
-        hang_up.close()
-
-
 def _all_ids(tokenizer: Tokenizer, body: EmbeddingBody) -> list[list[int]]:
     name = "content" if body.input is None else "input"
     value = body.content if body.input is None else body.input
+    if body.encoding_format not in (None, "float", "base64"):
+        raise bad_request("encoding_format must be float or base64", "encoding_format")
     if value is None:
         raise bad_request('"input" or "content" must be provided', "content")
     many = [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
@@ -83,7 +65,12 @@ def _plain(value: Any) -> Any:
 
 def _shaped(rows: Sequence[Any], body: EmbeddingBody) -> list[dict[str, Any]]:
     kind = _EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
-    return [{"index": index, "embedding": _vectors(np.asarray(row), kind)} for index, row in enumerate(rows)]
+    shaped: list[dict[str, Any]] = [
+        {"index": index, "embedding": _vectors(np.asarray(row), kind)} for index, row in enumerate(rows)
+    ]
+    if warnings := body.ignored():
+        shaped[0]["warnings"] = warnings  # a list has no other place for it
+    return shaped
 
 
 def _vectors(row: Any, kind: int) -> list[list[float]]:

@@ -12,6 +12,7 @@ from typing import Self
 import msgspec
 
 from paceline.completion import Completion, completion_of
+from paceline.params import SamplingParams
 from paceline.server.generating import Batch, Generation
 from paceline.server.llama_server.line_limits import LineLimits, LineWatch
 from paceline.server.problems import FAILED_ENDINGS, ClientGone, Refused, problem_of_ending
@@ -22,11 +23,12 @@ class LimitedGeneration:
     """Reads like the generation that it has; it ends that one when the last of its answers is over."""
 
     def __init__(
-        self, generation: Generation, limits: LineLimits, clock: Callable[[], float], num_sequences: int
+        self, generation: Generation, limits: LineLimits, clock: Callable[[], float], params: SamplingParams
     ) -> None:
         self._generation, self._limits, self._clock = generation, limits, clock
         self._watches: dict[tuple[int, int], LineWatch] = {}
-        self._num_open = num_sequences
+        self._wants_logprobs = params.logprobs is not None
+        self._num_open = len(generation.prompts) * params.n
 
     @property
     def heartbeat_s(self) -> float:
@@ -43,7 +45,7 @@ class LimitedGeneration:
         async for batch in self._generation.batches():
             yield [(index, self._limited(index, chunk)) for index, chunk in batch]
 
-    async def collected(self, *, wants_logprobs: bool) -> list[Completion]:
+    async def collected(self) -> list[Completion]:
         """See `Generation`."""
         parts: list[list[StreamChunk]] = [[] for _ in self._generation.prompts]
         async for batch in self.batches():
@@ -51,7 +53,7 @@ class LimitedGeneration:
                 parts[index].append(chunk)
         if self.is_abandoned:
             raise ClientGone
-        return [self._completion(index, chunks, wants_logprobs=wants_logprobs) for index, chunks in enumerate(parts)]
+        return [self._completion(index, chunks) for index, chunks in enumerate(parts)]
 
     def cancel(self) -> None:
         """See `Generation`."""
@@ -80,11 +82,14 @@ class LimitedGeneration:
                 self._generation.cancel()
         return chunk if kept == chunk.text else msgspec.structs.replace(chunk, text=kept)
 
-    def _completion(self, index: int, chunks: list[StreamChunk], *, wants_logprobs: bool) -> Completion:
+    def _completion(self, index: int, chunks: list[StreamChunk]) -> Completion:
         for chunk in chunks:
             if chunk.finish_reason in FAILED_ENDINGS:
                 raise chunk.error if chunk.error is not None else Refused(problem_of_ending(chunk.finish_reason))
-        prompt = self._generation.prompts[index]
         return completion_of(
-            chunks, prompt=prompt, wants_logprobs=wants_logprobs, wants_prompt_logprobs=False, index=index
+            chunks,
+            prompt=self._generation.prompts[index],
+            wants_logprobs=self._wants_logprobs,
+            wants_prompt_logprobs=False,
+            index=index,
         )

@@ -10,16 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.pairs import all_pairs
-from paceline.server.llama_server.abilities import check_reranking
+from paceline.server.llama_server.abilities import check_reranking, plain_options
 from paceline.server.llama_server.bodies import RerankBody
-from paceline.server.llama_server.embedding import vectors_of
 from paceline.server.llama_server.writing import bad_request, large_json_answer
+from paceline.server.openai.asking import ask
+from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.post("/rerank", summary="Rank documents by how well they fit a query")
     @router.post("/reranking", include_in_schema=False)
@@ -33,7 +34,8 @@ def routes(service: Service) -> APIRouter:
         if not documents:
             raise bad_request('"documents" must be a non-empty string array', "documents")
         ids = await asyncio.to_thread(all_pairs, engine.model, body.query, documents)
-        rows = await vectors_of(service, request, ids, "rank")
+        options = plain_options(service.options(request))
+        rows = await ask(service, request, lambda: engine.embed(ids, "rank", options))
         found = _ranked([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if body.texts is not None:
             return await large_json_answer(_as_tei(found, documents, with_text=bool(body.return_text)))
@@ -52,10 +54,10 @@ def _as_tei(found: list[tuple[int, float]], texts: list[str], *, with_text: bool
 
 
 def _as_jina(found: list[tuple[int, float]], body: RerankBody, model: str, num_tokens: int) -> dict[str, Any]:
-    named = [f"{name!r:.80} is no field that is known here and was ignored" for name in body.unknown()]
+    warnings = body.ignored()
     return {
         "model": body.model or model,
         "object": "list",
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         "results": [{"index": index, "relevance_score": score} for index, score in found],
-    } | ({"warnings": named} if named else {})
+    } | ({"warnings": warnings} if warnings else {})

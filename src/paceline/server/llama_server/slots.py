@@ -17,10 +17,12 @@ from starlette.responses import Response
 
 from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
+from paceline.scheduling.slots_snapshot import SlotView
 from paceline.server.exchange import Exchange
 from paceline.server.llama_server.bodies import SlotBody
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.writing import bad_request, json_answer, not_enabled
+from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
 
@@ -30,14 +32,14 @@ if TYPE_CHECKING:
 
 def routes(service: Service, state: LlamaState) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.get("/slots", summary="What each slot does")
     async def slots(fail_on_no_slot: str = "") -> Response:
         """With `fail_on_no_slot` a 503 where every one is taken."""
         if not service.settings.slots:
             raise not_enabled("This server does not support slots endpoint. Start it with `--slots`")
-        snapshot = await asyncio.to_thread(service.engine().slots)
+        snapshot = await asyncio.wrap_future(service.engine().ask_slots())
         if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
             raise Refused(Problem(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=1))
         n_ctx = service.engine().limits.max_positions
@@ -122,7 +124,7 @@ def _file_name(tenant: str, name: str) -> str:
     return name if not tenant else f"{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}"
 
 
-def _shown(slot: Any, n_ctx: int, state: LlamaState) -> dict[str, Any]:
+def _shown(slot: SlotView, n_ctx: int, state: LlamaState) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": n_ctx,

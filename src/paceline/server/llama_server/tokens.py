@@ -8,16 +8,19 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from paceline.chat.messages import checked_messages
+from paceline.errors import Unsupported
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.bodies import Body, DetokenizeBody, TokenizeBody
+from paceline.server.llama_server.bodies import Body, DetokenizeBody, TemplateBody, TokenizeBody
 from paceline.server.llama_server.prompts import mixed_ids
 from paceline.server.llama_server.writing import large_json_answer
+from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["llama-server"])
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.post("/tokenize", summary="Text to token ids")
     async def tokenize(body: TokenizeBody) -> Response:
@@ -32,7 +35,28 @@ def routes(service: Service) -> APIRouter:
         text = await asyncio.to_thread(tokenizer.decode, body.tokens or [], special=True)
         return await large_json_answer({"content": text} | _warnings(body))
 
+    @router.post("/apply-template", summary="Messages to the text of a prompt")
+    async def apply_template(body: TemplateBody) -> Response:
+        """`prompt`: what the chat template makes of the messages."""
+        if body.tools:
+            raise Unsupported("tools are not supported yet; leave them out")
+        messages = checked_messages(body.messages)
+        rendered = await asyncio.to_thread(_rendered, service, messages, body)
+        return await large_json_answer({"prompt": rendered} | _warnings(body))
+
     return router
+
+
+def _rendered(service: Service, messages: list[dict[str, Any]], body: TemplateBody) -> str:
+    return (
+        service.chat_format()
+        .render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            kwargs=body.chat_template_kwargs,
+        )
+        .text
+    )
 
 
 def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
@@ -54,5 +78,5 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 def _warnings(body: Body) -> dict[str, Any]:
-    named = [f"{name!r:.80} is no field that is known here and was ignored" for name in body.unknown()]
-    return {"warnings": named} if named else {}
+    warnings = body.ignored()
+    return {"warnings": warnings} if warnings else {}
