@@ -13,13 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.server.generating import Generation, begin
-from paceline.server.llama_server.answers import Answers, Setup
+from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.completion_request import CompletionRequest, Room, read_request
 from paceline.server.llama_server.limited import LimitedGeneration
 from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
+from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import failure_event, json_answer, large_json_answer
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
@@ -109,11 +110,12 @@ class _Running:
     def release(self) -> None:
         """Leaves to its slots what they have come to."""
         self._state.running.pop(self._id, None)
-        left = [
-            (*self._request.prompts[one.prompt], *one.token_ids) if one.finish_reason or one.token_ids else None
-            for one in self.answers.sequences
-        ]
-        self._state.end_slots(self._tenant, self._slots, left)
+        self._state.end_slots(self._tenant, self._slots, [self._left(one) for one in self.answers.sequences])
+
+    def _left(self, one: Telling) -> Held | None:
+        if one.finish_reason is None and not one.token_ids:
+            return None
+        return Held((*self._request.prompts[one.prompt], *one.token_ids), self.options.get("lora", {}))
 
 
 class _Released(Response):

@@ -21,6 +21,7 @@ from paceline.scheduling.slots_snapshot import SlotView
 from paceline.server.exchange import Exchange
 from paceline.server.llama_server.bodies import SlotBody
 from paceline.server.llama_server.state import LlamaState
+from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import bad_request, json_answer, not_enabled
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.problems import Problem, Refused
@@ -72,16 +73,17 @@ class _Slot:
     def __init__(self, service: Service, state: LlamaState, number: int, tenant: str) -> None:
         self._engine: AnyEngine = service.engine()
         self._slots, self._number, self._tenant = state.slots, number, tenant
-        self._options = RequestOptions(tenant=tenant)
+        self._scales = dict(state.scales)
 
     async def save(self, name: str) -> dict[str, Any]:
         """What memory has of what ran last."""
-        ids = self._slots.token_ids(self._tenant, self._number)
-        if not ids:
+        held = self._slots.held(self._tenant, self._number)
+        if not held.token_ids:
             raise bad_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
         file = _file_name(self._tenant, name)
         began = time.monotonic()
-        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, list(ids), self._options)
+        options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))
+        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, list(held.token_ids), options)
         took_s = time.monotonic() - began
         size = await asyncio.to_thread(self._size, file)
         return self._told(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
@@ -89,20 +91,21 @@ class _Slot:
     async def restore(self, name: str) -> dict[str, Any]:
         """Puts what was saved into memory, and has the number stand for it."""
         file = _file_name(self._tenant, name)
+        options = RequestOptions(tenant=self._tenant, lora=self._scales)
         began = time.monotonic()
         try:
-            ids = await asyncio.to_thread(self._engine.load_prefix, file, self._options)
+            ids = await asyncio.to_thread(self._engine.load_prefix, file, options)
         except StateError as error:
             raise bad_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
         took_s = time.monotonic() - began
-        self._slots.put(self._tenant, self._number, tuple(ids))
+        self._slots.put(self._tenant, self._number, Held(tuple(ids), self._scales))
         size = await asyncio.to_thread(self._size, file)
         return self._told(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
 
     def erase(self) -> dict[str, Any]:
         """Forgets what ran last. What memory has of it goes when its room is needed."""
-        num_erased = len(self._slots.token_ids(self._tenant, self._number))
-        self._slots.put(self._tenant, self._number, ())
+        num_erased = len(self._slots.held(self._tenant, self._number).token_ids)
+        self._slots.put(self._tenant, self._number)
         return {"id_slot": self._number, "n_erased": num_erased}
 
     def _told(self, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.server.llama_server.virtual_slots import VirtualSlots
+from paceline.server.llama_server.virtual_slots import Held, VirtualSlots
 from paceline.server.service import Service
 
 
@@ -64,7 +64,7 @@ class LlamaState:
             for choice in range(num_choices)
         ]
 
-    def end_slots(self, tenant: str, numbers: Sequence[int], token_ids: Sequence[tuple[int, ...] | None]) -> None:
+    def end_slots(self, tenant: str, numbers: Sequence[int], left: Sequence[Held | None]) -> None:
         """What `begin_slots` answered is over."""
-        for number, ids in zip(numbers, token_ids, strict=True):
-            self.slots.end(tenant, number, ids)
+        for number, held in zip(numbers, left, strict=True):
+            self.slots.end(tenant, number, held)

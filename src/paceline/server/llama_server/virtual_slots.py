@@ -6,12 +6,24 @@ restore and erase speak of. Each tenant has its own. The event loop's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What ran last under a number: the tokens of prompt and answer, and the scales of the adapters that it ran with."""
+
+    token_ids: tuple[int, ...] = ()
+    lora: Mapping[str, float] = field(default_factory=dict)
+
+
+_NOTHING = Held()
 
 
 @dataclass(slots=True)
 class _Slot:
-    token_ids: tuple[int, ...] = ()
+    held: Held = _NOTHING
     num_running: int = 0
     used: int = 0  # the larger, the later
 
@@ -33,20 +45,20 @@ class VirtualSlots:
         slot.num_running += 1
         return number
 
-    def end(self, tenant: str, number: int, token_ids: tuple[int, ...] | None) -> None:
-        """A request ended, with these tokens of prompt and answer; None where it left nothing."""
+    def end(self, tenant: str, number: int, left: Held | None) -> None:
+        """A request ended; None where it left nothing."""
         slot = self._slot(tenant, number)
         slot.num_running -= 1
-        if token_ids is not None:
-            slot.token_ids = token_ids
+        if left is not None:
+            slot.held = left
 
-    def token_ids(self, tenant: str, number: int) -> tuple[int, ...]:
+    def held(self, tenant: str, number: int) -> Held:
         """What ran last under a number."""
-        return self._slot(tenant, number).token_ids
+        return self._slot(tenant, number).held
 
-    def put(self, tenant: str, number: int, token_ids: tuple[int, ...]) -> None:
-        """Has a number stand for these tokens."""
-        self._slot(tenant, number).token_ids = token_ids
+    def put(self, tenant: str, number: int, held: Held = _NOTHING) -> None:
+        """Has a number stand for these tokens, or for nothing."""
+        self._slot(tenant, number).held = held
 
     def _idlest(self, tenant: str) -> int:
         slots = [self._slot(tenant, number) for number in range(self.num_slots)]
