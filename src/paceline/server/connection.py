@@ -17,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from paceline.server.problems import Problem, llama_body
 from paceline.server.settings import ServerSettings
 
-_MOST_PIPELINED = 8  # requests that wait behind one; as long as there are fewer, reading goes on and tells when a client goes
+_MOST_PIPELINED = (
+    8  # requests that wait behind one; as long as there are fewer, reading goes on and tells when a client goes
+)
 
 _CROWDED = Problem(503, "unavailable_error", "too_many_connections", "too many connections are open; try again later")
 _SLOW = Problem(408, "timeout_error", "header_timeout", "the request's headers did not arrive in time")
@@ -108,12 +110,17 @@ class Connection(HttpToolsProtocol):
             self._stall.cancel()
             self._stall = None
 
+    @property
+    def _is_answering(self) -> bool:
+        current: Any = self.cycle  # None before the first request, whatever uvicorn's types say
+        return bool(self.pipeline) or (current is not None and not current.response_complete)
+
     def _refuse(self, problem: Problem) -> None:
         """Answers without the application, unless it is answering; then closes."""
         self._expect_within(None)
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering:
             body = msgspec.json.encode(llama_body(problem))
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[problem.status] + head + body)

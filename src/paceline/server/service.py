@@ -90,6 +90,8 @@ class Service:
         self._model_sampling = told_by_model(model.metadata)
         try:
             self._chat = ChatFormat(model, self.settings.chat_template)
+        except NotImplementedError:
+            self._chat = None
         except PacelineError as error:
             if self.settings.chat_template is not None:
                 raise
@@ -167,7 +169,9 @@ class Service:
         self.engine()
         if isinstance(self._chat, ChatFormat):
             return self._chat
-        raise self._chat or Unsupported("the model has no chat template; give one, or send a prompt instead of messages")
+        raise self._chat or Unsupported(
+            "the model has no chat template; give one, or send a prompt instead of messages"
+        )
 
     def _front_by_settings(self) -> AsyncLLM:
         told = {"isolation": "process", "progress": self._tell_progress, "cancel": self._stop_loading}
