@@ -88,12 +88,15 @@ class Service:
     def _look_at_model(self, model: Model) -> None:
         """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
         self._model_sampling = told_by_model(model.metadata)
+        given = self.settings.chat_template
+        if given is None and model.chat_template() is None:
+            return
         try:
-            self._chat = ChatFormat(model, self.settings.chat_template)
+            self._chat = ChatFormat(model, given)
         except NotImplementedError:
             self._chat = None
-        except PacelineError as error:
-            if self.settings.chat_template is not None:
+        except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
+            if given is not None:
                 raise
             self._chat = error
 
@@ -145,8 +148,8 @@ class Service:
         engine = self.engine()
         if engine.is_closed:
             raise Refused(problem_of(EngineStopped("the engine was shut down and takes no requests")))
-        now, config = engine.metrics.snapshot(), engine.config
-        if now.queued + now.resident >= config.num_slots + config.max_queue:
+        config = engine.config
+        if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
