@@ -32,8 +32,8 @@ class ServerSettings:
     cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
     Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 503), body_timeout_s and keep_alive_s (for slow senders
-    and idle connections), heartbeat_s (between comments while a stream waits; None: no comments), drain_s (what SIGTERM leaves to running
-    streams), timeout_s (of a whole request; None: none).
+    and idle connections), heartbeat_s (between comments while a stream waits; None: no comments), drain_s
+    (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages). state_folder: where slots are saved.
