@@ -32,7 +32,7 @@ class ServerSettings:
     cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
     Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 503), body_timeout_s and keep_alive_s (for slow senders
-    and idle connections), heartbeat_s (between comments while a stream waits; None: no comments), drain_s
+    and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
     (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
@@ -66,7 +66,7 @@ class ServerSettings:
     max_connections: int = 2048
     body_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
-    heartbeat_s: float | None = 10.0
+    heartbeat_s: float = 10.0
     drain_s: float = 30.0
     timeout_s: float | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,11 +218,21 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
     _add_keys(draft, _some(found, label, value), label)
 
 
+def cors_origins(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Whole origins, or * for all. llama-server's word localhost stands for ports that are not known."""
+    for origin in value:
+        if origin != "*" and not origin.startswith(("http://", "https://")):
+            raise InvalidParams(
+                f"{label} must be origins such as http://localhost:3000, between commas, or *, not {origin!r:.80}"
+            )
+    draft.put("server.cors_origins", tuple(origin.rstrip("/") for origin in value), label)
+
+
 def heartbeat(draft: Draft, value: float, label: str) -> None:
-    """-1: none."""
+    """-1: none, which is a wait without an end."""
     if value <= 0 and value != -1:
         raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for none, not {value:g}")
-    draft.put("server.heartbeat_s", None if value == -1 else float(value), label)
+    draft.put("server.heartbeat_s", math.inf if value == -1 else float(value), label)
 
 
 def verbosity(draft: Draft, value: int, label: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,6 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.flags.draft import DEFAULT, Draft
-from paceline.server.settings import ServerSettings
 
 _CELLS: Final = 256  # llama.cpp rounds contexts up to it
 _N_BATCH: Final = 2048
@@ -21,7 +19,7 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 
 def finish(draft: Draft) -> None:
     """All steps, in order. Raises `InvalidParams`."""
-    for step in (_isolation, _context, _batches, _lora, _escapes, _tls, _together, _exposure):
+    for step in (_isolation, _context, _batches, _lora, _escapes, _tls, _together):
         step(draft)
 
 
@@ -118,20 +116,3 @@ def _together(draft: Draft) -> None:
         EngineConfig(**{name: value for name, value in draft.place("engine").items() if name in CONFIG_NAMES})
     except InvalidParams as error:
         raise InvalidParams(f"flags that do not go together: {error}") from None
-
-
-def _exposure(draft: Draft) -> None:
-    host = draft.get("server.host", ServerSettings().host)
-    if not draft.get("server.api_keys") and not _is_loopback(host):
-        draft.notes.append(
-            f"--host {host} is open to other machines, and no --api-key is set: everybody who reaches it may use it"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -36,6 +36,7 @@ _CHAT: Final = (
         Sets(("server.chat_template_kwargs",), applying.template_variables),
         "Variables for the template, as a JSON object.",
         env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        default="none",
     ),
     Flag(
         "-rea --reasoning",

@@ -97,7 +97,7 @@ _NETWORK: Final = (
         "--cors-origins --cors-origin",
         "ORIGIN,...",
         reading.some_items,
-        Sets(("server.cors_origins",)),
+        Sets(("server.cors_origins",), applying.cors_origins),
         "Origins whose pages may call the server from a browser; *: all.",
         env="LLAMA_ARG_CORS_ORIGINS",
         default="none",
@@ -124,7 +124,7 @@ _NETWORK: Final = (
         "S",
         reading.number(above=0, high=1e9),
         Sets(("server.body_timeout_s",)),
-        "Seconds that a client may take to send its request.",
+        "Seconds that a client may take to send its request, or to read on in an answer.",
         env="LLAMA_ARG_TIMEOUT",
     ),
     Flag(
