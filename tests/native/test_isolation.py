@@ -108,7 +108,6 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
         (model, {}, "give its path"),
         (None, {"strategy": object()}, "module:attr"),
         (None, {"instruments": [object()]}, "module:attr"),
-        (None, {"progress": print}, "progress"),
         (None, {"kv_overrides": {"a": object()}}, "kv_overrides"),
     ]
     for given, options, match in refused:
