@@ -24,6 +24,7 @@ from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
 from paceline.server.middleware.keys import ApiKeys
 from paceline.server.middleware.request_ids import RequestIds
+from paceline.server.openai import router as openai
 from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
@@ -32,6 +33,7 @@ ROUTES = (
     health.routes,
     pages.routes,
     requests.routes,
+    openai.routes,
 )
 
 
