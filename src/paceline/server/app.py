@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import health, pages, requests
 from paceline.server.exchange import route_path
+from paceline.server.llama_server import router as llama_server
 from paceline.server.middleware.access_log import AccessLog
 from paceline.server.middleware.admission import Admission
 from paceline.server.middleware.bodies import Bodies
@@ -29,12 +30,7 @@ from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
-ROUTES = (
-    health.routes,
-    pages.routes,
-    requests.routes,
-    openai.routes,
-)
+ROUTES = (health.routes, pages.routes, requests.routes, openai.routes, llama_server.routes)
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
