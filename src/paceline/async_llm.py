@@ -143,6 +143,11 @@ class AsyncLLM:
         """As `LLM.limits`; the engine must have been started."""
         return self._started.limits
 
+    @property
+    def engine(self) -> AnyEngine:
+        """What computes, for applications that read streams in their own way; it must have been started."""
+        return self._started
+
     def stats(self) -> MetricsSnapshot:
         """As `LLM.stats`; the engine must have been started."""
         return self._started.stats()

@@ -132,7 +132,9 @@ class LocalEngine:
         for index, one in enumerate(ids):
             if len(one) > longest:
                 raise PromptTooLong(
-                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it"
+                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it",
+                    len(one),
+                    longest,
                 )
         request = EmbeddingRequest(
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
