@@ -17,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from paceline.server.problems import Problem, llama_body
 from paceline.server.settings import ServerSettings
 
-_MOST_PIPELINED = 8  # requests that wait behind one; as long as there are fewer, reading goes on and tells when a client goes
+_MOST_PIPELINED = (
+    8  # requests that wait behind one; as long as there are fewer, reading goes on and tells when a client goes
+)
 
 _CROWDED = Problem(503, "unavailable_error", "too_many_connections", "too many connections are open; try again later")
 _SLOW = Problem(408, "timeout_error", "header_timeout", "the request's headers did not arrive in time")

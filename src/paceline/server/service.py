@@ -21,6 +21,7 @@ from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.chat_format import ChatFormat
 from paceline.server.exchange import Exchange
+from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
 from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
 from paceline.server.settings import ServerSettings
@@ -56,6 +57,7 @@ class Service:
         self.created = int(time.time())
         self.names = _names(settings)
         self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self.http_metrics = HttpMetrics()
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
@@ -167,7 +169,9 @@ class Service:
         self.engine()
         if isinstance(self._chat, ChatFormat):
             return self._chat
-        raise self._chat or Unsupported("the model has no chat template; give one, or send a prompt instead of messages")
+        raise self._chat or Unsupported(
+            "the model has no chat template; give one, or send a prompt instead of messages"
+        )
 
     def _front_by_settings(self) -> AsyncLLM:
         told = {"isolation": "process", "progress": self._tell_progress, "cancel": self._stop_loading}
