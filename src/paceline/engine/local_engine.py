@@ -132,7 +132,9 @@ class LocalEngine:
         for index, one in enumerate(ids):
             if len(one) > longest:
                 raise PromptTooLong(
-                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it"
+                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it",
+                    len(one),
+                    longest,
                 )
         request = EmbeddingRequest(
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
@@ -162,6 +164,11 @@ class LocalEngine:
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Ends the engine: cancels what runs or, with drain, lets it finish first, at most timeout_s. Idempotent."""
         self._runner.close(drain=drain, timeout_s=timeout_s)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self._inbox.num_open
 
     @property
     def is_closed(self) -> bool:

@@ -171,7 +171,9 @@ def _of_paceline(error: errors.PacelineError) -> Problem:
 
 def _context_size(error: errors.PacelineError) -> dict[str, Any]:
     """llama-server's members of the error object of a prompt that is too long."""
-    told = {"n_prompt_tokens": getattr(error, "num_tokens", None), "n_ctx": getattr(error, "max_tokens", None)}
+    if not isinstance(error, errors.PromptTooLong):
+        return {}
+    told = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}
     return {name: value for name, value in told.items() if value is not None}
 
 

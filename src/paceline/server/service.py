@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,16 +17,19 @@ from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
 from paceline.engine.sampling_defaults import told_by_model
-from paceline.errors import EngineStopped, QueueFull, Unsupported
+from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
+from paceline.runtime.chat_format import ChatFormat
 from paceline.server.exchange import Exchange
+from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
 from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
 from paceline.server.settings import ServerSettings
+from paceline.server.traffic import Traffic
 
 if TYPE_CHECKING:
     from paceline.engine.opening import AnyEngine
-    from paceline.runtime.chat_format import ChatFormat
+    from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
 
@@ -52,15 +56,18 @@ class Service:
         self.settings = settings
         self.created = int(time.time())
         self.names = _names(settings)
-        self.open_requests = OpenRequests()
+        self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self.http_metrics = HttpMetrics()
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
+        self._stop_loading = threading.Event()
         self._front: Front = self._front_by_settings() if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
         self._failure: BaseException | None = None
-        self._model_sampling: dict[str, Any] | None = None
+        self._model_sampling: dict[str, Any] = {}
+        self._chat: ChatFormat | PacelineError | None = None
 
     # ---- life
 
@@ -72,12 +79,28 @@ class Service:
     async def _load(self) -> None:
         try:
             await self._front.start()
+            await asyncio.to_thread(self._look_at_model, self._front.engine.model)
             self.progress, self._is_loaded = 1.0, True
         except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
             self._failure = error
             _log.error("the model could not be loaded: %s", error)
         finally:
             self.loaded.set()
+
+    def _look_at_model(self, model: Model) -> None:
+        """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
+        self._model_sampling = told_by_model(model.metadata)
+        given = self.settings.chat_template
+        if given is None and model.chat_template() is None:
+            return
+        try:
+            self._chat = ChatFormat(model, given)
+        except NotImplementedError:
+            self._chat = None
+        except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
+            if given is not None:
+                raise
+            self._chat = error
 
     def drain(self) -> None:
         """From now on nothing new is taken."""
@@ -86,9 +109,10 @@ class Service:
     async def aclose(self) -> None:
         """Ends the engine; what still runs ends with SHUTDOWN."""
         self.drain()
-        if self._loading is not None:
-            self._loading.cancel()
+        self._stop_loading.set()
         await self._front.aclose()
+        if self._loading is not None:
+            await self._loading
 
     @property
     def failure(self) -> BaseException | None:
@@ -99,6 +123,11 @@ class Service:
     def is_loaded(self) -> bool:
         """Whether the engine is there."""
         return self._is_loaded
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the engine's own process; None where there is none."""
+        return getattr(self._front.engine, "worker_pid", None) if self._is_loaded else None
 
     # ---- for routes
 
@@ -121,15 +150,13 @@ class Service:
         engine = self.engine()
         if engine.is_closed:
             raise Refused(problem_of(EngineStopped("the engine was shut down and takes no requests")))
-        now, config = engine.metrics.snapshot(), engine.config
-        if now.queued + now.resident >= config.num_slots + config.max_queue:
+        config = engine.config
+        if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
         """The defaults of a request: the API's, over them the model's own, over them the operator's."""
-        metadata = self.engine().model.metadata
-        if self._model_sampling is None:
-            self._model_sampling = told_by_model(metadata)
+        self.engine()
         return SamplingParams(**{**api, **self._model_sampling, **self.settings.sampling})
 
     def options(self, request: Request) -> dict[str, Any]:
@@ -144,13 +171,16 @@ class Service:
 
     def chat_format(self) -> ChatFormat:
         """The chat template: that of the settings, else the model's. Raises `Unsupported` where there is none."""
-        raise Unsupported("chat templates are not there yet")
+        self.engine()
+        if isinstance(self._chat, ChatFormat):
+            return self._chat
+        raise self._chat or Unsupported(
+            "the model has no chat template; give one, or send a prompt instead of messages"
+        )
 
     def _front_by_settings(self) -> AsyncLLM:
-        options: dict[str, Any] = {"isolation": "process", **self.settings.engine_options}
-        if options["isolation"] == "thread":
-            options.setdefault("progress", self._tell_progress)
-        return AsyncLLM(self.settings.model, **options)
+        told = {"isolation": "process", "progress": self._tell_progress, "cancel": self._stop_loading}
+        return AsyncLLM(self.settings.model, **{**told, **self.settings.engine_options})
 
     def _tell_progress(self, share: float) -> None:
         """Called on the thread that loads."""

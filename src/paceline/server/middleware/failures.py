@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.server.exchange import Exchange, route_path
 from paceline.server.problems import problem_of, response_of
@@ -20,20 +20,13 @@ class Failures:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send)
         except Exception as error:
-            _log.exception("request %s failed in a way that nobody foresaw", Exchange.of(scope).request_id)
-            if has_begun:
+            if scope["type"] != "http":
+                raise
+            exchange = Exchange.of(scope)
+            _log.exception("request %s failed in a way that nobody foresaw", exchange.request_id)
+            if exchange.status:
                 raise
             await response_of(problem_of(error), route_path(scope))(scope, receive, send)

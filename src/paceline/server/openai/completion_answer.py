@@ -41,9 +41,9 @@ def _whole(telling: Telling, prompt: int, completion: Completion, choice: Choice
 
 
 def _columns(telling: Telling, prompt: int, scores: Sequence[TokenLogprobs], choice: Choice) -> Columns | None:
-    if choice.logprobs is None:
+    if telling.num_top is None or choice.logprobs is None:
         return None
-    writer = ColumnsWriter(telling.shown, telling.spelt)
+    writer = ColumnsWriter(telling.shown, telling.spelt, telling.num_top)
     columns = echoed(telling, prompt, scores, writer)
     return _joined(columns, writer.write(choice.token_ids, choice.logprobs))
 
@@ -95,7 +95,7 @@ class CompletionStream:
         telling, index = self._telling, prompt * self._telling.n + chunk.choice
         is_first = index not in self._writers
         if is_first:
-            self._writers[index] = ColumnsWriter(telling.shown, telling.spelt)
+            self._writers[index] = ColumnsWriter(telling.shown, telling.spelt, telling.num_top or 0)
         scores: Sequence[TokenLogprobs] = self._scores[prompt].values
         extras: dict[str, Any] = prompt_extras(telling, prompt, scores) if is_first else {}
         logprobs = None

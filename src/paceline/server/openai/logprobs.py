@@ -47,10 +47,11 @@ class ColumnsWriter:
     """Writes the columns of one choice, chunk by chunk; keeps where in its text the next token begins.
 
     shown: bytes as they are in the text; spelt: with those of control tokens, which name a token that is not in the text.
+    num_top: how many of the most likely tokens are told.
     """
 
-    def __init__(self, shown: Pieces, spelt: Pieces) -> None:
-        self._shown, self._spelt = shown, spelt
+    def __init__(self, shown: Pieces, spelt: Pieces, num_top: int) -> None:
+        self._shown, self._spelt, self._num_top = shown, spelt, num_top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -73,7 +74,7 @@ class ColumnsWriter:
     def _top(self, token: int, one: TokenLogprobs) -> dict[str, float]:
         """By text. Of two tokens that read the same the likelier counts; the token itself is always there."""
         top: dict[str, float] = {}
-        for other, value in zip(one.token_ids, one.values, strict=True):
+        for other, value in zip(one.token_ids[: self._num_top], one.values, strict=False):
             top.setdefault(spelling(self._spelt[other]), finite(value))
         top.setdefault(spelling(self._spelt[token]), finite(one.own))
         return top
