@@ -23,6 +23,7 @@ from paceline.server.middleware.bodies import Bodies
 from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
 from paceline.server.middleware.keys import ApiKeys
+from paceline.server.middleware.prefix import Prefix
 from paceline.server.middleware.request_ids import RequestIds
 from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
@@ -53,7 +54,6 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     app = FastAPI(
         title="paceline",
         version=__version__,
-        root_path=settings.root_path,
         docs_url="/docs" if settings.docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
@@ -82,6 +82,7 @@ def _middleware(service: Service) -> list[Middleware]:
     return [
         Middleware(RequestIds),
         Middleware(AccessLog),
+        *([Middleware(Prefix, settings.root_path)] if settings.root_path else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),
