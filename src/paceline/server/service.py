@@ -21,6 +21,7 @@ from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.chat_format import ChatFormat
 from paceline.server.exchange import Exchange
+from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
 from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
 from paceline.server.settings import ServerSettings
@@ -56,6 +57,7 @@ class Service:
         self.created = int(time.time())
         self.names = _names(settings)
         self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self.http_metrics = HttpMetrics()
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
