@@ -85,7 +85,7 @@ def from_file(path: Path, data: bytes) -> list[Given]:
         table = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidParams(f"{path} is not UTF-8: stray byte at offset {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
         raise InvalidParams(f"{path} is no TOML: {error}") from None
     return [_from_key(path, key, value) for key, value in table.items()]
 
