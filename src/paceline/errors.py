@@ -7,6 +7,7 @@
     │   ├── PromptTooLong     more tokens than the context holds
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
+    │   ├── TemplateError     a chat template that does not parse, or refuses the conversation
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
@@ -64,9 +65,13 @@ class InvalidType(InvalidParams, TypeError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt has more tokens than the context can hold."""
+    """The prompt has more tokens than the context can hold. num_tokens: so many; max_tokens: what fits; None: not told."""
 
     code = "prompt_too_long"
+
+    def __init__(self, message: str, num_tokens: int | None = None, max_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
 
 
 class TextTooLong(RequestError):
@@ -79,6 +84,12 @@ class GrammarError(RequestError, ValueError):
     """The grammar does not parse, or exceeds the limits on grammars."""
 
     code = "grammar_error"
+
+
+class TemplateError(RequestError, ValueError):
+    """The chat template does not parse, refuses the conversation, fails, or takes more time or memory than it may."""
+
+    code = "template_error"
 
 
 class Unsupported(RequestError):

@@ -8,6 +8,7 @@ from paceline.runtime import ending as _ending
 from paceline.runtime import log as _log
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.build import BuildInfo, build_info
+from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
 from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
@@ -25,6 +26,7 @@ __all__ = [
     "Adapter",
     "BuildInfo",
     "CellState",
+    "ChatFormat",
     "Context",
     "Device",
     "Embedder",
@@ -32,6 +34,7 @@ __all__ = [
     "MemoryClass",
     "Model",
     "Positions",
+    "RenderedPrompt",
     "Sampler",
     "SamplerDraws",
     "StepResult",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +41,26 @@ class TokenAttribute(enum.IntFlag):
     LSTRIP = 1 << 7
     RSTRIP = 1 << 8
     SINGLE_WORD = 1 << 9
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The ids of a vocabulary's tokens for filling in the middle of a text; None where it has no such token.
+
+    A prompt is made of prefix, suffix and middle; other files come before it with rep (repository) and sep (file).
+    """
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    pad: int | None = None
+    rep: int | None = None
+    sep: int | None = None
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether the vocabulary has the three tokens without which nothing can be filled in."""
+        return None not in (self.prefix, self.suffix, self.middle)
 
 
 class Tokenizer:
@@ -72,6 +93,17 @@ class Tokenizer:
         validation.boolean("add_special", add_special)
         validation.boolean("parse_special", parse_special)
         result: list[int] = self._vocab.encode(validation.text("text", text).encode(), add_special, parse_special)
+        return result
+
+    def encode_prompt(self, text: str, inputs: Sequence[tuple[int, int]]) -> list[int]:
+        """The token ids of a prompt that a template made: as `encode` with add_special and parse_special, with one exception.
+
+        inputs: the parts of the text that came from outside, as (start, end) in characters, ascending and apart. What spells
+        a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
+        """
+        encoded = validation.text("text", text).encode()
+        spans = _byte_spans(text, inputs) if len(encoded) > len(text) else list(inputs)
+        result: list[int] = self._vocab.encode_prompt(encoded, spans)
         return result
 
     def decode(self, ids: TokenIds, *, special: bool = False) -> str:
@@ -143,6 +175,19 @@ class Tokenizer:
         fim = {name: token for name, token in self.special_tokens.items() if name.startswith("fim_")}
         return MappingProxyType(fim)
 
+    @cached_property
+    def fim(self) -> FimTokens:
+        """The tokens for filling in the middle, as a record."""
+        get = self.special_tokens.get
+        return FimTokens(
+            prefix=get("fim_pre"),
+            suffix=get("fim_suf"),
+            middle=get("fim_mid"),
+            pad=get("fim_pad"),
+            rep=get("fim_rep"),
+            sep=get("fim_sep"),
+        )
+
     @property
     def bos(self) -> int | None:
         """The token at the beginning of a text, if there is one."""
@@ -198,3 +243,15 @@ class Tokenizer:
     def _checked(self, token: int) -> int:
         hint = f"the vocabulary has {self._n_vocab} tokens"
         return validation.integer("token", token, 0, self._n_vocab - 1, hint)
+
+
+def _byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Positions in characters as positions in UTF-8."""
+    result = []
+    position = num_bytes = 0
+    for start, end in spans:
+        begin = num_bytes + len(text[position:start].encode())
+        num_bytes = begin + len(text[start:end].encode())
+        result.append((begin, num_bytes))
+        position = end
+    return result
