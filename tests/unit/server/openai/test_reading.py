@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.openai.body_fields import OPTION_EXTRAS, SAMPLING_EXTRAS, ChatBody, CompletionBody
 from paceline.server.openai.reading import (
@@ -258,8 +258,9 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
 )
 def test_what_would_change_the_answer_is_refused_until_it_is_there(name: str, wish: Any, nothing: Any) -> None:
     """But for the values that ask for nothing."""
-    with pytest.raises(Unsupported, match=f"{name} is not supported"):
+    with pytest.raises(Refused, match=f"{name} is not supported") as raised:
         chat(**{name: wish})
+    assert (raised.value.problem.param, raised.value.problem.code) == (name, "unsupported")
     assert chat(**{name: nothing}).warnings == ()
 
 
