@@ -82,6 +82,15 @@ class RunningServer:
 
         return self.do(called())
 
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Lets the server's loop turn until it is so."""
+
+        async def turned() -> None:
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+        self.do(turned())
+
     def close(self) -> None:
         """Ends it as a signal does, at once."""
         if self._thread.is_alive() and self._failure is None:

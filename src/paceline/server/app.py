@@ -15,13 +15,15 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.server import health, pages, requests
+from paceline.server import health, metrics_route, pages, requests
 from paceline.server.exchange import route_path
+from paceline.server.llama_server import router as llama_server
 from paceline.server.middleware.access_log import AccessLog
 from paceline.server.middleware.admission import Admission
 from paceline.server.middleware.bodies import Bodies
 from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
+from paceline.server.middleware.http_counts import HttpCounts
 from paceline.server.middleware.keys import ApiKeys
 from paceline.server.middleware.request_ids import RequestIds
 from paceline.server.openai import router as openai
@@ -29,12 +31,7 @@ from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
-ROUTES = (
-    health.routes,
-    pages.routes,
-    requests.routes,
-    openai.routes,
-)
+ROUTES = (health.routes, pages.routes, requests.routes, metrics_route.routes, openai.routes, llama_server.routes)
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
@@ -83,6 +80,7 @@ def _middleware(service: Service) -> list[Middleware]:
     )
     return [
         Middleware(RequestIds),
+        Middleware(HttpCounts, service.http_metrics),
         Middleware(AccessLog),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),

@@ -21,6 +21,7 @@ from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.chat_format import ChatFormat
 from paceline.server.exchange import Exchange
+from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
 from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
 from paceline.server.settings import ServerSettings
@@ -56,6 +57,7 @@ class Service:
         self.created = int(time.time())
         self.names = _names(settings)
         self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self.http_metrics = HttpMetrics()
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
@@ -88,12 +90,15 @@ class Service:
     def _look_at_model(self, model: Model) -> None:
         """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
         self._model_sampling = told_by_model(model.metadata)
+        given = self.settings.chat_template
+        if given is None and model.chat_template() is None:
+            return
         try:
-            self._chat = ChatFormat(model, self.settings.chat_template)
+            self._chat = ChatFormat(model, given)
         except NotImplementedError:
             self._chat = None
-        except PacelineError as error:
-            if self.settings.chat_template is not None:
+        except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
+            if given is not None:
                 raise
             self._chat = error
 
@@ -145,8 +150,8 @@ class Service:
         engine = self.engine()
         if engine.is_closed:
             raise Refused(problem_of(EngineStopped("the engine was shut down and takes no requests")))
-        now, config = engine.metrics.snapshot(), engine.config
-        if now.queued + now.resident >= config.num_slots + config.max_queue:
+        config = engine.config
+        if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
