@@ -197,6 +197,10 @@ def test_the_api_pages_show_every_field(world: OpenAIServer) -> None:
     with world.client() as client:
         document = client.get("/openapi.json").json()
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"} <= set(document["paths"])
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
+        assert set(document["paths"][path]["post"]["responses"]) == {"200", "default"}
     schemas = document["components"]["schemas"]
-    assert {"prompt", "suffix", "echo", "top_k", "priority", "lora"} <= set(schemas["CompletionBody"]["properties"])
-    assert {"messages", "top_logprobs", "grammar", "ttft_timeout_s"} <= set(schemas["ChatBody"]["properties"])
+    assert {"prompt", "suffix", "echo", "top_k", "priority", "lora"} <= set(
+        schemas["OpenAICompletionBody"]["properties"]
+    )
+    assert {"messages", "top_logprobs", "grammar", "ttft_timeout_s"} <= set(schemas["OpenAIChatBody"]["properties"])
