@@ -16,9 +16,9 @@ from paceline.server.openai.body_fields import (
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
     Body,
+    GenerationBody,
     OpenAIChatBody,
     OpenAICompletionBody,
-    GenerationBody,
 )
 from paceline.server.openai.other_fields import judge, renamed
 
