@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from paceline.engine.heartbeat import Heartbeat
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
+    from paceline.scheduling.slots_snapshot import SlotsSnapshot
 
 
 class AsyncLLM:
@@ -141,9 +143,22 @@ class AsyncLLM:
         """As `LLM.limits`; the engine must have been started."""
         return self._started.limits
 
+    @property
+    def engine(self) -> AnyEngine:
+        """What computes, for applications that read streams in their own way; it must have been started."""
+        return self._started
+
     def stats(self) -> MetricsSnapshot:
         """As `LLM.stats`; the engine must have been started."""
         return self._started.stats()
+
+    async def slots(self) -> SlotsSnapshot:
+        """As `LLM.slots`."""
+        return await asyncio.wrap_future((await self._engine()).ask_slots())
+
+    def heartbeat(self) -> Heartbeat:
+        """As `LLM.heartbeat`; the engine must have been started."""
+        return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """As `LLM.close`, without blocking the loop."""

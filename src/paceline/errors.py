@@ -65,9 +65,13 @@ class InvalidType(InvalidParams, TypeError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt has more tokens than the context can hold."""
+    """The prompt has more tokens than the context can hold. num_tokens: so many; max_tokens: what fits; None: not told."""
 
     code = "prompt_too_long"
+
+    def __init__(self, message: str, num_tokens: int | None = None, max_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
 
 
 class TextTooLong(RequestError):

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from paceline.engine.heartbeat import Heartbeat
     from paceline.engine.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
+    from paceline.scheduling.slots_snapshot import SlotsSnapshot
 
 
 class LLM:
@@ -164,6 +166,14 @@ class LLM:
     def stats(self) -> MetricsSnapshot:
         """Counters and histograms of everything so far; docs/metrics.md lists them."""
         return self._engine.stats()
+
+    def slots(self) -> SlotsSnapshot:
+        """What each slot does, and how many wait; answered after the tick that runs."""
+        return self._engine.slots()
+
+    def heartbeat(self) -> Heartbeat:
+        """Whether the engine lives, and what it is at; answered at once."""
+        return self._engine.heartbeat()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Ends the engine and frees its memory; idempotent. Requests end with SHUTDOWN.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from paceline import LLM, AsyncLLM
 from paceline.demo import demo_model_path
 from paceline.engine.process_engine import ProcessEngine
 from paceline.errors import (
+    Aborted,
     BatchError,
     EngineDied,
     EngineStopped,
@@ -108,7 +110,6 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
         (model, {}, "give its path"),
         (None, {"strategy": object()}, "module:attr"),
         (None, {"instruments": [object()]}, "module:attr"),
-        (None, {"progress": print}, "progress"),
         (None, {"kv_overrides": {"a": object()}}, "kv_overrides"),
     ]
     for given, options, match in refused:
@@ -126,6 +127,50 @@ def test_a_model_that_cannot_be_loaded_is_said_to_be_so(tmp_path: Path) -> None:
         isolated(model=tmp_path / "none.gguf")
     with pytest.raises(InvalidParams, match="n_batch"):
         isolated(n_batch=-1)
+
+
+def test_loading_says_how_far_it_is() -> None:
+    """On the caller's thread, in steps that grow to the end; a worker that takes over says nothing."""
+    told: list[float] = []
+    threads: set[int] = set()
+
+    def progress(fraction: float) -> None:
+        told.append(fraction)
+        threads.add(threading.get_ident())
+
+    with isolated(progress=progress) as llm:
+        assert told == sorted(told)
+        assert told[-1] == 1.0
+        assert threads == {threading.get_ident()}
+        num_told = len(told)
+        kill(llm)
+        assert llm.generate(STORY, max_tokens=2).token_ids
+        assert len(told) == num_told
+
+
+def test_loading_ends_where_that_is_wanted() -> None:
+    """By the answer of progress, by the event, by what progress raises; no process stays."""
+    wanted = threading.Event()
+    wanted.set()
+
+    def broken(fraction: float) -> None:
+        raise KeyError("mine")
+
+    before = children()
+    for options, error in (
+        ({"progress": lambda fraction: False}, Aborted),
+        ({"cancel": wanted}, Aborted),
+        ({"progress": broken}, KeyError),
+    ):
+        with pytest.raises(error):
+            isolated(**options)
+    assert children() == before
+    isolated(progress=lambda fraction: None, cancel=threading.Event()).close()
+
+
+def children() -> set[str]:
+    """Processes that this one started and that have not been buried."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 @pytest.mark.parametrize(

@@ -67,4 +67,14 @@ class Import:
     ranges: tuple[tuple[int, int, Saved], ...]
 
 
-Command = Export | Import | Submit | Cancel | SetPaused | EndSlow | Drain | Stop
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Asks what each slot does."""
+
+    key: int
+
+
+Question = Export | Import | Inspect
+"""A command that is answered, by an event of the same key."""
+
+Command = Question | Submit | Cancel | SetPaused | EndSlow | Drain | Stop

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, SetPaused, Stop, Submit
+from paceline.engine.commands import (
+    Cancel,
+    Command,
+    Drain,
+    EndSlow,
+    Export,
+    Import,
+    Inspect,
+    Question,
+    SetPaused,
+    Stop,
+    Submit,
+)
 from paceline.engine.executor import Executor
 from paceline.errors import PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -67,14 +79,21 @@ class Engine:
                     self._scheduler.set_paused(key, is_paused=is_paused)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
-                case Export(key, namespace, tokens):
-                    self._scheduler.export(key, namespace, tokens)
-                case Import(key, namespace, tokens, ranges):
-                    self._scheduler.import_ranges(key, namespace, tokens, ranges)
+                case Export() | Import() | Inspect():
+                    self._ask(command)
                 case Drain():
                     self._scheduler.drain()
                 case Stop():
                     self._scheduler.stop()
+
+    def _ask(self, question: Question) -> None:
+        match question:
+            case Export(key, namespace, tokens):
+                self._scheduler.export(key, namespace, tokens)
+            case Import(key, namespace, tokens, ranges):
+                self._scheduler.import_ranges(key, namespace, tokens, ranges)
+            case Inspect(key):
+                self._scheduler.inspect(key)
 
     def _submit(self, request: Request | EmbeddingRequest) -> None:
         if isinstance(request, Request):

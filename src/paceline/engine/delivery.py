@@ -9,11 +9,22 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from paceline.engine.commands import Cancel, EndSlow, Export, Import, SetPaused
+from paceline.engine.commands import Cancel, EndSlow, Question, SetPaused
 from paceline.engine.inbox import Inbox
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
+from paceline.scheduling.events import (
+    Delta,
+    Embedded,
+    Ended,
+    Event,
+    Exported,
+    HeldBack,
+    Imported,
+    Inspected,
+    Released,
+    Started,
+)
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed
 
@@ -76,7 +87,7 @@ class Delivery:
         future.add_done_callback(cancel_if_wanted)
         return future
 
-    def ask(self, command: Export | Import) -> Future[list[Any]]:
+    def ask(self, command: Question) -> Future[list[Any]]:
         """Passes a question to the engine; its answer resolves the future."""
         future = self._futures[command.key] = Future()
         self._inbox.put(command)
@@ -100,6 +111,8 @@ class Delivery:
                     self._answer(key, ranges, None)
                 case Imported(key):
                     self._answer(key, [], None)
+                case Inspected(key, snapshot):
+                    self._answer(key, [snapshot], None)
                 case Embedded(key, vectors, error):
                     self._answer(key, vectors, error)
 

@@ -15,11 +15,14 @@ from typing import Any
 
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.assembly import assemble
+from paceline.engine.commands import Inspect
 from paceline.engine.core import Engine
 from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
+from paceline.engine.heartbeat import Heartbeat
 from paceline.engine.inbox import Inbox
 from paceline.engine.instruments import Instruments
+from paceline.engine.mapped import mapped
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
@@ -35,6 +38,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming import StreamChannel
 
 
@@ -128,7 +132,9 @@ class LocalEngine:
         for index, one in enumerate(ids):
             if len(one) > longest:
                 raise PromptTooLong(
-                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it"
+                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it",
+                    len(one),
+                    longest,
                 )
         request = EmbeddingRequest(
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
@@ -143,11 +149,34 @@ class LocalEngine:
         """What the engine has done and holds; see docs/metrics.md."""
         return self.metrics.snapshot()
 
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """What each slot does after the tick that runs; waits for nothing. `EngineStopped` where there is no engine any more."""
+        return mapped(self._delivery.ask(Inspect(self._inbox.next_key())), _only)
+
+    def slots(self) -> SlotsSnapshot:
+        """The answer to `ask_slots`; waits for the tick that runs, so never call it on an event loop."""
+        return self.ask_slots().result()
+
+    def heartbeat(self) -> Heartbeat:
+        """Whether the engine's thread turns; asks it nothing."""
+        return self._runner.heartbeat()
+
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Ends the engine: cancels what runs or, with drain, lets it finish first, at most timeout_s. Idempotent."""
         self._runner.close(drain=drain, timeout_s=timeout_s)
 
     @property
+    def num_open(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self._inbox.num_open
+
+    @property
     def is_closed(self) -> bool:
         """Whether it takes no requests any more."""
         return self._inbox.is_closed
+
+
+def _only(answers: list[Any]) -> SlotsSnapshot:
+    (snapshot,) = answers
+    assert isinstance(snapshot, SlotsSnapshot)  # noqa: S101 - what this was asked for
+    return snapshot

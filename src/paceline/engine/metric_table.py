@@ -84,10 +84,14 @@ TICK_ROWS = _histogram("tick_rows", "rows", "Sequences that had a share of a tic
 OCCUPANCY = _histogram("batch_occupancy_ratio", "ratio", "Slots in use of all slots, at each tick.", _EIGHTHS)
 PROMPT = _counter("prompt_tokens", "tokens", "Tokens of the prompts of accepted requests.")
 PREFILL = _counter("prefill_tokens", "tokens", "Prompt tokens computed, and what is computed again after a preemption.")
+PREFILL_S = _counter("prefill_seconds", "seconds", "Passes that computed prompt tokens, whatever else they computed.")
 DECODE = _counter("decode_tokens", "tokens", "Tokens computed to go on from a generated one, drafts included.")
 GENERATED = _counter("tokens_generated", "tokens", "Tokens that came out.")
 DRAFTED = _counter("draft_tokens", "tokens", "Tokens that speculation proposed, of ended requests.")
 ACCEPTED = _counter("draft_tokens_accepted", "tokens", "Of those, the ones that were kept.")
+TOKENS_MAX = _gauge(
+    "request_tokens_max", "tokens", "Most tokens of a request that has ended: its prompt and all that it generated."
+)
 EMBEDDED = _counter("texts_embedded", "texts", "Texts that became vectors.")
 EMBEDDED_TOKENS = _counter("embedded_tokens", "tokens", "Tokens of those texts.")
 PREFIX_HITS = _counter("prefix_hits", "hits", "Prompts of which a beginning was in memory.", "source", _SOURCES)
@@ -132,6 +136,8 @@ moment, from any thread; `collect()` the same as plain records, for whatever exp
 At every moment each request that was accepted is in one place:
 
     accepted = completed + cancelled + failed + resident + queued
+
+`GET /metrics` of the server answers all of it in Prometheus's text format, beside its own: docs/prometheus.md.
 
 Completed are those that ended with `stop`, `end` or `length`; cancelled those with `cancelled`; failed all others.
 A metric has at most one label. Of a counter with a label the values named here are there from the start, as zeros.

@@ -23,7 +23,7 @@ class Metrics(Instrument):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: dict[str, dict[str, int]] = {
+        self._numbers: dict[str, dict[str, float]] = {
             metric.name: dict.fromkeys(_known(metric), 0) for metric in METRICS if not metric.buckets
         }
         self._tallies = {
@@ -100,6 +100,7 @@ class Metrics(Instrument):
             if record.reason in COMPLETED and not live.has_started:  # it needed no slot, only a vector
                 self._observe(table.QUEUE_S, record.usage.queue_s)
             self._count_drafts(record.usage)
+            self._note_tokens(live.record, record.usage)
 
     def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:  # noqa: ARG002
         """One slot fewer is in use."""
@@ -162,7 +163,10 @@ class Metrics(Instrument):
             num_decode += row.num_decode
             num_drafts += row.num_drafts
             num_new += row.num_new
-        self._count(table.PREFILL, num_tokens - num_decode - num_drafts)
+        num_prefill = num_tokens - num_decode - num_drafts
+        if num_prefill:
+            self._count(table.PREFILL, num_prefill)
+            self._count(table.PREFILL_S, record.step_s)
         self._count(table.DECODE, num_decode + num_drafts)
         self._count(table.GENERATED, num_new)
         self._observe(table.TICK_ROWS, len(record.rows))
@@ -178,7 +182,12 @@ class Metrics(Instrument):
         self._count(table.DRAFTED, usage.draft_tokens)
         self._count(table.ACCEPTED, usage.accepted_tokens)
 
-    def _count(self, metric: Metric, by: int, label: str = "") -> None:
+    def _note_tokens(self, request: RequestRecord, usage: Usage) -> None:
+        largest, mine = self._numbers[table.TOKENS_MAX.name], usage.prompt_tokens + usage.completion_tokens
+        if request.kind == "generate" and mine > largest[""]:
+            largest[""] = mine
+
+    def _count(self, metric: Metric, by: float, label: str = "") -> None:
         numbers = self._numbers[metric.name]
         numbers[label] = numbers.get(label, 0) + by
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from paceline import validation
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.delivery import Delivery
+from paceline.engine.heartbeat import Heartbeat
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.front_inbox import FrontInbox
 from paceline.engine.isolation.front_model import FrontModel, LlamaFrontModel, seeded
@@ -27,18 +28,20 @@ from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.restarts import RestartLimits
 from paceline.engine.isolation.setup import worker_setup
 from paceline.engine.isolation.supervisor import Policy, Supervisor
+from paceline.engine.mapped import mapped
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import all_pairs
 from paceline.engine.prompts import Prompt, embedding_texts, fitted, prompt_ids
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import Aborted, EngineStopped, InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
 from paceline.streaming import StreamChannel
 
 _STATS_S = 2.0  # that a worker has to answer; beyond, its last report counts
@@ -86,7 +89,7 @@ class ProcessEngine:
         _supervisors.add(self._supervisor)
         weakref.finalize(self, self._supervisor.abandon).atexit = False
         try:
-            ready = self._supervisor.ready.result()
+            ready = self._loaded(arguments.model)
         except BaseException:
             self.close()
             self._front.close()
@@ -94,6 +97,15 @@ class ProcessEngine:
         self.limits = Limits(**ready.limits)
         self._adapters = tuple(ready.adapters)
         self._front.describe(ready.facts)
+
+    def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
+        """Waits for the worker; progress is called here, on the caller's thread. Raises `Aborted` where that is wanted."""
+        progress, cancel = options.get("progress"), options.get("cancel")
+        while (fraction := self._supervisor.loading.get()) is not None:
+            is_cancelled = cancel is not None and cancel.is_set()
+            if is_cancelled or (progress is not None and progress(fraction) is False):
+                raise Aborted("loading the model was cancelled")
+        return self._supervisor.ready.result()
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
@@ -183,9 +195,36 @@ class ProcessEngine:
                 self._supervisor.questions.ask_stats().result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """What each slot does after the worker's tick; waits for nothing. While there is no worker, all are idle.
+
+        `EngineStopped` where there is no engine any more.
+        """
+        return mapped(self._supervisor.questions.ask_slots(), self._or_idle)
+
+    def slots(self) -> SlotsSnapshot:
+        """The answer to `ask_slots`; waits for the worker's tick, so never call it on an event loop."""
+        return self.ask_slots().result()
+
+    def _or_idle(self, told: SlotsSnapshot | None) -> SlotsSnapshot:
+        if told is not None:
+            return told
+        if not self._supervisor.is_alive:
+            raise EngineStopped("the engine was shut down; make a new one")
+        return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
+
+    def heartbeat(self) -> Heartbeat:
+        """Whether the worker's engine turns, or another worker is on its way; asks nobody anything."""
+        return self._supervisor.heartbeat()
+
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Ends engine and worker: cancels what runs or, with drain, lets it finish first, at most timeout_s. Idempotent."""
         self._supervisor.close(drain=drain, timeout_s=timeout_s)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self._inbox.num_open
 
     @property
     def is_closed(self) -> bool:

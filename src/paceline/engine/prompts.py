@@ -73,7 +73,9 @@ def fitted(
     if options.truncate is None:
         raise PromptTooLong(
             f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
-            'or say truncate="left", "right" or "middle"'
+            'or say truncate="left", "right" or "middle"',
+            len(ids),
+            max_positions,
         )
     half = max_positions // 2
     answer = half if params.max_tokens is None else min(params.max_tokens, half)

@@ -17,6 +17,7 @@ from typing import Protocol
 from paceline.engine.commands import Drain, Stop
 from paceline.engine.core import Engine
 from paceline.engine.executor import as_paceline_error
+from paceline.engine.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of
 from paceline.engine.inbox import Inbox
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.clock import Clock
@@ -58,6 +59,7 @@ class Runner:
         self._engine, self._inbox, self._outlet, self._clock = engine, inbox, outlet, clock
         self._abort, self._at_end = abort, at_end
         self._process = os.getpid()
+        self.pulse = Pulse(clock)
         self._is_abandoned = False
         self._num_failures = 0
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -98,11 +100,17 @@ class Runner:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def heartbeat(self) -> Heartbeat:
+        """Whether the loop turns. Any thread; waits for nothing."""
+        sign, now = self.pulse.sign, self._clock.now()
+        return heartbeat_of(sign if self._thread.is_alive() else Sign("ended", sign.since_s), now)
+
     def _run(self) -> None:
         try:
             while not (self._inbox.is_closed and self._inbox.num_open == 0):
                 self._turn()
         finally:
+            self.pulse.end()
             self._inbox.close()
             self._end_requests(EngineStopped("the engine's thread has ended"))
             self._outlet.close()
@@ -110,11 +118,13 @@ class Runner:
                 end()
 
     def _turn(self) -> None:
+        self.pulse.tick()
         is_busy = self._tick()
         if self._is_abandoned:
             self._inbox.close()
         elif not is_busy:
             wait_s = self._engine.next_deadline_s() - self._clock.now()
+            self.pulse.rest()
             self._inbox.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
 
     def _tick(self) -> bool:

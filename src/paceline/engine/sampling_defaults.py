@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
@@ -26,13 +27,18 @@ _log = logging.getLogger("paceline.engine")
 
 def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
     """The usual defaults, with those of the model in their place; values that make no sense are left out and logged."""
-    params = SamplingParams()
+    return SamplingParams(**told_by_model(metadata))
+
+
+def told_by_model(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Of `SamplingParams` only what the file says; values that make no sense are left out and logged."""
+    told: dict[str, Any] = {}
     for key, (field, kind) in _FIELDS.items():
         text = metadata.get(f"general.sampling.{key}")
         if text is None:
             continue
         try:
-            params = params.replace(**{field: kind(text)})
+            told[field] = getattr(SamplingParams(**{field: kind(text)}), field)
         except (ValueError, InvalidParams) as error:
             _log.warning("the model's general.sampling.%s is ignored: %s", key, error)
-    return params
+    return told

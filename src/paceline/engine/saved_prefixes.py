@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from paceline.engine.commands import Export, Import
+from paceline.engine.commands import Export, Import, Question
 from paceline.engine.state_files import StateFiles
 from paceline.errors import StateError
 from paceline.request import RequestOptions
@@ -19,7 +19,7 @@ class SavedPrefixes:
     def __init__(
         self,
         files: StateFiles,
-        ask: Callable[[Export | Import], Future[list[Any]]],
+        ask: Callable[[Question], Future[list[Any]]],
         next_key: Callable[[], int],
     ) -> None:
         self._files, self._ask, self._next_key = files, ask, next_key

@@ -20,13 +20,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import reduce
 from typing import Any, NoReturn
 
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Stop
+from paceline.engine.commands import Inspect, Stop
 from paceline.engine.core import Engine
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
@@ -48,6 +49,8 @@ from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 
 _UNBOUNDED = 2**62  # the front has bounds
+_PROGRESS_STEP = 0.005
+_BEAT_S = 1.0  # between signs of life
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
 
@@ -69,6 +72,7 @@ class Worker:
         self._runner: Runner | None = None
         self._may_leave = self._has_ended = False
         self._prefixes: SavedPrefixes | None = None
+        self._outlet: SocketOutlet | None = None
         self._abort: Callable[[], None] = _nothing
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
@@ -80,7 +84,8 @@ class Worker:
             while True:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.is_backed_up else 0)
                 selector.modify(self._link, wanted)
-                selector.select()
+                self._beat()
+                selector.select(_BEAT_S)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._link.flush()
@@ -96,6 +101,10 @@ class Worker:
         if self._runner is not None:
             self._runner.close(drain=False, timeout_s=None)
 
+    def _beat(self) -> None:
+        runner = self._runner
+        self._box.beat(self._clock.now(), None if runner is None else runner.pulse.sign)
+
     def _do(self, message: messages.Down) -> None:
         match message:
             case messages.Setup():
@@ -110,6 +119,8 @@ class Worker:
                 self._abort()
             case messages.AskStats(number):
                 self._report(number)
+            case messages.AskSlots(number):
+                self._tell_slots(number)
             case messages.Prefix():
                 threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
             case messages.Leave():
@@ -131,6 +142,17 @@ class Worker:
 
     def _report(self, number: int = 0) -> None:
         self._send(messages.Stats(number, list(self._metrics.snapshot())))
+
+    def _tell_slots(self, number: int) -> None:
+        """Asks the engine's thread, which answers after the tick that runs."""
+        outlet = self._outlet
+        assert outlet is not None  # noqa: S101 - the front waits for Ready
+
+        def answer(asked: Future[list[Any]]) -> None:
+            snapshot = None if asked.exception() else asked.result()[0]
+            self._send(messages.SlotsTold(number, snapshot))
+
+        outlet.ask(Inspect(self._inbox.next_key())).add_done_callback(answer)
 
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
@@ -173,7 +195,8 @@ class Worker:
     def _start(self, setup: messages.Setup) -> messages.Ready:
         """Makes the engine and its thread."""
         instruments = Instruments(tuple(map(_instrument, setup.instruments)), own=self._metrics)
-        arguments = engine_arguments(setup.options)
+        progress = {"progress": _Progress(self._send)} if setup.tells_progress else {}
+        arguments = engine_arguments({**setup.options, **progress})
         backend: Backend
         if setup.backend is None:
             from paceline.engine.assembly import assemble
@@ -188,7 +211,7 @@ class Worker:
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
             facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
         scheduler.tells_held_back = True
-        outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
+        outlet = self._outlet = SocketOutlet(self._link, self._inbox, backend, self._report)
         self._preparing = Preparing(self._inbox, outlet, backend, self._box)
         engine = Engine(self._inbox, scheduler, MarkingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
@@ -219,6 +242,19 @@ class _ToFront(logging.Handler):
             self._send(messages.Logged(record.name, record.levelno, self.format(record)))
         except Exception:  # noqa: BLE001 - as any handler
             self.handleError(record)
+
+
+class _Progress:
+    """Tells the front how far loading is, in steps that are worth a message."""
+
+    def __init__(self, send: Callable[[messages.Up], None]) -> None:
+        self._send, self._told = send, -1.0
+
+    def __call__(self, fraction: float) -> None:
+        """So much is loaded."""
+        if fraction - self._told >= _PROGRESS_STEP or (fraction >= 1.0 > self._told):
+            self._told = fraction
+            self._send(messages.Loading(fraction))
 
 
 def _named(path: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import PacelineError
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk
 
 
@@ -64,4 +65,11 @@ class Imported(msgspec.Struct):
     key: int
 
 
-Event = Exported | Imported | Started | Delta | HeldBack | Ended | Released | Embedded
+class Inspected(msgspec.Struct):
+    """What each slot does, after the tick."""
+
+    key: int
+    snapshot: SlotsSnapshot
+
+
+Event = Exported | Imported | Inspected | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -16,7 +16,7 @@ from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.embedding_ticks import EmbeddingTicks
 from paceline.scheduling.endings import Endings
-from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported
+from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.memory import Memory
 from paceline.scheduling.pace import Pace
@@ -26,6 +26,7 @@ from paceline.scheduling.reports import Reports, Watch, row_record
 from paceline.scheduling.rows import rows_of, set_limits
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.scheduling.slots import Slots
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
 from paceline.scheduling.view import BatchStrategy, View
 from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
@@ -65,6 +66,7 @@ class Scheduler:
         self._is_stopping = False
         self._heeds_readers = True
         self._exports: list[tuple[int, Namespace, bytes]] = []
+        self._inspections: list[int] = []
         self.is_idle = True
 
     # ---- commands
@@ -119,6 +121,10 @@ class Scheduler:
         """Puts saved ranges of a path into host memory."""
         self.memory.take_in(namespace, tokens, ranges, self._clock.now())
         self._events.append(Imported(key))
+
+    def inspect(self, key: int) -> None:
+        """Answers with the next events what each slot does."""
+        self._inspections.append(key)
 
     def drain(self) -> None:
         """From now on nobody is waited for: what paused for its reader goes on to its end."""
@@ -221,6 +227,8 @@ class Scheduler:
             self._embedding.apply(plan, output, now)
         elif plan.rows:
             self._apply_step(plan, output, now)
+        self._events += [Inspected(key, self.slots()) for key in self._inspections]
+        self._inspections.clear()
         return self._take_events()
 
     def _apply_step(self, plan: StepPlan, output: PlanOutput, now_s: float) -> None:
@@ -316,6 +324,15 @@ class Scheduler:
     def running(self) -> tuple[Sequence, ...]:
         """The sequences that have a slot, by admission; read-only."""
         return tuple(self._slots.running)
+
+    def slots(self) -> SlotsSnapshot:
+        """What each slot does."""
+        return slots_snapshot(
+            self._slots.running,
+            num_slots=self._limits.num_slots,
+            num_waiting=self.num_waiting,
+            now_s=self._clock.now(),
+        )
 
     @property
     def num_waiting(self) -> int:

@@ -63,10 +63,12 @@ def test_the_names_are_a_promise() -> None:
         "paceline_batch_occupancy_ratio",
         "paceline_prompt_tokens_total",
         "paceline_prefill_tokens_total",
+        "paceline_prefill_seconds_total",
         "paceline_decode_tokens_total",
         "paceline_tokens_generated_total",
         "paceline_draft_tokens_total",
         "paceline_draft_tokens_accepted_total",
+        "paceline_request_tokens_max",
         "paceline_texts_embedded_total",
         "paceline_embedded_tokens_total",
         "paceline_prefix_hits_total",
@@ -86,7 +88,7 @@ def test_names_follow_the_conventions() -> None:
     for metric in METRICS:
         assert metric.name.startswith("paceline_")
         assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert metric.name.endswith("_seconds") == (metric.unit == "seconds")
+        assert metric.name.removesuffix("_total").endswith("_seconds") == (metric.unit == "seconds")
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert metric.help.endswith(".")

@@ -1,10 +1,11 @@
 """What the worker was at when it died: the requests of the pass that ran, and the one being made ready.
 
 A page of memory that both processes map: writing it costs no system call, and it is there whatever the death was like.
-The engine's thread writes the pass, the preparing thread its request; the front reads when the worker is dead.
+The engine's thread writes the pass, the preparing thread its request; the front reads when the worker is dead. The listening
+thread writes its signs of life, which the front reads at any time.
 
     0      8          16        24
-    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order
+    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import os
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
 
+from paceline.engine.heartbeat import Sign
+
 _SIZE = 16384
 _KEYS_AT = 24
-_MAX_KEYS = (_SIZE - _KEYS_AT) // 8
+_BEAT_AT = _SIZE - 16
+_MAX_KEYS = (_BEAT_AT - _KEYS_AT) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,20 @@ class LastSeen:
     preparing: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """When the worker's listening thread last turned, and what the engine's loop had said then; None before it runs."""
+
+    listened_s: float
+    sign: Sign | None
+
+
 class BlackBox:
     """One page under a file that has no name. The front makes it, the worker gets its file descriptor."""
 
     def __init__(self, file: IO[bytes] | int) -> None:
         self._file = None if isinstance(file, int) else file
+        self._closing = threading.Lock()
         self._memory = mmap.mmap(file if isinstance(file, int) else file.fileno(), _SIZE)
 
     @classmethod
@@ -64,6 +78,23 @@ class BlackBox:
         """This request is being made ready; None: none is. Preparing thread. Keys begin at 1."""
         struct.pack_into("=Q", self._memory, 0, key or 0)
 
+    def beat(self, listened_s: float, sign: Sign | None) -> None:
+        """The worker lives. Listening thread. Times are of the system-wide clock, and more than 0."""
+        since_s = 0.0 if sign is None or sign.state == "ended" else sign.since_s
+        # One store each, so that nobody reads half of a number: native order, aligned. The sign says what the loop is at.
+        struct.pack_into("@d", self._memory, _BEAT_AT + 8, -since_s if sign and sign.state == "idle" else since_s)
+        struct.pack_into("@d", self._memory, _BEAT_AT, listened_s)
+
+    def read_beat(self) -> Beat | None:
+        """The last one; None where there was none, or the box is closed. Any thread."""
+        with self._closing:
+            if self._memory.closed:
+                return None
+            listened_s, since_s = struct.unpack_from("@2d", self._memory, _BEAT_AT)
+        if listened_s == 0:
+            return None
+        return Beat(listened_s, Sign("idle" if since_s < 0 else "ticking", abs(since_s)) if since_s else None)
+
     def read(self) -> LastSeen:
         """What was written last."""
         preparing, is_in_pass, count = struct.unpack_from("=3Q", self._memory, 0)
@@ -72,7 +103,8 @@ class BlackBox:
 
     def close(self) -> None:
         """Gives memory and file back; idempotent."""
-        self._memory.close()
+        with self._closing:
+            self._memory.close()
         if self._file is not None:
             self._file.close()
 

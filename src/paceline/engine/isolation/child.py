@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass
 
 from paceline.engine.isolation import messages
-from paceline.engine.isolation.black_box import BlackBox, LastSeen
+from paceline.engine.isolation.black_box import Beat, BlackBox, LastSeen
 from paceline.engine.isolation.blame import FATAL_SIGNALS
 from paceline.engine.isolation.last_words import LastWords
 from paceline.engine.isolation.link import Link
@@ -87,6 +87,10 @@ class Child:
     def send(self, message: messages.Down) -> None:
         """Tells the worker something; never waits."""
         self.link.send(messages.encode(message))
+
+    def beat(self) -> Beat | None:
+        """Its last sign of life. Any thread."""
+        return self.box.read_beat()
 
     def bury(self, patience_s: float = _PATIENCE_S) -> Death:
         """Waits for the end of the process, kills it where it takes longer, and gives everything back."""

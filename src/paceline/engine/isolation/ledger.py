@@ -174,7 +174,7 @@ class Ledger:
             events.append(
                 Delta(key, chunk)
                 if request.num_open
-                else Ended(key, msgspec.structs.replace(chunk, usage=_usage(request, now_s)))
+                else Ended(key, msgspec.structs.replace(chunk, usage=usage_of(request, now_s)))
             )
         return [*events, *self._close(key)]
 
@@ -217,7 +217,8 @@ def _embedding_error(reason: FinishReason) -> PacelineError:
     return EngineStopped("the engine was shut down")
 
 
-def _usage(request: Request, now_s: float) -> Usage:
+def usage_of(request: Request, now_s: float) -> Usage:
+    """What a request took so far, by what the front knows of it."""
     return replace(
         request.usage(now_s),
         completion_tokens=sum(one.num_known - one.num_prompt for one in request.sequences),

@@ -13,9 +13,10 @@ import msgspec
 
 from paceline.engine.metrics_snapshot import Sample
 from paceline.errors import EngineError, PacelineError
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +31,7 @@ class Setup(_Message, frozen=True, tag="setup"):
 
     path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
     backend_options, in place of llama.cpp. log_level: below it the front does not want records. num_restarts: how many workers
-    there were before.
+    there were before. tells_progress: whether to say how far loading is.
     """
 
     protocol: int
@@ -42,6 +43,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     backend: str | None = None
     backend_options: dict[str, Any] = {}
     num_restarts: int = 0
+    tells_progress: bool = False
 
 
 class Life(_Message, frozen=True):
@@ -117,6 +119,12 @@ class AskStats(_Message, frozen=True, tag="ask"):
     number: int
 
 
+class AskSlots(_Message, frozen=True, tag="slots?"):
+    """Asks what each slot does."""
+
+    number: int
+
+
 class Prefix(_Message, frozen=True, tag="prefix"):
     """Asks for a prefix to be saved, loaded or erased. token_ids: of the one to be saved."""
 
@@ -131,7 +139,7 @@ class Leave(_Message, frozen=True, tag="leave"):
     """The worker is to end in good order. Without it the end of the socket ends it at once."""
 
 
-Down = Setup | Generate | Embed | Cancel | SetPaused | EndSlow | StopAll | AskStats | Prefix | Leave
+Down = Setup | Generate | Embed | Cancel | SetPaused | EndSlow | StopAll | AskStats | AskSlots | Prefix | Leave
 
 
 # ---- worker to front
@@ -222,6 +230,13 @@ class Stats(_Message, frozen=True, tag="stats"):
     samples: list[Sample]
 
 
+class SlotsTold(_Message, frozen=True, tag="slots"):
+    """What each slot does; None where no tick came to say so."""
+
+    number: int
+    snapshot: SlotsSnapshot | None
+
+
 class PrefixDone(_Message, frozen=True, tag="done"):
     """What came of a `Prefix`: tokens that are saved, or the tokens that were loaded; or why nothing did."""
 
@@ -231,7 +246,13 @@ class PrefixDone(_Message, frozen=True, tag="done"):
     error: PacelineError | None
 
 
-Up = Ready | Refused | Happened | Logged | Stats | PrefixDone
+class Loading(_Message, frozen=True, tag="loading"):
+    """So much of the model is loaded, 0.0 to 1.0; sent where the setup asks for it."""
+
+    fraction: float
+
+
+Up = Ready | Refused | Happened | Logged | Stats | SlotsTold | PrefixDone | Loading
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
@@ -241,7 +262,8 @@ def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Set
 
 def restarted(setup: Setup, num_restarts: int) -> Setup:
     """The same setup for a later worker."""
-    return msgspec.structs.replace(setup, num_restarts=num_restarts)
+    tells_progress = setup.tells_progress and not num_restarts
+    return msgspec.structs.replace(setup, num_restarts=num_restarts, tells_progress=tells_progress)
 
 
 # ---- coding

@@ -10,14 +10,25 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Export, Import
+from paceline.engine.commands import Question
 from paceline.engine.inbox import Inbox
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.link import Link
 from paceline.errors import EngineStopped, PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Exported, HeldBack, Imported, Released, Started
+from paceline.scheduling.events import (
+    Delta,
+    Embedded,
+    Ended,
+    Event,
+    Exported,
+    HeldBack,
+    Imported,
+    Inspected,
+    Released,
+    Started,
+)
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import StreamChunk
 
@@ -50,7 +61,7 @@ class SocketOutlet:
         self._pages[request.key] = _Page(request)
         self._inbox.submit(request, 0)
 
-    def ask(self, command: Export | Import) -> Future[list[Any]]:
+    def ask(self, command: Question) -> Future[list[Any]]:
         """Passes a question to the engine; its answer resolves the future. Any thread."""
         future = self._questions[command.key] = Future()
         self._inbox.put(command)
@@ -74,7 +85,7 @@ class SocketOutlet:
 
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
-        if not isinstance(event, (Exported, Imported, Embedded)) and event.key not in self._pages:
+        if not isinstance(event, (Exported, Imported, Inspected, Embedded)) and event.key not in self._pages:
             return parts  # it was said to have failed already
         match event:
             case Delta(key, chunk):
@@ -92,25 +103,33 @@ class SocketOutlet:
                 parts = [messages.Freed(key)]
             case Embedded(key, vectors, error):
                 parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
+            case Exported() | Imported() | Inspected():
+                self._answer(event)
+        return parts
+
+    def _answer(self, event: Exported | Imported | Inspected) -> None:
+        """Whoever asked is here, in the worker."""
+        match event:
             case Exported(key, ranges):
                 self._questions.pop(key).set_result(ranges)
             case Imported(key):
                 self._questions.pop(key).set_result([])
-        return parts
+            case Inspected(key, snapshot):
+                self._questions.pop(key).set_result([snapshot])
 
     def end_all(self, error: PacelineError) -> None:
         """Says of what is still open that it failed."""
         for key in tuple(self._pages):
             self.fail(key, error)
             self._inbox.ended(key)
+        for key in tuple(self._questions):
+            question = self._questions.pop(key, None)
+            if question is not None:
+                question.set_exception(error)
 
     def close(self) -> None:
         """There is no thread any more: whatever is still asked ends at once."""
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
-        for key in tuple(self._questions):
-            question = self._questions.pop(key, None)
-            if question is not None:
-                question.set_exception(EngineStopped("the engine was shut down; make a new one"))
 
     def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
         page = self._pages.get(key)

@@ -1,4 +1,4 @@
-"""What callers ask of the worker beside requests: its metrics, prefixes in files. Answers are futures.
+"""What callers ask of the worker beside requests: its metrics, its slots, prefixes in files. Answers are futures.
 
 Asking may come from any thread; the rest is the supervising thread's.
 """
@@ -9,13 +9,16 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.child import Child
 from paceline.errors import EngineStopped, PacelineError
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
 
+_StateQuestion = tuple[Callable[[int], messages.AskStats | messages.AskSlots], Future[Any]]
 _PrefixQuestion = tuple[messages.Prefix, Future[messages.PrefixDone]]
 
 
@@ -26,24 +29,31 @@ class Questions:
         self._wake = wake
         self._is_over = False
         self._num_asked = 0
-        self._for_stats: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
+        self._for_state: queue.SimpleQueue[_StateQuestion] = queue.SimpleQueue()
         self._for_prefixes: queue.SimpleQueue[_PrefixQuestion] = queue.SimpleQueue()
-        self._stats_asked: dict[int, Future[None]] = {}
+        self._state_asked: dict[int, Future[Any]] = {}
         self._prefixes_asked: dict[int, _PrefixQuestion] = {}
 
     # ---- any thread
 
     def ask_stats(self) -> Future[None]:
         """Done when the worker has reported, or where nobody can be asked."""
-        answer: Future[None] = Future()
-        self._for_stats.put(answer)
-        self._after_asking()
-        return answer
+        return self._ask_state(messages.AskStats)
+
+    def ask_slots(self) -> Future[SlotsSnapshot | None]:
+        """What each slot does, after the tick that runs; None where nobody can be asked."""
+        return self._ask_state(messages.AskSlots)
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """What comes of it. Waits for a worker where there is none; where it dies, another one loads; else `EngineDied`."""
         answer: Future[messages.PrefixDone] = Future()
         self._for_prefixes.put((message, answer))
+        self._after_asking()
+        return answer
+
+    def _ask_state(self, question: Callable[[int], messages.AskStats | messages.AskSlots]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self._for_state.put((question, answer))
         self._after_asking()
         return answer
 
@@ -57,26 +67,28 @@ class Questions:
     def pass_on(self, child: Child | None) -> None:
         """Hands the questions over, as far as there is somebody to answer them."""
         if child is None or not child.is_ready:
-            self._give_up_on_stats()
+            self._give_up_on_state()
             return
-        while not self._for_stats.empty():
-            self._stats_asked[self._next()] = self._for_stats.get()
-            child.send(messages.AskStats(self._num_asked))
+        while not self._for_state.empty():
+            question, waiting = self._for_state.get()
+            self._state_asked[self._next()] = waiting
+            child.send(question(self._num_asked))
         while not self._for_prefixes.empty():
             message, answer = self._for_prefixes.get()
             self._prefixes_asked[self._next()] = (message, answer)
             child.send(msgspec.structs.replace(message, number=self._num_asked))
 
-    def answered(self, message: messages.Stats | messages.PrefixDone) -> None:
+    def answered(self, message: messages.Stats | messages.SlotsTold | messages.PrefixDone) -> None:
         """The worker has answered one of them, or reports by itself."""
         if isinstance(message, messages.PrefixDone):
             self._prefixes_asked.pop(message.number)[1].set_result(message)
-        elif message.number in self._stats_asked:
-            self._stats_asked.pop(message.number).set_result(None)
+        elif message.number in self._state_asked:
+            told = message.snapshot if isinstance(message, messages.SlotsTold) else None
+            self._state_asked.pop(message.number).set_result(told)
 
     def died(self, error: PacelineError) -> None:
         """The worker will not answer. Loading is asked of the next one; the others may have been done, or can be no more."""
-        self._give_up_on_stats()
+        self._give_up_on_state()
         for message, answer in self._prefixes_asked.values():
             if message.action == "load":
                 self._for_prefixes.put((message, answer))
@@ -87,19 +99,19 @@ class Questions:
     def end(self) -> None:
         """There will be no worker any more."""
         self._is_over = True
-        self._give_up_on_stats()
+        self._give_up_on_state()
         with suppress(queue.Empty):
             while True:
                 _, answer = self._for_prefixes.get_nowait()
                 answer.set_exception(EngineStopped("the engine was shut down; make a new one"))
 
-    def _give_up_on_stats(self) -> None:
+    def _give_up_on_state(self) -> None:
         with suppress(queue.Empty):
             while True:
-                self._for_stats.get_nowait().set_result(None)
-        for answer in self._stats_asked.values():
+                self._for_state.get_nowait()[1].set_result(None)
+        for answer in self._state_asked.values():
             answer.set_result(None)
-        self._stats_asked.clear()
+        self._state_asked.clear()
 
     def _next(self) -> int:
         self._num_asked += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engine.isolation.ledger import worst_reason
+from paceline.engine.isolation.ledger import usage_of, worst_reason
 from paceline.errors import PacelineError
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -43,8 +43,9 @@ class RequestsWatch:
     def _ended(self, request: Request | EmbeddingRequest, reason: FinishReason, error: PacelineError | None) -> None:
         now = self._clock.now()
         code = None if error is None else error.code
+        usage = usage_of(request, now) if isinstance(request, Request) else request.usage(now)
         self._instrument.request_ended(
-            EndRecord(key=request.key, reason=reason, usage=request.usage(now), now_s=now, error_code=code)
+            EndRecord(key=request.key, reason=reason, usage=usage, now_s=now, error_code=code)
         )
 
 

@@ -13,16 +13,11 @@ from paceline.engine.isolation import messages
 from paceline.errors import InvalidParams
 from paceline.runtime import Model
 
-_OF_THE_FRONT = frozenset({"isolation", "on_engine_death", "instruments"})
+_OF_THE_FRONT = frozenset({"isolation", "on_engine_death", "instruments", "progress", "cancel"})
 
 
 def worker_setup(model: Any, options: Mapping[str, Any]) -> messages.Setup:
     """The first message to a worker. Raises `InvalidParams` for what cannot go to another process, with the way out."""
-    for name in ("progress", "cancel"):
-        if options.get(name) is not None:
-            raise InvalidParams(
-                f'{name} is called in the process that loads, which isolation="process" makes another one'
-            )
     strategy = options.get("strategy", "")
     if not isinstance(strategy, str):
         raise _no_object("strategy", strategy)
@@ -33,6 +28,7 @@ def worker_setup(model: Any, options: Mapping[str, Any]) -> messages.Setup:
         instruments=_names(options.get("instruments", ())),
         path=[str(Path(entry).absolute()) for entry in sys.path],
         log_level=logging.getLogger("paceline").getEffectiveLevel(),
+        tells_progress=options.get("progress") is not None or options.get("cancel") is not None,
     )
 
 

@@ -26,6 +26,7 @@ _OF_REQUESTS = frozenset(
         table.PROMPT,
         table.SLOW_READERS,
         table.RESTARTS,
+        table.TOKENS_MAX,
     )
 )
 _Place = tuple[str, tuple[tuple[str, str], ...]]

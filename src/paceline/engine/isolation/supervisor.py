@@ -12,14 +12,16 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import selectors
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, SetPaused, Stop, Submit
+from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, Inspect, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
+from paceline.engine.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of, starting
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.blame import Blame
 from paceline.engine.isolation.child import Child, Death
@@ -66,7 +68,13 @@ class Supervisor:
         self._ledger, self._blame, self._restarts = Ledger(), Blame(), Restarts(policy.restarts)
         self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
         self.ready: Future[messages.Ready] = Future()
+        self.loading: queue.SimpleQueue[float | None] = (
+            queue.SimpleQueue()
+        )  # None: the first worker is ready, or is not
+        self.ready.add_done_callback(lambda _: self.loading.put(None))
         self._child: Child | None = None
+        self._pulse = Pulse(clock)
+        self._since_s = clock.now()  # the last worker was started, or died
         self._start_at: float | None = clock.now()
         self._stop_by: float | None = None
         self._refusal: PacelineError | None = None
@@ -111,6 +119,20 @@ class Supervisor:
         child = self._child
         return None if child is None else child.pid
 
+    def heartbeat(self) -> Heartbeat:
+        """Whether this thread and the worker's engine turn, or another worker is on its way. Waits for nothing."""
+        own, child, now = self._pulse.sign, self._child, self._clock.now()
+        num_restarts = self._restarts.num_all
+        if not self._thread.is_alive():
+            return heartbeat_of(Sign("ended", own.since_s), now, num_restarts=num_restarts)
+        beat = None if child is None or not child.is_ready else child.beat()
+        pid = None if child is None else child.pid
+        if beat is None or beat.sign is None:
+            return starting(now - self._since_s, worker_pid=pid, num_restarts=num_restarts)
+        own_s = now - own.since_s if own.state == "ticking" else 0.0
+        silent_s = max(0.0, own_s, now - beat.listened_s)
+        return heartbeat_of(beat.sign, now, worker_pid=pid, num_restarts=num_restarts, silent_s=silent_s)
+
     # ---- the thread
 
     def _run(self) -> None:
@@ -131,7 +153,9 @@ class Supervisor:
             self._refuse_to_start(EngineStopped("the engine was shut down while it was starting"))
 
     def _turn(self) -> None:
+        self._pulse.rest()
         ready = [key.fileobj for key, _ in self._selector.select(self._wait_s())]
+        self._pulse.tick()
         if self._inbox in ready:
             self._inbox.calm()
         for command in self._inbox.take():
@@ -173,8 +197,8 @@ class Supervisor:
                     self._set_paused(key, is_paused=False)
             case Stop():
                 self._stop()
-            case Export() | Import():
-                raise AssertionError("prefixes are asked for by questions")
+            case Export() | Import() | Inspect():
+                raise AssertionError("the worker is asked by questions")
 
     def _set_paused(self, key: int, *, is_paused: bool) -> None:
         request, is_paused = self._ledger.find(key), is_paused and self._heeds_readers
@@ -236,8 +260,10 @@ class Supervisor:
             case messages.Stats(_, samples):
                 self.totals.report(samples)
                 self.questions.answered(message)
-            case messages.PrefixDone():
+            case messages.PrefixDone() | messages.SlotsTold():
                 self.questions.answered(message)
+            case messages.Loading(fraction):
+                self.loading.put(fraction)
 
     def _take(self, part: messages.Part) -> None:
         if isinstance(part, messages.Failed):
@@ -265,7 +291,7 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         self._unwatch(child)
-        self._child = None
+        self._child, self._since_s = None, self._clock.now()
         death = child.bury()
         self.totals.died()
         self.questions.died(EngineDied(str(death), death.signal, death.last_words))
@@ -321,7 +347,7 @@ class Supervisor:
             self._child.kill()
 
     def _start(self) -> None:
-        self._start_at = None
+        self._start_at, self._since_s = None, self._clock.now()
         try:
             child = Child(messages.restarted(self._setup, self._restarts.num_all))
         except OSError as error:  # no more processes or descriptors to be had

@@ -1,0 +1,64 @@
+"""The log of `paceline serve`: what is written, how, and where to. Called once, before the server starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from paceline.server.settings import ServerSettings
+
+ACCESS_LOGGER: Final = "paceline.server.access"  # its lines are JSON already
+_OFF: Final = logging.CRITICAL + 1
+_LEVELS: Final = {
+    "off": _OFF,
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+}
+
+
+class _JsonLines(logging.Formatter):
+    """One object a line, with the fields that the access log's lines begin with."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _PlainLines(logging.Formatter):
+    """Time in UTC, level, logger, message."""
+
+    converter = time.gmtime
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+
+def set_up(settings: ServerSettings) -> None:
+    """Gives the loggers of the server their handlers, in place of those that they have. Raises `OSError` for the file."""
+    level = _LEVELS[settings.log_level]
+    form = _JsonLines() if settings.log_json else _PlainLines()
+    _direct("paceline", level, settings, form)
+    _direct("uvicorn", level if level <= logging.DEBUG else max(level, logging.WARNING), settings, form)
+    _direct(ACCESS_LOGGER, max(level, logging.INFO), settings, logging.Formatter("%(message)s"))
+
+
+def _direct(name: str, level: int, settings: ServerSettings, form: logging.Formatter) -> None:
+    handler: logging.Handler
+    if settings.log_file is None:
+        handler = logging.StreamHandler()
+    else:
+        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(form)
+    logger = logging.getLogger(name)
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,181 @@
+"""The numbers of an engine and its server in Prometheus's text format.
+
+`python -m paceline.server.exposition > docs/prometheus.md` writes the page about it. Reading the numbers may wait for the
+worker, so nothing here belongs on an event loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from paceline.engine import metric_table
+from paceline.engine.heartbeat import Heartbeat
+from paceline.engine.histogram import Histogram
+from paceline.engine.metrics_snapshot import MetricsSnapshot, Sample
+from paceline.server import http_metrics, llama_metrics
+from paceline.server.http_metrics import HttpMetrics
+from paceline.server.llama_metrics import LlamaMetrics
+
+ALIVE = "paceline_engine_alive"
+_ALIVE_HELP = "1 while the engine lives: it is idle, or turns, or another process takes over; else 0."
+
+HELP = {
+    **{metric.name: metric.help for metric in metric_table.METRICS},
+    ALIVE: _ALIVE_HELP,
+    **http_metrics.HELP,
+    **{metric.name: metric.help for metric in (*llama_metrics.METRICS, *llama_metrics.RATES)},
+}
+
+
+_KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a scrape gets."""
+
+    body: bytes
+    content_type: str
+
+
+class Exposition:
+    """Everything that one server tells. stats, heartbeat: the engine's; may be called on any thread.
+
+    Raises whatever these raise.
+    """
+
+    def __init__(
+        self, stats: Callable[[], MetricsSnapshot], heartbeat: Callable[[], Heartbeat], http: HttpMetrics
+    ) -> None:
+        self._stats, self._heartbeat, self._http = stats, heartbeat, http
+        self._llama = LlamaMetrics()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Samples(self._samples))
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Worker(lambda: heartbeat().worker_pid))
+
+    def answer(self, accept: str = "") -> Answer:
+        """The text in the format that an Accept header asks for. Waits for the engine's numbers."""
+        encode, content_type = choose_encoder(accept)
+        return Answer(encode(self._registry), content_type)
+
+    def _samples(self) -> Iterator[Sample]:
+        snapshot = self._stats()
+        yield from snapshot
+        yield Sample(ALIVE, "gauge", (), self._heartbeat().is_alive)
+        yield from self._http.samples()
+        yield from self._llama.samples(snapshot)
+
+
+class _Samples(Collector):
+    """Samples as families of the library's."""
+
+    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """One family a name."""
+        for _, samples in groupby(self._read(), key=lambda sample: sample.name):
+            yield family(list(samples))
+
+
+class _Worker(Collector):
+    """Memory, time and descriptors of the worker process, while there is one."""
+
+    def __init__(self, pid: Callable[[], int | None]) -> None:
+        self._pid = pid
+
+    def collect(self) -> Iterator[Family]:
+        """None where the system does not tell, or it died just now."""
+        pid = self._pid()
+        if pid is not None:
+            yield from ProcessCollector(namespace="paceline_worker", pid=lambda: pid, registry=None).collect()
+
+
+def family(samples: list[Sample]) -> Family:
+    """Samples of one name, which differ in their labels."""
+    first = samples[0]
+    made = _KINDS[first.kind](first.name, HELP[first.name], labels=[name for name, _ in first.labels])
+    for sample in samples:
+        labels = [value for _, value in sample.labels]
+        if isinstance(made, HistogramMetricFamily):
+            assert isinstance(sample.value, Histogram)  # noqa: S101 - a metric keeps its kind
+            made.add_metric(labels, _buckets(sample.value), sample.value.sum)
+        else:
+            assert not isinstance(sample.value, Histogram)  # noqa: S101
+            made.add_metric(labels, sample.value)
+    return made
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Bounds and how many values were no larger: the format's buckets hold those of all smaller ones."""
+    bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+
+
+_INTRODUCTION = """\
+# Prometheus
+
+`GET /metrics` of the server answers in Prometheus's text format, or in OpenMetrics where the scraper asks for that. It has all
+metrics of the engine (docs/metrics.md), and those on this page. With a worker process the engine's numbers are those of all
+workers so far; what the last report of a worker that died did not hold is lost.
+`process_*` is about the process that answers HTTP and `paceline_worker_process_*` about the one that computes, where
+there is one and the system tells: memory, processor time, open file descriptors, start.
+
+This page is generated from `src/paceline/server/exposition.py`.
+"""
+
+_LLAMA = """\
+llama-server's names, from the same counters. They say what they say there, with these differences: `n_tokens_max` is a gauge,
+since it is no sum, and looks at requests that have ended; `tokens_predicted_seconds_total` adds up the time between the tokens
+of every stream; the two rates are means since the last scrape, as there, so that two scrapers see each other's.
+`spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation.
+"""
+
+
+def markdown() -> str:
+    """The text of `docs/prometheus.md`."""
+    kinds = {http_metrics.SECONDS: "histogram", http_metrics.STREAMS: "gauge", ALIVE: "gauge"}
+    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (ALIVE, *http_metrics.HELP)]
+    llama = [(one.name, one.kind, one.help) for one in llama_metrics.METRICS]
+    llama += [(one.name, "gauge", one.help) for one in llama_metrics.RATES]
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            "## The server's own",
+            "",
+            *_table(server),
+            "",
+            "## `llamacpp:*`",
+            "",
+            _LLAMA,
+            *_table(llama),
+            "",
+        ]
+    )
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    yield "| name | kind | what it says |"
+    yield "|---|---|---|"
+    for name, kind, text in rows:
+        yield f"| `{name}` | {kind} | {text} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,91 @@
+"""Reads the bodies of requests: whole, within a size and a time, before anything else is done for them.
+
+A body that is not declared as JSON is taken for it all the same, as `curl -d` sends it; but not from a web page, since a
+browser sends such requests to any server without asking it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.exchange import route_path
+from paceline.server.problems import ClientGone, Problem, Refused, response_of
+
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+_CLOSE = {"connection": "close"}
+
+
+class Bodies:
+    """max_bytes: of a body. timeout_s: for all of it to arrive."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY:
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_length(scope)
+            _declare_json(scope)
+            body = await self._read(receive)
+        except Refused as refused:
+            await response_of(refused.problem, route_path(scope), _CLOSE)(scope, receive, send)
+            return
+        await self._app(scope, _Replayed(body, receive), send)
+
+    def _check_length(self, scope: Scope) -> None:
+        """What is said to be too long is refused before it is sent."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                raise self._too_large(int(value))
+
+    async def _read(self, receive: Receive) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > self._max_bytes:
+                        raise self._too_large(len(body))
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            text = f"the body did not arrive within {self._timeout_s:g} s; send it faster"
+            raise Refused(Problem(408, "timeout_error", "body_timeout", text)) from None
+
+    def _too_large(self, size: int) -> Refused:
+        text = f"the body has {size} bytes or more, and {self._max_bytes} are taken; send less"
+        return Refused(Problem(413, "invalid_request_error", "body_too_large", text))
+
+
+class _Replayed:
+    """Hands out the body once, then whatever else comes, such as the end of the client."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _declare_json(scope: Scope) -> None:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    if kind.partition(b";")[0].strip().lower().endswith((b"/json", b"+json")):
+        return
+    if kind and any(name == b"origin" for name, _ in headers):
+        text = f"the content type must be application/json, not {kind.decode('latin-1')!r:.80}"
+        raise Refused(Problem(415, "invalid_request_error", "unsupported_media_type", text))
+    others = [pair for pair in headers if pair[0] != b"content-type"]
+    scope["headers"] = [*others, (b"content-type", b"application/json")]

@@ -1,0 +1,193 @@
+"""What all routes share: the settings, the engine once it is loaded, and the requests that are open. On the event loop.
+
+Loading happens in the background, so that the port can be open meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+
+from paceline.async_llm import AsyncLLM
+from paceline.engine.sampling_defaults import told_by_model
+from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime.chat_format import ChatFormat
+from paceline.server.exchange import Exchange
+from paceline.server.http_metrics import HttpMetrics
+from paceline.server.open_requests import OpenRequests
+from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
+from paceline.server.settings import ServerSettings
+from paceline.server.traffic import Traffic
+
+if TYPE_CHECKING:
+    from paceline.engine.opening import AnyEngine
+    from paceline.runtime import Model
+
+_log = logging.getLogger("paceline.server")
+
+
+class Front(Protocol):
+    """What a service needs of an `AsyncLLM`; tests may stand something else in."""
+
+    @property
+    def engine(self) -> AnyEngine:
+        """The engine, once started."""
+
+    async def start(self) -> Any:
+        """Loads it. Raises what loading raises."""
+
+    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Ends it."""
+
+
+class Service:
+    """One for an app. settings: as resolved. created: unix seconds. names: of the model, the first is the one that is told."""
+
+    def __init__(self, settings: ServerSettings, llm: Front | None = None) -> None:
+        """llm: what answers; None: an `AsyncLLM` by the settings. Raises what is wrong with the engine's options."""
+        self.settings = settings
+        self.created = int(time.time())
+        self.names = _names(settings)
+        self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self.http_metrics = HttpMetrics()
+        self.progress = 0.0
+        self.is_draining = False
+        self.loaded = asyncio.Event()
+        self._stop_loading = threading.Event()
+        self._front: Front = self._front_by_settings() if llm is None else llm
+        self._loading: asyncio.Task[None] | None = None
+        self._is_loaded = False
+        self._failure: BaseException | None = None
+        self._model_sampling: dict[str, Any] = {}
+        self._chat: ChatFormat | PacelineError | None = None
+
+    # ---- life
+
+    def start_loading(self) -> None:
+        """Begins to load, once, in the background; `loaded` is set at the end, whatever it is."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        try:
+            await self._front.start()
+            await asyncio.to_thread(self._look_at_model, self._front.engine.model)
+            self.progress, self._is_loaded = 1.0, True
+        except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
+            self._failure = error
+            _log.error("the model could not be loaded: %s", error)
+        finally:
+            self.loaded.set()
+
+    def _look_at_model(self, model: Model) -> None:
+        """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
+        self._model_sampling = told_by_model(model.metadata)
+        given = self.settings.chat_template
+        if given is None and model.chat_template() is None:
+            return
+        try:
+            self._chat = ChatFormat(model, given)
+        except NotImplementedError:
+            self._chat = None
+        except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
+            if given is not None:
+                raise
+            self._chat = error
+
+    def drain(self) -> None:
+        """From now on nothing new is taken."""
+        self.is_draining = True
+
+    async def aclose(self) -> None:
+        """Ends the engine; what still runs ends with SHUTDOWN."""
+        self.drain()
+        self._stop_loading.set()
+        await self._front.aclose()
+        if self._loading is not None:
+            await self._loading
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why loading failed, if it did."""
+        return self._failure
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine is there."""
+        return self._is_loaded
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the engine's own process; None where there is none."""
+        return getattr(self._front.engine, "worker_pid", None) if self._is_loaded else None
+
+    # ---- for routes
+
+    def engine(self) -> AnyEngine:
+        """The engine. Raises `Loading` (503) before it is there, `LoadFailed` after a failure."""
+        if self._is_loaded:
+            return self._front.engine
+        if self._failure is not None:
+            raise LoadFailed(self._failure)
+        raise Loading(self.progress)
+
+    def check_accepting(self) -> None:
+        """Raises `Draining` (503) where the server is about to end."""
+        if self.is_draining:
+            raise Draining
+
+    def check_ready(self) -> None:
+        """Raises a refusal (503) where a request would be refused now, whatever it is."""
+        self.check_accepting()
+        engine = self.engine()
+        if engine.is_closed:
+            raise Refused(problem_of(EngineStopped("the engine was shut down and takes no requests")))
+        config = engine.config
+        if engine.num_open >= config.num_slots + config.max_queue:
+            raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
+
+    def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
+        """The defaults of a request: the API's, over them the model's own, over them the operator's."""
+        self.engine()
+        return SamplingParams(**{**api, **self._model_sampling, **self.settings.sampling})
+
+    def options(self, request: Request) -> dict[str, Any]:
+        """Keywords of `RequestOptions` that follow from the HTTP request and the settings."""
+        exchange = Exchange.of(request.scope)
+        return {
+            "request_id": exchange.request_id or None,
+            "tenant": exchange.tenant,
+            "lora": dict(self.settings.lora_scales),
+            "timeout_s": self.settings.timeout_s,
+        }
+
+    def chat_format(self) -> ChatFormat:
+        """The chat template: that of the settings, else the model's. Raises `Unsupported` where there is none."""
+        self.engine()
+        if isinstance(self._chat, ChatFormat):
+            return self._chat
+        raise self._chat or Unsupported(
+            "the model has no chat template; give one, or send a prompt instead of messages"
+        )
+
+    def _front_by_settings(self) -> AsyncLLM:
+        told = {"isolation": "process", "progress": self._tell_progress, "cancel": self._stop_loading}
+        return AsyncLLM(self.settings.model, **{**told, **self.settings.engine_options})
+
+    def _tell_progress(self, share: float) -> None:
+        """Called on the thread that loads."""
+        self.progress = share
+
+
+def _names(settings: ServerSettings) -> tuple[str, ...]:
+    if settings.aliases:
+        return settings.aliases
+    return ("paceline-demo",) if settings.model is None else (settings.model.name,)

@@ -1,0 +1,28 @@
+"""A server over the demo model, which all modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import RunningServer
+
+from paceline.server.settings import ServerSettings
+
+DEMO_ENGINE: dict[str, Any] = {"isolation": "thread", "num_slots": 4, "n_ctx": 4096, "n_threads": 1}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """The demo model behind the default settings, four slots, the engine in a thread."""
+    with RunningServer(ServerSettings(engine_options=DEMO_ENGINE, props=True)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    """A client of `server`."""
+    with server.client() as client:
+        yield client

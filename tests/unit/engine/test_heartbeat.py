@@ -1,0 +1,193 @@
+"""Signs of life, judged by a clock that a test moves, and those of real threads and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from tests.running_engine import LONG_S, Running
+
+from paceline.engine.heartbeat import LONGEST_SILENCE_S, LONGEST_TICK_S, Heartbeat, Pulse, Sign, heartbeat_of, starting
+from paceline.engine.isolation.black_box import Beat, BlackBox
+from paceline.engine.isolation.restarts import RestartLimits
+from paceline.engine.process_engine import ProcessEngine
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.streaming import StreamChunk
+from paceline.testing.fake_process import fake_process_engine
+from paceline.testing.manual_clock import ManualClock
+
+LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
+
+
+def test_an_idle_loop_lives_however_long_it_is_idle() -> None:
+    """Nobody wants anything, and that is no illness."""
+    clock = ManualClock()
+    pulse = Pulse(clock)
+    pulse.tick()
+    pulse.rest()
+    clock.advance(10_000)
+    heart = heartbeat_of(pulse.sign, clock.now())
+    assert heart == Heartbeat(is_alive=True, state="idle", state_s=10_000)
+    assert heart.is_idle
+
+
+def test_a_tick_may_take_long_but_not_for_ever() -> None:
+    """Up to the bound it lives, beyond it does not; the next turn starts anew."""
+    clock = ManualClock()
+    pulse = Pulse(clock)
+    pulse.tick()
+    clock.advance(LONGEST_TICK_S)
+    assert heartbeat_of(pulse.sign, clock.now()) == Heartbeat(is_alive=True, state="ticking", state_s=LONGEST_TICK_S)
+    clock.advance(1)
+    assert not heartbeat_of(pulse.sign, clock.now()).is_alive
+    pulse.tick()
+    assert heartbeat_of(pulse.sign, clock.now()).is_alive
+
+
+def test_a_loop_that_ended_is_not_alive() -> None:
+    """At once."""
+    clock = ManualClock()
+    pulse = Pulse(clock)
+    pulse.end()
+    assert heartbeat_of(pulse.sign, clock.now()) == Heartbeat(is_alive=False, state="ended", state_s=0)
+
+
+def test_a_silent_process_is_not_alive_even_if_it_said_that_it_was_idle() -> None:
+    """A stopped process says nothing, and its last word may have been good."""
+    sign = Sign("idle", 5.0)
+    assert heartbeat_of(sign, 9.0, silent_s=LONGEST_SILENCE_S).is_alive
+    assert not heartbeat_of(sign, 9.0, silent_s=LONGEST_SILENCE_S + 1).is_alive
+
+
+def test_a_process_that_starts_is_alive_however_long_it_loads() -> None:
+    """Large models take minutes."""
+    assert starting(3000.0, worker_pid=7, num_restarts=2) == Heartbeat(
+        is_alive=True, state="starting", state_s=3000.0, worker_pid=7, num_restarts=2
+    )
+
+
+def test_a_sign_from_another_thread_may_be_newer_than_the_time_it_is_compared_with() -> None:
+    """Then it is just now."""
+    assert heartbeat_of(Sign("ticking", 5.001), 5.0).state_s == 0
+
+
+@pytest.mark.parametrize("sign", [None, Sign("idle", 12.5), Sign("ticking", 12.5)])
+def test_a_beat_comes_out_of_the_box_as_it_went_in(sign: Sign | None) -> None:
+    """Through a mapping of its own of the same memory; without keys of a pass getting in its way."""
+    front = BlackBox.create()
+    worker = BlackBox(front.fileno())
+    assert front.read_beat() is None
+    worker.begin_pass(range(1, 5001))
+    worker.beat(13.0, sign)
+    worker.begin_pass(range(1, 5001))
+    assert front.read_beat() == Beat(13.0, sign)
+    worker.close()
+    front.close()
+    assert front.read_beat() is None
+
+
+def test_a_worker_whose_loop_has_ended_is_one_that_is_about_to_be_replaced() -> None:
+    """It leaves by itself, so there is no loop to speak of."""
+    box = BlackBox.create()
+    box.beat(13.0, Sign("ended", 12.0))
+    assert box.read_beat() == Beat(13.0, None)
+    box.close()
+
+
+def test_an_engine_s_thread_says_whether_it_ticks_or_waits() -> None:
+    """Idle before and after, ticking in a pass that does not end, ended when it is closed."""
+    with Running(eos_every=10**9) as engine:
+        engine.hold()
+        channel = engine.submit("on and on", max_tokens=2)
+        engine.wait_for_pass()
+        assert engine.runner.heartbeat().state == "ticking"
+        assert engine.runner.heartbeat().is_alive
+        engine.backend.gate.set()
+        assert channel.wait_released(LONG_S)
+        wait_until(lambda: engine.runner.heartbeat().is_idle)
+        engine.close()
+        heart = engine.runner.heartbeat()
+    assert (heart.is_alive, heart.state) == (False, "ended")
+
+
+def test_a_loop_that_fails_says_so() -> None:
+    """Three failing ticks in a row end it, and nobody has to be asked."""
+    with Running() as engine:
+        engine.runner._engine.tick = broken  # type: ignore[method-assign]
+        engine.submit("one")
+        engine.runner._thread.join(LONG_S)
+        assert (engine.runner.heartbeat().is_alive, engine.runner.heartbeat().state) == (False, "ended")
+
+
+def broken() -> Any:
+    raise RuntimeError("it is broken")
+
+
+def wait_until(is_so: Any) -> None:
+    """Looks again and again, and gives way meanwhile; fails where that takes far too long."""
+    patience = threading.Event()
+    for _ in range(int(LONG_S / 0.01)):
+        if is_so():
+            return
+        patience.wait(0.01)
+    raise AssertionError("it never was so")
+
+
+def start(engine: ProcessEngine) -> Any:
+    request = engine.prepare("on and on", SamplingParams(seed=1, max_tokens=None), RequestOptions())
+    channel = engine.accept(request)
+    assert isinstance(channel.get(), StreamChunk)
+    return channel
+
+
+def test_a_front_knows_its_worker_s_heart() -> None:
+    """The worker's idleness and ticks, its process, its replacement after a death, and the end of it all."""
+    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
+    try:
+        first = engine.worker_pid
+        wait_until(lambda: engine.heartbeat().is_idle)
+        assert engine.heartbeat().worker_pid == first
+        channel = start(engine)
+        wait_until(lambda: engine.heartbeat().state == "ticking")
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: engine.heartbeat().num_restarts == 1)
+        wait_until(lambda: engine.heartbeat().state == "ticking")
+        assert engine.heartbeat().worker_pid not in (None, first)
+        assert engine.heartbeat().is_alive
+        channel.cancel()
+    finally:
+        engine.close()
+    assert (engine.heartbeat().is_alive, engine.heartbeat().state) == (False, "ended")
+
+
+def test_a_front_that_is_out_of_restarts_is_not_alive() -> None:
+    """The worker died more often than it may."""
+    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(max_restarts=0))
+    try:
+        assert engine.worker_pid is not None
+        os.kill(engine.worker_pid, signal.SIGKILL)
+        engine._supervisor._thread.join(LONG_S)
+        assert (engine.heartbeat().is_alive, engine.heartbeat().state) == (False, "ended")
+    finally:
+        engine.close()
+
+
+def test_a_worker_that_was_stopped_grows_silent() -> None:
+    """Whatever it said last, the time since then goes on; told to go on, it speaks again."""
+    engine = fake_process_engine(backend_options=LONG)
+    pid = engine.worker_pid
+    assert pid is not None
+    try:
+        wait_until(lambda: engine.heartbeat().is_idle)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: engine.heartbeat().silent_s > 2.0)
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: engine.heartbeat().silent_s < 2.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        engine.close()

@@ -1,0 +1,173 @@
+"""What an engine says its slots do: alone, with a thread, with a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.engine_world import World
+from tests.running_engine import LONG_S, Running
+
+from paceline.engine.commands import Inspect
+from paceline.engine.isolation.restarts import RestartLimits
+from paceline.engine.mapped import mapped
+from paceline.engine.process_engine import ProcessEngine
+from paceline.errors import EngineStopped
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.events import Inspected
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView, slots_snapshot
+from paceline.streaming import StreamChannel, StreamChunk
+from paceline.testing.fake_process import fake_process_engine
+
+LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
+
+
+def ask(world: World) -> SlotsSnapshot:
+    """Ticks once."""
+    world.commands.queue.append(Inspect(10**6))
+    world.num_ticks += 1
+    events = world.engine.tick()
+    (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
+    world.take([event for event in events if not isinstance(event, Inspected)])
+    return found
+
+
+def test_all_slots_of_an_engine_without_work_are_idle() -> None:
+    """With their numbers and nothing else."""
+    found = ask(World(limits={"num_slots": 3}))
+    assert found == SlotsSnapshot((SlotView(id=0), SlotView(id=1), SlotView(id=2)), 0)
+    assert (len(found), found.num_processing) == (3, 0)
+    assert found == slots_snapshot((), num_slots=3, num_waiting=0)
+
+
+def test_a_slot_says_what_its_sequence_is_at() -> None:
+    """A prompt in parts, then tokens one by one: the counts after the tick, by which it is prefilling or decoding."""
+    world = World(limits={"num_slots": 2, "chunk_size": 4, "n_batch": 4}, eos_every=10**9)
+    outcome = world.submit([1, 2, 3, 4, 5, 6], max_tokens=5, request_id="mine")
+    first = ask(world).slots[0]
+    assert (first.state, first.num_prompt, first.num_computed, first.num_generated) == ("prefilling", 6, 4, 0)
+    assert (first.is_processing, first.key, first.request_id) == (True, outcome.request.key, "mine")
+    second, idle = ask(world)
+    assert (second.state, second.num_computed, second.num_generated) == ("decoding", 6, 1)
+    assert (second.max_tokens, second.num_remaining) == (5, 4)
+    assert second.running_s > first.running_s >= 0
+    assert idle == SlotView(id=1)
+
+
+def test_whoever_has_no_slot_is_counted_as_waiting() -> None:
+    """Sequences of the same request each count; a choice in a slot says which it is."""
+    world = World(limits={"num_slots": 2}, eos_every=10**9)
+    world.submit("abc", n=3, max_tokens=None)
+    world.tick(3)
+    found = ask(world)
+    assert found.num_waiting == 1
+    assert [slot.choice for slot in found] == [0, 1]
+    assert all(slot.num_remaining is None for slot in found)
+
+
+def test_a_slot_whose_reader_is_slow_says_that_it_is_paused() -> None:
+    """And what it had computed."""
+    world = World(eos_every=10**9)
+    outcome = world.submit("abc", max_tokens=None)
+    world.tick(3)
+    world.pause(outcome)
+    found = ask(world).slots[0]
+    assert (found.state, found.num_generated) == ("paused", 3)
+
+
+def test_a_slot_says_how_much_came_from_memory() -> None:
+    """As usage does."""
+    world = World(eos_every=10**9)
+    prompt = list(range(30, 60))
+    world.submit(prompt, max_tokens=2)
+    world.run()
+    outcome = world.submit(prompt, max_tokens=9)
+    world.tick(2)
+    found = ask(world).slots[0]
+    assert found.num_cached == outcome.request.num_cached > 0
+
+
+def test_an_engine_with_a_thread_answers_between_two_ticks() -> None:
+    """Not in the pass that runs: whoever asks waits for it, and finds what came of it."""
+    with Running(num_slots=2, eos_every=10**9) as engine:
+        engine.hold()
+        channel = engine.submit("on and on", max_tokens=None)
+        engine.wait_for_pass()
+        asked = engine.delivery.ask(Inspect(engine.inbox.next_key()))
+        assert not asked.done()
+        engine.backend.gate.set()
+        (found,) = asked.result(LONG_S)
+        assert [slot.is_processing for slot in found] == [True, False]
+        channel.cancel()
+        assert channel.wait_released(LONG_S)
+        (found,) = engine.delivery.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+        assert found.num_processing == 0
+
+
+def test_an_engine_that_is_closed_answers_with_that() -> None:
+    """Nobody waits for ever."""
+    with Running() as engine:
+        engine.close()
+        with pytest.raises(EngineStopped):
+            engine.delivery.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+
+
+def start(engine: ProcessEngine, **options: Any) -> StreamChannel:
+    params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True)
+    channel = engine.accept(engine.prepare("on and on", params, RequestOptions(**options)))
+    assert isinstance(channel.get(), StreamChunk)
+    return channel
+
+
+def test_a_front_asks_its_worker() -> None:
+    """The request's own name and key come back, also after another worker has gone on with it; closed, it says so."""
+    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
+    try:
+        assert [slot.is_processing for slot in engine.slots()] == [False] * engine.limits.num_slots
+        channel = start(engine, request_id="mine")
+        (slot,) = [slot for slot in engine.slots() if slot.is_processing]
+        assert (slot.request_id, slot.num_prompt, slot.state) == ("mine", len("on and on"), "decoding")
+        assert engine.worker_pid is not None
+        os.kill(engine.worker_pid, signal.SIGKILL)
+        while (found := engine.slots()).num_processing == 0:  # the next one loads, and all that is there waits
+            assert found.num_waiting in (0, 1)
+        (again,) = [slot for slot in found if slot.is_processing]
+        assert (again.key, again.request_id) == (slot.key, "mine")
+        assert asyncio.run(asked(engine)).num_processing == 1
+        channel.cancel()
+    finally:
+        engine.close()
+    with pytest.raises(EngineStopped):
+        engine.slots()
+
+
+async def asked(engine: ProcessEngine) -> SlotsSnapshot:
+    return await asyncio.wrap_future(engine.ask_slots())
+
+
+def test_whoever_stops_waiting_for_an_answer_hinders_nobody() -> None:
+    """The engine answers a future that was cancelled, and goes on."""
+    with Running() as engine:
+        engine.hold()
+        channel = engine.submit("one")
+        engine.wait_for_pass()
+        question = engine.delivery.ask(Inspect(engine.inbox.next_key()))
+        answer = mapped(question, lambda found: found[0])
+        assert answer.cancel()
+        engine.backend.gate.set()
+        assert question.result(LONG_S)
+        assert answer.cancelled()
+        assert channel.wait_released(LONG_S)
+
+
+def test_an_answer_that_cannot_be_made_is_an_error_of_whoever_waits() -> None:
+    """Not of the thread that answers."""
+    with Running() as engine:
+        question = engine.delivery.ask(Inspect(engine.inbox.next_key()))
+        answer = mapped(question, lambda found: found[1])
+        with pytest.raises(IndexError):
+            answer.result(LONG_S)
