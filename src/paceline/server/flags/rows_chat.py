@@ -25,7 +25,7 @@ _CHAT: Final = (
         "FILE",
         reading.path,
         Sets(("server.chat_template",), applying.chat_template_file),
-        "A file with one.",
+        "A file with a chat template.",
         env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
         default="the model's",
     ),
