@@ -6,6 +6,7 @@
 #include <ctime>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 
 #include "error.hpp"
 #include "jinja/caps.h"
@@ -37,6 +38,21 @@ std::string reason(const std::string & report) {
     return report.substr(what + 7) + " (" + report.substr(place + 4, place_end - place - 4) + ")";
 }
 
+// What llama.cpp says of a template that does not parse: what it was, a piece of the source in the next line, and a pointer.
+std::string parse_reason(std::string report) {
+    for (const std::string start : {"parser: ", "lexer: ", "Parser Error: "}) {
+        if (report.rfind(start, 0) == 0) {
+            report.erase(0, start.size());
+        }
+    }
+    const std::size_t line_end = report.find('\n');
+    if (line_end == report.npos) {
+        return report;
+    }
+    const std::size_t next = std::min(report.find('\n', line_end + 1), report.size());
+    return report.substr(0, line_end) + ", near: " + report.substr(line_end + 1, next - line_end - 1);
+}
+
 // Runs what a budget is spent in, on a stack of its own, and says what became of it in the words of our errors.
 void run_guarded(std::size_t input_bytes, const std::function<void()> & work) {
     run_on_stack(TemplateLimits::stack_bytes, [&] {
@@ -52,8 +68,8 @@ void run_guarded(std::size_t input_bytes, const std::function<void()> & work) {
         if (!budget.exhausted().empty()) {
             fail("TemplateError", "the chat template " + budget.exhausted());
         }
-        if (!failure.empty() && !budget.refusal().empty()) {
-            fail("TemplateError", "the chat template refuses this conversation: " + budget.refusal());
+        if (!failure.empty() && budget.refusal()) {
+            fail("TemplateError", "the chat template refuses this conversation: " + *budget.refusal());
         }
         if (!failure.empty()) {
             fail("TemplateError", "the chat template failed: " + failure);
@@ -200,8 +216,10 @@ void ChatTemplate::parse() {
         program_ = std::make_unique<jinja::program>(jinja::parse_from_tokens(words));
     } catch (const Error &) {
         throw;
+    } catch (const std::out_of_range &) {
+        fail("TemplateError", "the chat template does not parse: a number in it is too large");
     } catch (const std::exception & error) {
-        fail("TemplateError", std::string("the chat template does not parse: ") + error.what());
+        fail("TemplateError", "the chat template does not parse: " + parse_reason(error.what()));
     }
     put_on_budget(*program_);
     caps_ = std::make_unique<jinja::caps>(jinja::caps_get(*program_));

@@ -1,7 +1,9 @@
 #include "template_budget.hpp"
 
+#include <algorithm>
 #include <array>
 #include <ctime>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -37,11 +39,52 @@ struct Metered : jinja::statement {
         TemplateBudget & budget = TemplateBudget::current();
         budget.step();
         value result = inner->execute(ctx);
-        budget.charge(result);
+        budget.show(result);
         return result;
     }
 
     statement_ptr inner;
+};
+
+// An expression that something is done with before or after: calls, by which all recursion goes, tuples, which are compared
+// by recursion, and what a filter makes a text of.
+template <typename Around> struct Watched : jinja::expression {
+    explicit Watched(statement_ptr && inner) : inner(std::move(inner)) { pos = this->inner->pos; }
+
+    std::string type() const override { return inner->type(); }
+    void        visit(jinja::context & ctx) const override { inner->visit(ctx); }
+    value       execute_impl(jinja::context & ctx) const override {
+        return Around::execute(TemplateBudget::current(), [&] { return inner->execute(ctx); });
+    }
+
+    statement_ptr inner;
+};
+
+struct AroundCall {
+    template <typename Run> static value execute(TemplateBudget & budget, Run run) {
+        budget.step();
+        return run();
+    }
+};
+
+struct AroundTuple {
+    template <typename Run> static value execute(TemplateBudget & budget, Run run) {
+        value tuple = run();
+        for (const value & element : tuple->val_arr) {
+            if (jinja::is_val<jinja::value_tuple>(element)) {
+                budget.charge(element);
+            }
+        }
+        return tuple;
+    }
+};
+
+struct AroundText {
+    template <typename Run> static value execute(TemplateBudget & budget, Run run) {
+        value result = run();
+        budget.charge(result);
+        return as_marked_text(result);
+    }
 };
 
 // A value where an expression is wanted.
@@ -52,7 +95,8 @@ struct Constant : jinja::expression {
     value content;
 };
 
-// a + b, a ~ b and a * b: what they make is charged before it is made.
+// a + b, a ~ b and a * b: what they make is charged before it is made. Comparisons: tuples are charged, in which llama.cpp
+// looks at every level once for each that is around it.
 struct Sized : jinja::expression {
     explicit Sized(jinja::binary_expression & plain)
         : op(plain.op), left(std::move(plain.left)), right(std::move(plain.right)) {
@@ -63,7 +107,7 @@ struct Sized : jinja::expression {
     value       execute_impl(jinja::context & ctx) const override {
         value a = left->execute(ctx), b = right->execute(ctx);
         charge(a, b);
-        if (op.value != "*" && (is_text(a) || is_text(b))) { // what comes of a list of inputs is one as well
+        if ((op.value == "+" || op.value == "~") && (is_text(a) || is_text(b))) {
             a = as_marked_text(a);
             b = as_marked_text(b);
         }
@@ -79,10 +123,18 @@ struct Sized : jinja::expression {
             } else if (is_text(b) && jinja::is_val<jinja::value_int>(a)) {
                 charge_product(budget, size_of(b), a->as_int());
             }
-            return;
+        } else if (op.value != "+" && op.value != "~") {
+            for (const value & side : {a, b}) {
+                if (jinja::is_val<jinja::value_tuple>(side)) {
+                    budget.charge(side);
+                }
+            }
+        } else if (jinja::is_val<jinja::value_array>(a) && jinja::is_val<jinja::value_array>(b)) {
+            budget.charge(bytes_per_element * (a->val_arr.size() + b->val_arr.size()));
+        } else {
+            budget.charge(a);
+            budget.charge(b);
         }
-        budget.charge(a);
-        budget.charge(b);
     }
 
     static void charge_product(TemplateBudget & budget, std::size_t size, int64_t count) {
@@ -96,6 +148,8 @@ struct Sized : jinja::expression {
 };
 
 void rebuild(statement_ptr & place);
+bool makes_text(const statement_ptr & filter);
+template <typename Around> void watch(statement_ptr & place);
 
 void rebuild_all(jinja::statements & places) {
     for (statement_ptr & place : places) {
@@ -184,6 +238,9 @@ void rebuild_operation(jinja::statement * node) {
     } else if (auto * e = dynamic_cast<jinja::filter_expression *>(node)) {
         rebuild(e->operand);
         rebuild_arguments(e->filter);
+        if (makes_text(e->filter)) {
+            watch<AroundText>(e->operand);
+        }
     } else if (auto * e = dynamic_cast<jinja::select_expression *>(node)) {
         rebuild(e->lhs);
         rebuild(e->test);
@@ -199,6 +256,8 @@ void rebuild_operation(jinja::statement * node) {
     }
 }
 
+template <typename Around> void watch(statement_ptr & place) { place = std::make_unique<Watched<Around>>(std::move(place)); }
+
 void rebuild(statement_ptr & place) {
     if (!place) {
         return;
@@ -208,10 +267,22 @@ void rebuild(statement_ptr & place) {
     }
     if (auto * binary = jinja::cast_stmt<jinja::binary_expression>(place)) {
         const std::string & op = binary->op.value;
-        if (op == "+" || op == "~" || op == "*") {
+        if (op != "and" && op != "or") { // these may leave their right side
             place = std::make_unique<Sized>(*binary);
         }
+    } else if (jinja::is_stmt<jinja::call_expression>(place)) {
+        watch<AroundCall>(place);
+    } else if (jinja::is_stmt<jinja::tuple_literal>(place)) {
+        watch<AroundTuple>(place);
     }
+}
+
+// llama.cpp makes a text of whatever these filters are given.
+bool makes_text(const statement_ptr & filter) {
+    static const std::array<std::string, 8> names = {"capitalize", "lower", "replace",  "strip",
+                                                     "trim",       "title", "upper",    "wordcount"};
+    const auto * name = jinja::cast_stmt<jinja::identifier>(filter);
+    return name && std::find(names.begin(), names.end(), name->val) != names.end();
 }
 
 } // namespace
@@ -220,7 +291,8 @@ thread_local TemplateBudget * TemplateBudget::current_ = nullptr;
 
 TemplateBudget::TemplateBudget(std::size_t input_bytes)
     : outer_(std::exchange(current_, this)), stack_top_(static_cast<const char *>(__builtin_frame_address(0))),
-      work_left_(TemplateLimits::max_work_bytes + TemplateLimits::work_per_input * input_bytes),
+      max_value_(TemplateLimits::max_value_bytes + TemplateLimits::value_per_input * input_bytes), shown_left_(max_value_),
+      work_left_(TemplateLimits::max_work_bytes),
       cpu_end_(cpu_seconds() + TemplateLimits::max_cpu_s) {}
 
 TemplateBudget::~TemplateBudget() { current_ = outer_; }
@@ -235,10 +307,14 @@ void TemplateBudget::refuse(const std::string & message) {
     throw jinja::raised_exception(message);
 }
 
-void TemplateBudget::step() {
+void TemplateBudget::require_some() const {
     if (!exhausted_.empty()) {
         throw std::runtime_error(exhausted_);
     }
+}
+
+void TemplateBudget::step() {
+    require_some();
     if (++num_steps_ > TemplateLimits::max_steps) {
         stop("takes more than " + std::to_string(TemplateLimits::max_steps) + " steps");
     }
@@ -252,33 +328,46 @@ void TemplateBudget::step() {
 }
 
 void TemplateBudget::charge(std::size_t bytes) {
-    if (!exhausted_.empty()) {
-        throw std::runtime_error(exhausted_);
-    }
-    if (bytes > work_left_) {
+    require_some();
+    if (bytes > max_value_ || bytes > work_left_) {
         stop("puts too much text together");
     }
     work_left_ -= bytes;
 }
 
-void TemplateBudget::charge(const value & value) { charge_within(value, 0); }
+void TemplateBudget::charge(const value & value) { charge(measure(value, 0)); }
 
-void TemplateBudget::charge_within(const value & value, std::size_t depth) {
+void TemplateBudget::show(const value & value) {
+    const std::size_t bytes = measure(value, 0);
+    require_some();
+    if (bytes > shown_left_) {
+        stop("shows too much text");
+    }
+    shown_left_ -= bytes;
+}
+
+std::size_t TemplateBudget::measure(const value & value, std::size_t depth) {
     if (depth > TemplateLimits::max_depth) {
         stop("shows a value that is nested more than " + std::to_string(TemplateLimits::max_depth) + " deep, or holds itself");
     }
     if (is_text(value)) {
-        charge(size_of(value));
-        return;
+        return size_of(value);
     }
-    charge(bytes_per_element * (1 + value->val_arr.size() + value->val_obj.size()));
+    std::size_t bytes = bytes_per_element * (1 + value->val_arr.size() + value->val_obj.size());
+    const auto  add   = [&](const jinja::value & element) {
+        bytes += measure(element, depth + 1);
+        if (bytes > max_value_) {
+            stop("puts too much text together");
+        }
+    };
     for (const jinja::value & element : value->val_arr) {
-        charge_within(element, depth + 1);
+        add(element);
     }
     for (const auto & [key, content] : value->val_obj) {
-        charge_within(key, depth + 1);
-        charge_within(content, depth + 1);
+        add(key);
+        add(content);
     }
+    return bytes;
 }
 
 void put_on_budget(jinja::program & program) { meter(program.body); }

@@ -29,6 +29,17 @@ using jinja::value_undefined;
 
 [[noreturn]] void refuse(const std::string & message) { throw jinja::raised_exception(message); }
 
+// Behind what is there already; stretches of the same origin become one.
+void append(jinja::string & text, const jinja::string & more) {
+    for (const jinja::string_part & part : more.parts) {
+        if (!text.parts.empty() && text.parts.back().is_input == part.is_input) {
+            text.parts.back().val += part.val;
+        } else {
+            text.parts.push_back(part);
+        }
+    }
+}
+
 // Takes a text apart from its beginning to its end; every piece keeps the marks of the parts it is from.
 class Scissors {
 public:
@@ -139,20 +150,20 @@ value replace(const func_args & args) {
             found.push_back(at);
         }
     }
-    TemplateBudget::current().charge(text.size() + found.size() * (fresh.length() + 128));
+    TemplateBudget::current().charge(text.size() + found.size() * (fresh.length() + sizeof(std::size_t)));
     Scissors      scissors(whole);
     jinja::string result;
     std::size_t   begin = 0;
     for (const std::size_t at : found) {
-        result.append(scissors.take(at - begin));
+        append(result, scissors.take(at - begin));
         jinja::string in_place = fresh;
         if (scissors.skip(old.size())) {
             in_place.mark_input();
         }
-        result.append(in_place);
+        append(result, in_place);
         begin = at + old.size();
     }
-    result.append(scissors.take(text.size() - begin));
+    append(result, scissors.take(text.size() - begin));
     return mk_val<value_string>(result);
 }
 
@@ -176,11 +187,11 @@ value join(const func_args & args) {
             refuse("join() can only join texts and numbers");
         }
         TemplateBudget::current().charge(shown);
-        TemplateBudget::current().charge(between.length() + 64);
+        TemplateBudget::current().charge(result.length() + between.length());
         if (!first) {
-            result.append(between);
+            append(result, between);
         }
-        result.append(shown->as_string());
+        append(result, shown->as_string());
         first = false;
     }
     return mk_val<value_string>(result);
@@ -245,6 +256,18 @@ value indent(const func_args & args, const func_handler & plain) {
         TemplateBudget::current().charge(plain_text.size() + each * static_cast<std::size_t>(lines));
     }
     return plain(args);
+}
+
+value format(const func_args & args, const func_handler & plain) {
+    func_args   same(args.ctx);
+    std::size_t num_bytes = 0;
+    for (const value & argument : args.get_args()) {
+        TemplateBudget::current().charge(argument);
+        same.push_back(as_marked_text(argument));
+        num_bytes += is_text(argument) ? argument->val_str.length() : 0;
+    }
+    TemplateBudget::current().charge(num_bytes);
+    return plain(same);
 }
 
 value range(const func_args & args) {
@@ -365,6 +388,7 @@ void tame_all() {
     wrap(texts, "slice", checked_slice_text);
     wrap(texts, "tojson", shown);
     wrap(texts, "indent", indent);
+    wrap(texts, "format", format);
     entry(lists, "join") = join;
     wrap(lists, "slice", slice_list);
     wrap(lists, "string", shown);

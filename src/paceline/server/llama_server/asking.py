@@ -51,11 +51,15 @@ _TOKEN_TRIGGER, _WORD_TRIGGER = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a server has beside the request. base: sampling where the body says nothing; adapters: names, by id."""
+    """What a server has beside the request. base: sampling where the body says nothing; adapters: names, by id.
+
+    spm_infill: whether the prompt of a gap has its suffix first.
+    """
 
     base: SamplingParams
     tokenizer: Tokenizer
     adapters: Sequence[str] = ()
+    spm_infill: bool = False
 
 
 def sampling_params(body: CompletionBody, setting: Setting, warnings: list[str]) -> SamplingParams:

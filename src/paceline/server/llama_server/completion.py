@@ -16,7 +16,8 @@ from paceline.server.generating import Generation, begin
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
-from paceline.server.llama_server.completion_request import CompletionRequest, Room, read_request
+from paceline.server.llama_server.completion_request import CompletionRequest, read_request
+from paceline.server.llama_server.infill import Room
 from paceline.server.llama_server.limited import LimitedGeneration
 from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
@@ -49,7 +50,12 @@ def routes(service: Service, state: LlamaState) -> APIRouter:
 
 async def _answer(service: Service, state: LlamaState, http: Request, body: CompletionBody) -> Response:
     engine = service.engine()
-    setting = Setting(base=service.sampling(API_DEFAULTS), tokenizer=engine.tokenizer, adapters=state.adapters.names)
+    setting = Setting(
+        base=service.sampling(API_DEFAULTS),
+        tokenizer=engine.tokenizer,
+        adapters=state.adapters.names,
+        spm_infill=service.settings.spm_infill,
+    )
     room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch)
     request = await asyncio.to_thread(read_request, body, setting, room)
     running = _Running(service, state, request, service.options(http))

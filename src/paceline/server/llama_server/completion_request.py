@@ -13,7 +13,7 @@ from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.server.llama_server.asking import Setting, lora_scales, sampling_params
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
-from paceline.server.llama_server.infill import infill_ids
+from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.line_limits import LineLimits
 from paceline.server.llama_server.prompts import all_prompts
 from paceline.server.llama_server.settings_shown import full_settings
@@ -61,14 +61,6 @@ class CompletionRequest:
         return self.params.logprobs_mode == "sampled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick."""
-
-    n_ctx: int
-    n_batch: int
-
-
 def read_request(body: CompletionBody, setting: Setting, room: Room) -> CompletionRequest:
     """Raises what is wrong with the body, `ContextExceeded` for a prompt that is too long."""
     warnings = body.ignored()
@@ -101,7 +93,7 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
 
 def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[list[int]]:
     if isinstance(body, InfillBody):
-        prompts = [infill_ids(body, setting.tokenizer, room.n_batch, room.n_ctx)]
+        prompts = [infill_ids(body, setting.tokenizer, room, suffix_first=setting.spm_infill)]
     elif body.prompt is None:
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
