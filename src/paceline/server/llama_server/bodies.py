@@ -132,6 +132,7 @@ class CompletionBody(Extras):
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=_MANY)] | None = None
     cache_prompt: bool | None = None
     id_slot: Int | None = None
@@ -142,7 +143,6 @@ class CompletionBody(Extras):
     n_keep: CountOrMinusOne | None = None
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
-    return_progress: bool | None = None
     sse_ping_interval: CountOrMinusOne | None = None
     backend_sampling: bool | None = None
     verbose: bool | None = None
@@ -169,7 +169,7 @@ def _is_foreign(name: str) -> bool:
 
 
 _WITHOUT_EFFECT = (
-    "n_keep", "n_discard", "n_cache_reuse", "return_progress", "sse_ping_interval", "backend_sampling", "verbose",
+    "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose",
     "stream_options",
 )  # fmt: skip
 _FOREIGN = frozenset((

@@ -47,6 +47,7 @@ class CompletionRequest:
     stream: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False
+    return_progress: bool = False
     response_fields: tuple[str, ...] = ()
     id_slot: int = -1
 
@@ -69,6 +70,7 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
     options = request_options(body, warnings)
     if body.lora is not None:
         options["lora"] = lora_scales(body.lora, setting.adapters, warnings)
+    tells_progress = _tells_progress(body, len(prompts), warnings)
     stream = bool(body.stream)
     told = {
         "timings_per_token": bool(body.timings_per_token),
@@ -87,6 +89,7 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
         stream=stream,
         return_tokens=bool(body.return_tokens),
         timings_per_token=bool(body.timings_per_token),
+        return_progress=tells_progress,
         response_fields=fields,
         id_slot=-1 if body.id_slot is None else body.id_slot,
     )
@@ -112,6 +115,13 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
     if longest > room.n_ctx > 0 and body.truncate is None:
         raise ContextExceeded(longest, room.n_ctx)
     return prompts
+
+
+def _tells_progress(body: CompletionBody, num_prompts: int, warnings: list[str]) -> bool:
+    if body.return_progress and (num_prompts > 1 or not body.stream):
+        warnings.append("return_progress has an effect on a stream of one prompt only and was ignored")
+        return False
+    return bool(body.return_progress)
 
 
 def _line_limits(body: CompletionBody) -> LineLimits:
