@@ -1,6 +1,7 @@
 """Routes whose JSON bodies are decoded fast, strictly, and off the event loop where they are large.
 
-Strictly: no NaN, no lone surrogates, nothing nested too deep, no more fields than a body can mean. FastAPI then checks what was decoded.
+Strictly: no NaN, no lone surrogates, nothing nested too deep, no more fields than a body can mean. FastAPI then checks what
+was decoded.
 """
 
 from __future__ import annotations
