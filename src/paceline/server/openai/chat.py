@@ -66,7 +66,8 @@ async def _whole(generation: Generation, telling: Telling) -> Response:
 def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[str, ...]]:
     """The prompt's ids, and the texts that end an answer in its format."""
     chat_format = service.chat_format()
-    rendered = chat_format.render(checked_messages(body.messages), kwargs=body.chat_template_kwargs)
+    variables = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    rendered = chat_format.render(checked_messages(body.messages), kwargs=variables)
     return chat_format.encode(rendered), rendered.stops
 
 
