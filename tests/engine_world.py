@@ -183,6 +183,23 @@ def make_scheduler(
     return Scheduler(limits, strategy, clock, Instruments(instruments))
 
 
+def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
+    """What lies in memory is what running and kept ones have, and what is about to be removed."""
+    held, memory = backend.memory._sequences, scheduler.memory
+    there = {sequence.seq_id for sequence in scheduler.running} | set(memory._kept.seq_ids)
+    leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
+    assert there.isdisjoint(leaving)
+    assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
+    for sequence in scheduler.running:
+        assert sequence.seq_id is not None
+        assert len(held[sequence.seq_id].hashes) == sequence.num_computed
+    for kept in memory._kept._paths:
+        assert len(held[kept.seq_id].hashes) == kept.num_computed
+    if scheduler._limits.num_cells is not None:
+        cells = {cell for seq_id in there for cell in held[seq_id].cells}
+        assert len(cells) == memory.num_cells
+
+
 class World:
     """Engine, clock and backend. Unless told otherwise, each tick is followed by a check of everything."""
 
@@ -374,17 +391,7 @@ class World:
         assert snapshot.queued == snapshot.resident == 0
 
     def _check_memory(self) -> None:
-        """What lies in memory is what running and kept ones have, and what is about to be removed."""
-        held, memory = self.backend.memory._sequences, self.scheduler.memory
-        there = {sequence.seq_id for sequence in self.scheduler.running} | set(memory._kept.seq_ids)
-        leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
-        assert there.isdisjoint(leaving)
-        assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
-        for kept in memory._kept._paths:
-            assert len(held[kept.seq_id].hashes) == kept.num_computed
-        if self.limits.num_cells is not None:
-            cells = {cell for seq_id in there for cell in held[seq_id].cells}
-            assert len(cells) == memory.num_cells
+        check_memory(self.scheduler, self.backend)
 
     def open_keys(self) -> list[int]:
         return [key for key, outcome in self.outcomes.items() if outcome.terminal is None]

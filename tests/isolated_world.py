@@ -1,4 +1,4 @@
-"""Front and workers in one thread: every message is encoded and decoded, and a worker dies between two ticks."""
+"""Front and workers in one thread: every message is encoded and decoded, and a worker dies between two ticks, or in one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.engine.commands import SetPaused
+from tests.engine_world import check_memory
+
+from paceline.engine.commands import Cancel, EndSlow, SetPaused
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
@@ -17,8 +19,11 @@ from paceline.engine.isolation.frames import FrameReader, framed
 from paceline.engine.isolation.ledger import Ledger
 from paceline.engine.isolation.outlet import SocketOutlet
 from paceline.engine.isolation.preparing import Preparing
+from paceline.engine.isolation.requests_watch import RequestsWatch
+from paceline.engine.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request
@@ -63,10 +68,23 @@ class WorkerLife:
 
     def tick(self) -> list[messages.Part]:
         self.outlet.deliver(self.engine.tick())
-        self.scheduler.check()
+        self.check()
         parts = [part for one in self.link.received if isinstance(one, messages.Happened) for part in one.parts]
         self.link.received.clear()
         return parts
+
+    def check(self) -> None:
+        self.scheduler.check()
+        check_memory(self.scheduler, self.backend)
+
+    def check_done(self) -> None:
+        """Nobody runs or waits, and memory holds nothing but what is kept."""
+        self.check()
+        memory = self.scheduler.memory
+        assert self.scheduler.num_unfinished == self.scheduler.num_waiting == 0
+        assert self.scheduler._slots.num_free == self.scheduler._limits.num_slots
+        assert not memory._operations
+        assert memory._seq_ids.num_free + memory.num_kept == self.scheduler._limits.num_seq_ids
 
     def close(self) -> None:
         self.box.close()
@@ -117,13 +135,17 @@ class IsolatedWorld:
         self.ledger = Ledger()
         self.told: dict[int, Told] = {}
         self.embedded: dict[int, Embedded] = {}
+        self.requests: dict[int, Request | EmbeddingRequest] = {}
+        self.metrics = Metrics()
+        self._watch = RequestsWatch(self.metrics, self.clock)
         self.worker = WorkerLife(self.clock, self._options)
+        self.is_served = True  # whether there is a worker; where there is none, `worker` is the dead one
 
     def submit(self, prompt: list[int], **options: Any) -> Told:
         params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
         rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
         request = Request(
-            key=len(self.told) + 1,
+            key=len(self.requests) + 1,
             prompt=prompt,
             params=params,
             options=rest,
@@ -134,14 +156,43 @@ class IsolatedWorld:
             echo=bytes(token for token in prompt if token < 256).decode("utf-8", "replace") if params.echo else "",
         )
         told = self.told[request.key] = Told(request)
-        self.ledger.add(request)
-        self.worker.hear(self.ledger.message(request.key))
+        self._accept(request)
         return told
+
+    def submit_embedding(self, texts: list[list[int]], **options: Any) -> int:
+        request = EmbeddingRequest(
+            key=len(self.requests) + 1,
+            texts=texts,
+            pooling=None,
+            options=RequestOptions(**options),
+            submitted_s=self.clock.now(),
+        )
+        self._accept(request)
+        return request.key
+
+    def _accept(self, request: Request | EmbeddingRequest) -> None:
+        self.requests[request.key] = request
+        self.ledger.add(request)
+        self._watch.queued(request)
+        if self.is_served:
+            self.worker.hear(self.ledger.message(request.key))
 
     def die(self) -> None:
         """The worker is gone between two ticks; what it has not sent is lost. The next one goes on with everything."""
+        self.bury()
+        self.start()
+
+    def bury(self, *, loses_a_tick: bool = False) -> None:
+        """The worker is gone, with all that its last tick brought where it loses that, and there is no other yet."""
+        if loses_a_tick:
+            self.worker.engine.tick()
         self.worker.close()
-        self.worker = WorkerLife(self.clock, self._options)
+        self.is_served = False
+
+    def start(self) -> None:
+        """Another worker goes on with what is open."""
+        self._end_due()
+        self.worker, self.is_served = WorkerLife(self.clock, self._options), True
         for key in self.ledger:
             self.worker.hear(self.ledger.message(key))
             request = self.ledger.find(key)
@@ -152,11 +203,34 @@ class IsolatedWorld:
         request = self.ledger.find(key)
         if isinstance(request, Request) and request.is_paused != is_paused:
             request.is_paused = is_paused
-            self.worker.inbox.put(SetPaused(key, is_paused))
+            if self.is_served:
+                self.worker.inbox.put(SetPaused(key, is_paused))
+
+    def cancel(self, key: int) -> None:
+        request = self.ledger.find(key)
+        if request is not None:
+            request.cancelled = True
+            if self.is_served:
+                self.worker.inbox.put(Cancel(key))
+
+    def end_slow(self, key: int) -> None:
+        request = self.ledger.find(key)
+        if isinstance(request, Request):
+            request.is_slow = True
+            if self.is_served:
+                self.worker.inbox.put(EndSlow(key))
 
     def tick(self) -> None:
+        """Where there is no worker, the front ends what has to end."""
+        if not self.is_served:
+            self._end_due()
+            return
         for part in self.worker.tick():
             self.take(self.ledger.note(part))
+
+    def _end_due(self) -> None:
+        for key, reason in self.ledger.due(tuple(self.ledger), self.clock.now()).items():
+            self.take(self.ledger.end(key, reason, self.clock.now()))
 
     def run(self, before_tick: Callable[[int], None] = lambda _: None, max_ticks: int = 3000) -> None:
         """Ticks until nothing is open; before_tick is called with the number of each."""
@@ -174,8 +248,11 @@ class IsolatedWorld:
 
     def take(self, events: list[Event]) -> None:
         for event in events:
+            self._watch.saw(event, self.requests[event.key])
             if isinstance(event, Embedded):
+                assert event.key not in self.embedded
                 self.embedded[event.key] = event
+            if event.key not in self.told:
                 continue
             told = self.told[event.key]
             match event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,6 +56,11 @@ class RunningServer:
         """The app's; to be used on the server's loop, see `do`."""
         found: Service = self.app.state.service
         return found
+
+    @property
+    def connections(self) -> Collection[Any]:
+        """The open ones."""
+        return self._server.server_state.connections
 
     @property
     def engine(self) -> Any:

@@ -4,61 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tests.server import probe
-from tests.server.running import RunningServer
-from tests.server.stand_in import StandInEngine, StandInLLM, prompts
+from tests.server.stand_in import prompts
 
 from paceline.errors import DecodeError
-from paceline.server.settings import ServerSettings
 from paceline.streaming import FinishReason
 
 ENDLESS = {"max_tokens": None}
-
-
-class World:
-    """A server over a stand-in, and its client."""
-
-    def __init__(self, settings: dict[str, Any] | None = None, **engine: Any) -> None:
-        self.engine = StandInEngine(**engine)
-        self.server = RunningServer(ServerSettings(**(settings or {})), StandInLLM(self.engine), routes=(probe.routes,))
-        self.client = self.server.client()
-
-    def post(self, **body: Any) -> httpx.Response:
-        return self.client.post("/v1/probe", json=body)
-
-    def raw(self, request_id: str = "some", **body: Any) -> socket.socket:
-        """A request whose answer nobody has read."""
-        data = json.dumps(body).encode()
-        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
-        headers = (
-            f"host: x\r\nx-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-        )
-        connection.sendall(f"POST /v1/probe HTTP/1.1\r\n{headers}\r\n\r\n".encode() + data)
-        return connection
-
-    def close(self) -> None:
-        self.engine.running.backend.gate.set()
-        self.client.close()
-        self.server.close()
-
-
-@pytest.fixture
-def worlds() -> Iterator[Any]:
-    """Makes worlds, and closes them."""
-    made: list[World] = []
-
-    def make(settings: dict[str, Any] | None = None, **engine: Any) -> World:
-        made.append(World(settings, **engine))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 def events(text: str) -> list[str]:
@@ -197,7 +152,7 @@ def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
     """A stream ends with the code, another answer has a status."""
     world = worlds()
     world.engine.running.hold()
-    body = {"prompts": prompts(1), "stream": streaming, "options": {"queue_timeout_s": 0.001}, "sampling": ENDLESS}
+    body = {"prompts": prompts(1), "stream": streaming, "options": {"queue_timeout_s": 1e-9}, "sampling": ENDLESS}
     with world.raw(prompts=prompts(1)), world.raw(prompts=prompts(1)):
         world.engine.running.wait_for_pass()
         world.server.until(lambda: world.server.service.open_requests.count == 2)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from paceline.server.settings import ServerSettings
 
-ACCESS_LOGGER: Final = "paceline.server.access"  # its lines are JSON already
 _OFF: Final = logging.CRITICAL + 1
 _LEVELS: Final = {
     "off": _OFF,
@@ -26,7 +25,11 @@ class _JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "logger": record.name}
+        line: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line["message"] = record.getMessage()
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -36,14 +39,18 @@ class _JsonLines(logging.Formatter):
 class _PlainLines(logging.Formatter):
     """Time in UTC, level, logger, message."""
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
-        super().__init__("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 - logging's
+        """The time, to the millisecond."""
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 def set_up(settings: ServerSettings) -> None:
     """Gives the loggers of the server their handlers, in place of those that they have. Raises `OSError` for the file."""
+    from paceline.server.middleware.access_log import ACCESS_LOGGER  # its lines are JSON already
+
     level = _LEVELS[settings.log_level]
     form = _JsonLines() if settings.log_json else _PlainLines()
     _direct("paceline", level, settings, form)

@@ -25,6 +25,7 @@ from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
 from paceline.server.middleware.http_counts import HttpCounts
 from paceline.server.middleware.keys import ApiKeys
+from paceline.server.middleware.prefix import Prefix
 from paceline.server.middleware.request_ids import RequestIds
 from paceline.server.openai import router as openai
 from paceline.server.problems import problem_of, response_of
@@ -52,7 +53,6 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     app = FastAPI(
         title="paceline",
         version=__version__,
-        root_path=settings.root_path,
         docs_url="/docs" if settings.docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
@@ -82,6 +82,7 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(RequestIds),
         Middleware(HttpCounts, service.http_metrics),
         Middleware(AccessLog),
+        *([Middleware(Prefix, settings.root_path)] if settings.root_path else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),

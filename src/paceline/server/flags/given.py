@@ -85,7 +85,7 @@ def from_file(path: Path, data: bytes) -> list[Given]:
         table = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidParams(f"{path} is not UTF-8: stray byte at offset {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
         raise InvalidParams(f"{path} is no TOML: {error}") from None
     return [_from_key(path, key, value) for key, value in table.items()]
 
@@ -94,10 +94,14 @@ def odd_variables(environ: Mapping[str, str]) -> list[str]:
     """Notes on variables that look as if they were meant for the server, and are not known."""
     notes = []
     for name in sorted(environ):
-        nearest = difflib.get_close_matches(name, ENV_NAMES, n=1, cutoff=_LIKE)
-        meant = name.startswith(_LLAMA_PREFIX) or (name.startswith(ENV_PREFIX) and nearest)
-        if meant and name not in ENV_NAMES:
-            notes.append(f"{name} is not known and not used" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+        prefix = next((one for one in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(one)), None)
+        if prefix is None or name in ENV_NAMES:
+            continue
+        known = [one.removeprefix(prefix) for one in ENV_NAMES if one.startswith(prefix)]
+        nearest = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=_LIKE)
+        if nearest or prefix == _LLAMA_PREFIX:
+            hint = f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
+            notes.append(f"{name} is not known and not used{hint}")
     return notes
 
 

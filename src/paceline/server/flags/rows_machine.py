@@ -100,7 +100,7 @@ _MACHINE: Final = (
         SWITCH,
         reading.switch,
         Ignored("times are always measured; see /metrics"),
-        "llama.cpp's own times.",
+        "Times as llama.cpp measures them.",
         env="LLAMA_ARG_PERF",
         off="--no-perf",
         but={False: SAME},

@@ -124,8 +124,8 @@ _SAMPLING: Final = (
     _sampler("--adaptive-target", "adaptive_target", "Probability that adaptive_p aims at; below 0: off."),
     _sampler("--adaptive-decay", "adaptive_decay", "How slowly adaptive_p changes."),
     _sampler("--dynatemp-range", "dynatemp_range", "How far the temperature moves with the entropy; 0: off."),
-    _sampler("--dynatemp-exp", "dynatemp_exponent", "How it moves."),
-    _sampler("--mirostat", "mirostat", "0: off, 1, or 2.", read=_INTEGER),
+    _sampler("--dynatemp-exp", "dynatemp_exponent", "Exponent of that movement."),
+    _sampler("--mirostat", "mirostat", "Mirostat 1 or 2 in place of the other samplers; 0: off.", read=_INTEGER),
     _sampler("--mirostat-lr", "mirostat_eta", "Learning rate of mirostat."),
     _sampler("--mirostat-ent", "mirostat_tau", "Entropy that mirostat aims at."),
     _sampler(
@@ -168,7 +168,12 @@ _SAMPLING: Final = (
         metavar="GBNF",
     ),
     _sampler(
-        "--grammar-file", "grammar", "A file with one.", read=reading.path, apply=applying.grammar_file, metavar="FILE"
+        "--grammar-file",
+        "grammar",
+        "A file with a grammar.",
+        read=reading.path,
+        apply=applying.grammar_file,
+        metavar="FILE",
     ),
     _sampler(
         "-j --json-schema",
@@ -181,7 +186,7 @@ _SAMPLING: Final = (
     _sampler(
         "-jf --json-schema-file",
         "json_schema",
-        "A file with one.",
+        "A file with a schema.",
         read=reading.path,
         apply=applying.json_schema_file,
         metavar="FILE",

@@ -9,19 +9,19 @@ from paceline.request import RequestOptions
 from paceline.server.llama_server.writing import not_enabled
 from paceline.server.service import Service
 
-_OF_A_TEXT, _RANK = ("1", "2", "3"), "4"  # llama.cpp's numbers of ways of pooling
+_POOLINGS = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}  # by llama.cpp's numbers
 
 
 def check_embedding(service: Service) -> None:
     """Raises a refusal (501) where it does not embed."""
-    is_made_for_it = not service.engine().model.has_decoder or _pooling(service) in _OF_A_TEXT
+    is_made_for_it = not service.engine().model.has_decoder or _pooling(service) in ("mean", "cls", "last")
     if not (service.settings.embeddings or is_made_for_it):
         raise not_enabled("This server does not support embeddings. Start it with `--embeddings`")
 
 
 def check_reranking(service: Service) -> None:
     """Raises a refusal (501) where it does not rerank."""
-    if not (service.settings.reranking or _pooling(service) == _RANK):
+    if not (service.settings.reranking or "rank" in (service.settings.pooling, _pooling(service))):
         raise not_enabled("This server does not support reranking. Start it with `--reranking`")
 
 
@@ -31,6 +31,6 @@ def plain_options(options: Mapping[str, Any]) -> RequestOptions:
 
 
 def _pooling(service: Service) -> str:
-    """llama.cpp's number of the pooling that the model's file names; empty where it names none."""
+    """The pooling that the model's file names; empty where it names none."""
     metadata = service.engine().model.metadata
-    return metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", "")
+    return _POOLINGS.get(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", ""), "")

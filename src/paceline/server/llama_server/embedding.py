@@ -21,8 +21,6 @@ from paceline.server.openai.asking import ask
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
-_EUCLIDEAN = 2
-
 
 def routes(service: Service) -> APIRouter:
     """The routes."""
@@ -36,8 +34,8 @@ def routes(service: Service) -> APIRouter:
         check_embedding(service)
         ids = await asyncio.to_thread(_all_ids, engine.tokenizer, body)
         options = plain_options(service.options(request))
-        rows = await ask(service, request, lambda: engine.embed(ids, None, options))
-        return await large_json_answer(await asyncio.to_thread(_shaped, rows, body))
+        rows = await ask(service, request, lambda: engine.embed(ids, service.settings.pooling, options))
+        return await large_json_answer(await asyncio.to_thread(_shaped, rows, body, service.settings.embd_normalize))
 
     return router
 
@@ -63,8 +61,8 @@ def _plain(value: Any) -> Any:
     return "".join(str(one.get("text", "")) for one in parts)
 
 
-def _shaped(rows: Sequence[Any], body: EmbeddingBody) -> list[dict[str, Any]]:
-    kind = _EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
+def _shaped(rows: Sequence[Any], body: EmbeddingBody, embd_normalize: int) -> list[dict[str, Any]]:
+    kind = embd_normalize if body.embd_normalize is None else body.embd_normalize
     shaped: list[dict[str, Any]] = [
         {"index": index, "embedding": _vectors(np.asarray(row), kind)} for index, row in enumerate(rows)
     ]

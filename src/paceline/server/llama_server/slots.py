@@ -146,6 +146,7 @@ def _shown(slot: SlotView, n_ctx: int, state: LlamaState) -> dict[str, Any]:
         "next_token": [
             {
                 "has_next_token": True,
+                "has_new_line": False,
                 "n_remain": -1 if slot.num_remaining is None else slot.num_remaining,
                 "n_decoded": slot.num_generated,
             }

@@ -53,7 +53,7 @@ def _rendered(service: Service, messages: list[dict[str, Any]], body: TemplateBo
         .render(
             messages,
             add_generation_prompt=body.add_generation_prompt is not False,
-            kwargs=body.chat_template_kwargs,
+            kwargs={**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})},
         )
         .text
     )

@@ -105,7 +105,7 @@ class GenerationBody(Extras):
     return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
 
 
-class CompletionBody(GenerationBody):
+class OpenAICompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     prompt: Annotated[str | list[str] | list[int] | list[list[int]] | None, SkipValidation] = Field(
@@ -120,7 +120,7 @@ class CompletionBody(GenerationBody):
     suffix: str | None = Field(None, description="What comes after the answer, where the model has tokens for it.")
 
 
-class ChatBody(GenerationBody):
+class OpenAIChatBody(GenerationBody):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
@@ -138,7 +138,7 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
 
 
-class EmbeddingBody(EmbeddingExtras):
+class OpenAIEmbeddingBody(EmbeddingExtras):
     """The body of /v1/embeddings."""
 
     input: Annotated[str | list[str] | list[int] | list[list[int]], SkipValidation] = Field(

@@ -12,9 +12,10 @@ from paceline.chat.messages import checked_messages
 from paceline.params import SamplingParams
 from paceline.server.generating import Generation, begin
 from paceline.server.openai.answers import Telling
-from paceline.server.openai.body_fields import ChatBody
+from paceline.server.openai.body_fields import OpenAIChatBody
 from paceline.server.openai.chat_answer import ChatStream, chat_body
 from paceline.server.openai.completions import failure_event
+from paceline.server.openai.documents import STREAMS
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import CHAT_DEFAULTS, read_chat
 from paceline.server.openai.refusing import naming_the_field
@@ -27,11 +28,11 @@ def routes(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-    @router.post("/v1/chat/completions", summary="Answer a conversation")
-    async def chat(body: ChatBody, request: Request) -> Response:
+    @router.post("/v1/chat/completions", summary="Answer a conversation", responses=STREAMS)
+    async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name, for text; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
-        with naming_the_field(ChatBody.model_fields):
+        with naming_the_field(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs"):
             asked = read_chat(body, base, service.options(request))
             ids, stops = await asyncio.to_thread(_prompt, service, body)
             params = with_stops(asked.params, stops)
@@ -62,10 +63,11 @@ async def _whole(generation: Generation, telling: Telling) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _prompt(service: Service, body: ChatBody) -> tuple[list[int], tuple[str, ...]]:
+def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[str, ...]]:
     """The prompt's ids, and the texts that end an answer in its format."""
     chat_format = service.chat_format()
-    rendered = chat_format.render(checked_messages(body.messages), kwargs=body.chat_template_kwargs)
+    variables = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    rendered = chat_format.render(checked_messages(body.messages), kwargs=variables)
     return chat_format.encode(rendered), rendered.stops
 
 

@@ -15,8 +15,9 @@ from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.server.generating import Generation, begin
 from paceline.server.openai.answers import Telling
-from paceline.server.openai.body_fields import CompletionBody
+from paceline.server.openai.body_fields import OpenAICompletionBody
 from paceline.server.openai.completion_answer import CompletionStream, completion_body
+from paceline.server.openai.documents import STREAMS
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import COMPLETION_DEFAULTS, read_completion
 from paceline.server.openai.refusing import naming_the_field
@@ -30,13 +31,14 @@ def routes(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-    @router.post("/v1/completions", summary="Complete a text")
-    async def complete(body: CompletionBody, request: Request) -> Response:
+    @router.post("/v1/completions", summary="Complete a text", responses=STREAMS)
+    async def complete(body: OpenAICompletionBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name; with `stream` as server-sent events."""
         base = service.sampling(COMPLETION_DEFAULTS)
-        with naming_the_field(CompletionBody.model_fields):
+        with naming_the_field(OpenAICompletionBody.model_fields):
             asked = read_completion(body, base, service.options(request))
             prompts = await prompts_of(body, service.engine().tokenizer)
+            check_number(service, len(prompts), asked.params.n)
             streaming = bool(body.stream)
             generation = await begin(service, request, prompts, asked.params, asked.options, streaming=streaming)
         telling = telling_of(
@@ -70,7 +72,17 @@ def failure_event(problem: Problem) -> bytes:
     return msgspec.json.encode(openai_body(problem))
 
 
-async def prompts_of(body: CompletionBody, tokenizer: Any) -> list[Prompt]:
+def check_number(service: Service, num_prompts: int, n: int) -> None:
+    """Raises `InvalidParams` where all choices together are more than the server takes at once."""
+    config = service.engine().config
+    most = config.num_slots + config.max_queue
+    if num_prompts * n > most:
+        raise InvalidParams(
+            f"n: {num_prompts} prompts with {n} choices each are more than {most}; ask for them in parts"
+        )
+
+
+async def prompts_of(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
     """The prompts that a body has; none is as if a document began. Raises `InvalidParams`, `Unsupported`."""
     prompt: Any = body.prompt
     if prompt is None:

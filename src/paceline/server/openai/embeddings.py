@@ -21,7 +21,8 @@ from paceline.request import RequestOptions
 from paceline.runtime.embedder import normalized
 from paceline.server.exchange import Exchange
 from paceline.server.openai.asking import ask
-from paceline.server.openai.body_fields import EMBEDDING_OPTIONS, EmbeddingBody
+from paceline.server.openai.body_fields import EMBEDDING_OPTIONS, OpenAIEmbeddingBody
+from paceline.server.openai.documents import ERRORS
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.other_fields import judge
 from paceline.server.openai.reading import given_fields, merged, model_warning
@@ -38,17 +39,18 @@ def routes(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-    @router.post("/v1/embeddings", summary="Turn texts into vectors")
-    async def embed(body: EmbeddingBody, request: Request) -> Response:
+    @router.post("/v1/embeddings", summary="Turn texts into vectors", responses=ERRORS)
+    async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name. Vectors have length 1."""
         engine = service.engine()
         check_offered(service)
-        with naming_the_field(EmbeddingBody.model_fields):
-            warnings = (*judge(body.model_extra or {}, EmbeddingBody), *model_warning(body, service.names))
+        with naming_the_field(OpenAIEmbeddingBody.model_fields):
+            warnings = (*judge(body.model_extra or {}, OpenAIEmbeddingBody), *model_warning(body, service.names))
             check_body(body, engine.model.n_embd_out)
             options = read_options(body, service.options(request))
             ids = await asyncio.to_thread(input_ids, body.input, engine.tokenizer, options)
-            rows = await ask(service, request, lambda: engine.embed(ids, body.pooling, options))
+            pooling = _pooling(body, service)
+            rows = await ask(service, request, lambda: engine.embed(ids, pooling, options))
         num_tokens = sum(map(len, ids))
         Exchange.of(request.scope).endings.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
         name = service.names[0] if body.model is None else body.model
@@ -67,7 +69,17 @@ def check_offered(service: Service) -> None:
         raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
 
 
-def check_body(body: EmbeddingBody, n_embd: int) -> None:
+def _pooling(body: OpenAIEmbeddingBody, service: Service) -> str | None:
+    """The request's, else the server's. Raises `Unsupported` where that makes no one vector of a text."""
+    pooling = service.settings.pooling if body.pooling is None else body.pooling
+    if pooling in ("none", "rank"):
+        raise Unsupported(
+            f"the server was started with --pooling {pooling}, which makes no embedding; set pooling to mean"
+        )
+    return pooling
+
+
+def check_body(body: OpenAIEmbeddingBody, n_embd: int) -> None:
     """Raises for values that cannot be."""
     if body.encoding_format not in (None, "float", "base64"):
         raise InvalidParams(f'encoding_format must be "float" or "base64", not {body.encoding_format!r:.80}')
@@ -79,7 +91,7 @@ def check_body(body: EmbeddingBody, n_embd: int) -> None:
         raise InvalidParams(f"pooling must be one of {', '.join(_POOLINGS)}, not {body.pooling!r:.80}")
 
 
-def read_options(body: EmbeddingBody, options: Mapping[str, Any]) -> RequestOptions:
+def read_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any]) -> RequestOptions:
     """What of the server's and the body's options an embedding knows."""
     given = given_fields(body)
     mine = {name: given[name] for name in EMBEDDING_OPTIONS if name in given}
@@ -105,7 +117,7 @@ def _text(index: int, one: Any) -> Prompt:
     return one
 
 
-def embedding_body(rows: list[Any], body: EmbeddingBody, num_tokens: int, told: Mapping[str, Any]) -> bytes:
+def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, told: Mapping[str, Any]) -> bytes:
     """The answer. told: its members that do not follow from the vectors."""
     found = shortened(vectors(rows, "l2", 0), body.dimensions)
     is_base64 = body.encoding_format == "base64"

@@ -6,13 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from paceline.server.openai.documents import ERRORS
 from paceline.server.openai.refusing import refused
 from paceline.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], responses=ERRORS)
 
     async def models() -> dict[str, Any]:
         """Every name of the model, with what its file says."""

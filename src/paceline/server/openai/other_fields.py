@@ -70,7 +70,7 @@ def judge(fields: Mapping[str, Any], body: type[Body]) -> list[str]:
                 warnings.append(f"{name}: accepted, and without a meaning here")
         elif name in _UNSUPPORTED:
             if value is not None and value not in _UNSUPPORTED[name]:
-                raise Unsupported(f"{name} is not supported here yet; leave it out")
+                raise refused(f"{name} is not supported here yet; leave it out", name, Unsupported.code)
         elif name not in RENAMED:
             message = f"{_shown(name)} is no parameter of this endpoint; {_way_out(name, body)}"
             raise refused(message, clean(name[:80]), "unknown_parameter")

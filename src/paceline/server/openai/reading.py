@@ -16,9 +16,9 @@ from paceline.server.openai.body_fields import (
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
     Body,
-    ChatBody,
-    CompletionBody,
     GenerationBody,
+    OpenAIChatBody,
+    OpenAICompletionBody,
 )
 from paceline.server.openai.other_fields import judge, renamed
 
@@ -39,7 +39,7 @@ class Asked:
     warnings: tuple[str, ...] = ()
 
 
-def read_completion(body: CompletionBody, base: SamplingParams, options: Mapping[str, Any]) -> Asked:
+def read_completion(body: OpenAICompletionBody, base: SamplingParams, options: Mapping[str, Any]) -> Asked:
     """base: what holds where the body says nothing. options: what follows from the request and not from its body.
 
     Prompts are the client's own, so that control tokens in their text are taken for what they spell, unless it says otherwise.
@@ -60,7 +60,7 @@ def read_completion(body: CompletionBody, base: SamplingParams, options: Mapping
     return _asked(body, base, {"parse_special": True, **options}, changes)
 
 
-def read_chat(body: ChatBody, base: SamplingParams, options: Mapping[str, Any]) -> Asked:
+def read_chat(body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> Asked:
     """As `read_completion`, for a conversation."""
     changes: dict[str, Any] = {}
     if body.max_completion_tokens is not None:

@@ -9,7 +9,7 @@ from tests.unit.server.llama_server.letters import BOS, letters
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupported
 from paceline.server.llama_server.bodies import InfillBody
-from paceline.server.llama_server.infill import infill_ids
+from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.prompts import all_prompts
 
 A, B, C = 97, 98, 99
@@ -52,7 +52,7 @@ def test_images_are_refused_as_what_this_model_cannot() -> None:
 def gap(fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, **fields: Any) -> list[int]:
     """The prompt of a gap between "aa" and "cc"."""
     body = InfillBody.model_validate({"input_prefix": "aa", "input_suffix": "cc", **fields})
-    return infill_ids(body, letters(**fim), n_batch, n_ctx)
+    return infill_ids(body, letters(**fim), Room(n_batch=n_batch, n_ctx=n_ctx))
 
 
 FIM = {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3}
@@ -61,6 +61,13 @@ FIM = {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3}
 def test_a_gap_lies_between_its_tokens() -> None:
     """Prefix and prompt, then suffix, then the token after which the model writes."""
     assert gap(FIM, prompt="b") == [BOS, 1, A, A, B, 2, C, C, 3]
+
+
+def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
+    """What begins the answer stays with the prefix."""
+    body = InfillBody(input_prefix="aa", input_suffix="cc", prompt="b")
+    ids = infill_ids(body, letters(**FIM), Room(n_batch=100, n_ctx=1000), suffix_first=True)
+    assert ids == [BOS, 2, C, C, 1, A, A, B, 3]
 
 
 def test_other_files_come_first_each_with_its_name() -> None:

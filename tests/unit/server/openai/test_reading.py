@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
-from paceline.server.openai.body_fields import OPTION_EXTRAS, SAMPLING_EXTRAS, ChatBody, CompletionBody
+from paceline.server.openai.body_fields import OPTION_EXTRAS, SAMPLING_EXTRAS, OpenAIChatBody, OpenAICompletionBody
 from paceline.server.openai.reading import (
     CHAT_DEFAULTS,
     COMPLETION_DEFAULTS,
@@ -25,12 +25,12 @@ from paceline.server.problems import Refused, openai_body, problem_of
 
 
 def completion(options: dict[str, Any] | None = None, /, **body: Any) -> Asked:
-    parsed = CompletionBody.model_validate({"prompt": "x", **body})
+    parsed = OpenAICompletionBody.model_validate({"prompt": "x", **body})
     return read_completion(parsed, SamplingParams(**COMPLETION_DEFAULTS), options or {})
 
 
 def chat(**body: Any) -> Asked:
-    parsed = ChatBody.model_validate({"messages": [], **body})
+    parsed = OpenAIChatBody.model_validate({"messages": [], **body})
     return read_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {})
 
 
@@ -75,7 +75,7 @@ def test_openais_fields_reach_the_sampler() -> None:
 
 def test_every_own_field_is_shown_in_the_schema() -> None:
     """And takes what the record that it is of takes."""
-    shown = CompletionBody.model_json_schema()["properties"]
+    shown = OpenAICompletionBody.model_json_schema()["properties"]
     assert set(SAMPLING_EXTRAS) | set(OPTION_EXTRAS) <= set(shown)
     assert {"tenant", "request_id"}.isdisjoint(shown)
     assert {"type": "integer"} in shown["top_k"]["anyOf"]
@@ -140,7 +140,7 @@ def test_what_openai_refuses_is_refused_by_the_schema(body: dict[str, Any], para
 )
 def test_what_cannot_be_is_refused_with_the_name_of_its_field(body: dict[str, Any], param: str) -> None:
     """As `param` of the error."""
-    with pytest.raises(Refused) as raised, naming_the_field(CompletionBody.model_fields):
+    with pytest.raises(Refused) as raised, naming_the_field(OpenAICompletionBody.model_fields):
         completion(**body)
     error = openai_body(raised.value.problem)["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
@@ -258,14 +258,15 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
 )
 def test_what_would_change_the_answer_is_refused_until_it_is_there(name: str, wish: Any, nothing: Any) -> None:
     """But for the values that ask for nothing."""
-    with pytest.raises(Unsupported, match=f"{name} is not supported"):
+    with pytest.raises(Refused, match=f"{name} is not supported") as raised:
         chat(**{name: wish})
+    assert (raised.value.problem.param, raised.value.problem.code) == (name, "unsupported")
     assert chat(**{name: nothing}).warnings == ()
 
 
 def test_another_models_name_is_warned_of() -> None:
     """Clients send such names; there is one model to answer."""
-    body = CompletionBody(prompt="x", model="gpt-4")
+    body = OpenAICompletionBody(prompt="x", model="gpt-4")
     assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it answered",)
     assert model_warning(body, ("mine", "gpt-4")) == ()
 

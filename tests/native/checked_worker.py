@@ -1,0 +1,39 @@
+"""Has a worker check itself after every tick: loaded there by name, as an instrument. What is wrong fails the tick."""
+
+from __future__ import annotations
+
+from paceline.engine.core import Engine
+from paceline.scheduling.events import Event
+from paceline.scheduling.instrument import Instrument
+from paceline.scheduling.plan import Remove
+
+
+class CheckEveryTick(Instrument):
+    """Its construction is what counts."""
+
+    def __init__(self) -> None:
+        tick = Engine.tick
+
+        def checked(engine: Engine) -> list[Event]:
+            events = tick(engine)
+            check(engine)
+            return events
+
+        Engine.tick = checked  # type: ignore[method-assign]
+
+
+def check(engine: Engine) -> None:
+    """Slots, sequence ids and saved bytes add up, and the context holds what the scheduler takes it to hold."""
+    scheduler, backend = engine._scheduler, engine._executor._backend
+    memory, limits = scheduler.memory, scheduler._limits
+    scheduler.check()
+    running = {one.seq_id: one.num_computed for one in scheduler.running}
+    kept = {one.seq_id: one.num_computed for one in memory._kept._paths}
+    assert scheduler._slots.num_free + len(running) == limits.num_slots
+    assert memory._seq_ids.num_free + len(running.keys() | kept.keys()) == limits.num_seq_ids
+    assert memory.host_bytes <= limits.host_bytes
+    leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
+    for seq_id in range(limits.num_seq_ids):
+        expected = running.get(seq_id, kept.get(seq_id, 0))
+        if seq_id not in leaving:
+            assert backend.positions(seq_id) == expected, (seq_id, expected)

@@ -1,0 +1,233 @@
+"""Front and workers under everything that can happen to them, deaths among it, in any order and with each kind of memory.
+
+The oracle recomputes each request from scratch, alone, with a worker that nothing happens to.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.isolated_world import IsolatedWorld, Told
+from tests.stream_reference import expected_answer
+
+from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import EOS
+
+KINDS = ("attention", "sliding_window", "recurrent")
+BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
+CODES = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline_exceeded"}
+
+PATHS = ([7, 8, 9] * 7, [7, 8, 9] * 6 + [1, 2, 3], [65] * 20)  # what many prompts begin with
+PROMPTS = st.one_of(
+    st.lists(st.integers(3, 255), min_size=1, max_size=24),
+    st.builds(
+        lambda path, length, tail: path[:length] + tail,
+        st.sampled_from(PATHS),
+        st.sampled_from([3, 17, 18, 20]),
+        st.lists(st.integers(60, 70), max_size=4),
+    ),
+)
+REQUESTS = st.fixed_dictionaries(
+    {"max_tokens": st.none() | st.integers(0, 25)},
+    optional={
+        "n": st.integers(1, 3),
+        "stop": st.lists(st.sampled_from([" ", "e", "th", "\n", "ta"]), max_size=2, unique=True),
+        "logprobs": st.integers(0, 1),
+        "prompt_logprobs": st.integers(0, 1),
+        "echo": st.booleans(),
+        "temperature": st.just(1.0),
+        "seed": st.integers(0, 3),
+        "mirostat": st.sampled_from([0, 2]),
+        "interval": st.sampled_from([1, 3, 1000]),
+        "lora": st.sampled_from([(), (("one", 1.0),)]),
+    },
+)
+AROUND = st.fixed_dictionaries(  # what changes no token
+    {},
+    optional={
+        "priority": st.integers(-2, 2),
+        "timeout_s": st.sampled_from([0.05, 0.5]),
+        "queue_timeout_s": st.sampled_from([0.01, 0.3]),
+        "cache_salt": st.sampled_from(["", "s"]),
+        "tenant": st.sampled_from(["", "s"]),
+        "cache_prompt": st.booleans(),
+    },
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """Callers, readers and deaths; a subclass says with which memory."""
+
+    kind = "attention"
+
+    @initialize(num_cells=st.integers(30, 200), num_seq_ids=st.integers(2, 8))
+    def begin(self, num_cells: int, num_seq_ids: int) -> None:
+        self.make = {
+            "kind": self.kind,
+            "num_cells": num_cells,
+            "num_seq_ids": num_seq_ids,
+            "eos_every": 25,
+            "adapters": ("one",),
+        }
+        self.world = IsolatedWorld(**self.make)
+        self.asked: dict[int, tuple[list[int], dict[str, Any]]] = {}
+        self.causes: dict[int, set[FinishReason]] = {}  # why each may have ended, beside by itself
+        self.texts: dict[int, list[list[int]]] = {}
+
+    # ---- callers and readers
+
+    @rule(prompt=PROMPTS, wanted=REQUESTS, around=AROUND)
+    def submit(self, prompt: list[int], wanted: dict[str, Any], around: dict[str, Any]) -> None:
+        key = self.world.submit(prompt, **wanted, **around).request.key
+        self.asked[key] = (prompt, wanted)
+        self.causes[key] = {FinishReason.DEADLINE} if {"timeout_s", "queue_timeout_s"} & around.keys() else set()
+
+    @rule(texts=st.lists(st.lists(st.integers(3, 255), min_size=1, max_size=9), min_size=1, max_size=3))
+    def embed(self, texts: list[list[int]]) -> None:
+        key = self.world.submit_embedding(texts)
+        self.texts[key], self.causes[key] = texts, set()
+
+    @precondition(lambda self: len(self.world.ledger))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(list(self.world.ledger)))
+        self.world.cancel(key)
+        self.causes[key].add(FinishReason.CANCELLED)
+
+    @precondition(lambda self: len(self.world.ledger))
+    @rule(data=st.data(), is_paused=st.booleans())
+    def pause(self, data: st.DataObject, is_paused: bool) -> None:
+        self.world.pause(data.draw(st.sampled_from(list(self.world.ledger))), is_paused=is_paused)
+
+    @precondition(lambda self: len(self.world.ledger))
+    @rule(data=st.data())
+    def end_slow(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(list(self.world.ledger)))
+        self.world.end_slow(key)
+        self.causes[key].add(FinishReason.SLOW_READER)
+
+    # ---- workers
+
+    @precondition(lambda self: self.world.is_served)
+    @rule(loses_a_tick=st.booleans())
+    def die(self, loses_a_tick: bool) -> None:
+        self.world.bury(loses_a_tick=loses_a_tick)
+
+    @precondition(lambda self: not self.world.is_served)
+    @rule()
+    def take_over(self) -> None:
+        self.world.start()
+
+    # ---- time
+
+    @rule(times=st.integers(1, 8))
+    def tick(self, times: int) -> None:
+        for _ in range(times):
+            self.world.tick()
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+
+    # ---- what must hold
+
+    @invariant()
+    def each_request_is_in_one_place(self) -> None:
+        if hasattr(self, "world"):
+            self.world.metrics.check()
+            now = self.world.metrics.snapshot()
+            assert now.queued + now.resident == len(self.world.ledger)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        if not self.world.is_served:
+            self.world.start()
+        for key in self.world.ledger:
+            self.world.pause(key, is_paused=False)
+        worker = self.world.worker
+        self.world.run()
+        worker.tick()  # what is to be removed goes with the next pass
+        worker.check_done()
+        assert self.world.told.keys() | self.world.embedded.keys() == self.world.requests.keys()
+        for key, told in self.world.told.items():
+            self.judge(key, told)
+        for key, texts in self.texts.items():
+            self.judge_embedding(key, texts)
+
+    def judge(self, key: int, told: Told) -> None:
+        """Compares with what the request gives alone, choice by choice."""
+        assert told.terminal is not None
+        assert told.is_released
+        prompt, wanted = self.asked[key]
+        alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(wanted.items()))))
+        for mine, whole in zip(told.summary(), alone, strict=True):
+            ids, text, logprobs, scored, reasons, stop, stop_ids = mine
+            (reason,) = reasons
+            if reason in BY_ITSELF:
+                assert mine == whole
+            else:
+                assert reason in self.causes[key], f"{reason} without a cause"
+                assert ids == whole[0][: len(ids)]
+                assert (text, stop) == self.cut_off(told, [*ids, *stop_ids], reason)
+                assert logprobs == whole[2][: len(logprobs)]
+                assert scored == whole[3][: len(scored)]
+        assert told.terminal.usage is not None
+        assert told.terminal.usage.completion_tokens >= sum(len(choice[0]) for choice in told.summary())
+
+    def cut_off(self, told: Told, drawn: list[int], reason: FinishReason) -> tuple[str, Any]:
+        """Text and stop of an answer that ended after these tokens for a reason from outside."""
+        params = told.request.params
+        expected = expected_answer(
+            drawn,
+            pieces=self.world.worker.backend.vocabulary.pieces,
+            ends={EOS},
+            stops=params.stop,
+            max_tokens=params.max_tokens,
+            cut_off=reason,
+        )
+        return told.request.echo + expected.text, expected.stop
+
+    def judge_embedding(self, key: int, texts: list[list[int]]) -> None:
+        embedded = self.world.embedded[key]
+        if embedded.error is None:
+            backend = self.world.worker.backend
+            expected = [np.float32(backend.embed([text], backend.prepare_embedding(None))[0]) for text in texts]
+            assert [list(vector) for vector in embedded.vectors] == [list(vector) for vector in expected]
+        else:
+            assert embedded.error.code in {CODES.get(cause) for cause in self.causes[key]}
+
+
+@lru_cache(maxsize=4096)
+def lone(make: str, asked: str) -> list[tuple[Any, ...]]:
+    """The request in a world of its own, where nothing happens."""
+    prompt, wanted = eval(asked)
+    world = IsolatedWorld(**dict(eval(make)))
+    told = world.submit(prompt, **dict(wanted))
+    world.run()
+    return told.summary()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_dies_each_request_ends_once_and_says_what_it_says_alone(kind: str) -> None:
+    """Workers check themselves after every tick, counts add up after every step, and nothing is left of anybody."""
+    machine = type("Machine", (Machine,), {"kind": kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
