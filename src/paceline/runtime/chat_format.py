@@ -90,22 +90,29 @@ class ChatFormat:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt of a conversation.
 
         messages: each has a `role` and a `content`, a text or a list of {"type": "text", "text": ...}, and may have a
         `name`; what `paceline.chat.messages.checked_messages` answers. add_generation_prompt: whether the prompt ends where
-        the assistant's answer begins. kwargs: further variables for the template, as JSON knows them.
+        the assistant's answer begins. continue_final_message: the last message is the beginning of an answer, and the
+        prompt ends where its text does; add_generation_prompt does not matter then. kwargs: further variables for the
+        template, as JSON knows them.
 
         Raises `InvalidParams` for messages of another shape, `TextTooLong` for more than 32 MiB of them, `TemplateError`
         where the template refuses the conversation, fails, or takes more steps, time or memory than it may. The GIL is
         released meanwhile.
         """
-        conversation = _encoded_messages(messages)
+        plain = _plain_messages(messages)
         variables = _encoded_kwargs(kwargs)
         generate = validation.boolean("add_generation_prompt", add_generation_prompt)
-        return _joined(self._template.render(conversation, variables, generate))
+        if validation.boolean("continue_final_message", continue_final_message):
+            beginning = plain[-1]["content"] = _beginning(plain[-1])
+            whole = _joined(self._template.render(_encoded_messages(plain), variables, False))
+            return _cut_behind(whole, beginning)
+        return _joined(self._template.render(_encoded_messages(plain), variables, generate))
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """The token ids of a prompt. Text of the messages stays text, also where it spells a control token.
@@ -133,22 +140,27 @@ def _source(model: Model, template: str | None) -> str:
     return source
 
 
-def _encoded_messages(messages: object) -> bytes:
+def _plain_messages(messages: object) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidType(f"messages must be a list of mappings, not {type(messages).__name__}")
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidParams(f"messages must have 1 to {MAX_MESSAGES} messages, not {len(messages)}")
-    plain = [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-    encoded = json.dumps(plain, ensure_ascii=False).encode()
+    return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _encoded_messages(messages: list[dict[str, Any]]) -> bytes:
+    encoded = json.dumps(messages, ensure_ascii=False).encode()
     if len(encoded) > MAX_BYTES:
-        raise TextTooLong(f"messages has {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
+        raise TextTooLong(f"messages have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
     return encoded
 
 
 def _plain_message(place: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be a mapping, not {type(message).__name__}")
-    validation.reject_unknown(message, ("role", "content", "name"))
+    unknown = set(message) - {"role", "content", "name"}
+    if unknown:
+        raise InvalidParams(f"{place} has {min(map(repr, unknown))}; a message has role, content and name")
     role = validation.text(f"{place}.role", message.get("role"))
     if not role:
         raise InvalidParams(f"{place}.role must not be empty")
@@ -213,3 +225,24 @@ def _joined(parts: Sequence[tuple[str, bool]]) -> RenderedPrompt:
             inputs.append((start, start + len(text)))
         start += len(text)
     return RenderedPrompt("".join(text for text, _ in parts), inputs=tuple(inputs))
+
+
+def _beginning(message: dict[str, Any]) -> str:
+    """The text of the last message, which a prompt shall end with."""
+    content = message["content"]
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    if message["role"] != "assistant" or not text.strip():
+        raise InvalidParams(
+            "continue_final_message wants the last message to be an assistant's, with some text as its content"
+        )
+    return text
+
+
+def _cut_behind(whole: RenderedPrompt, beginning: str) -> RenderedPrompt:
+    """The prompt up to the end of its last input, which must be this text; templates may have stripped it."""
+    start, end = whole.inputs[-1] if whole.inputs else (0, 0)
+    if whole.text[start:end].strip() != beginning.strip():
+        raise TemplateError(
+            "the chat template does not end with the text of the last message, so it cannot be continued"
+        )
+    return RenderedPrompt(whole.text[:end], inputs=whole.inputs)
