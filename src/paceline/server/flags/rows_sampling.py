@@ -168,7 +168,12 @@ _SAMPLING: Final = (
         metavar="GBNF",
     ),
     _sampler(
-        "--grammar-file", "grammar", "A file with a grammar.", read=reading.path, apply=applying.grammar_file, metavar="FILE"
+        "--grammar-file",
+        "grammar",
+        "A file with a grammar.",
+        read=reading.path,
+        apply=applying.grammar_file,
+        metavar="FILE",
     ),
     _sampler(
         "-j --json-schema",
