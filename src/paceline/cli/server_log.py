@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from paceline.server.settings import ServerSettings
 
-ACCESS_LOGGER: Final = "paceline.server.access"  # its lines are JSON already
 _OFF: Final = logging.CRITICAL + 1
 _LEVELS: Final = {
     "off": _OFF,
@@ -50,6 +49,8 @@ class _PlainLines(logging.Formatter):
 
 def set_up(settings: ServerSettings) -> None:
     """Gives the loggers of the server their handlers, in place of those that they have. Raises `OSError` for the file."""
+    from paceline.server.middleware.access_log import ACCESS_LOGGER  # its lines are JSON already
+
     level = _LEVELS[settings.log_level]
     form = _JsonLines() if settings.log_json else _PlainLines()
     _direct("paceline", level, settings, form)

@@ -67,15 +67,6 @@ _CHAT: Final = (
         default="as the template has it",
     ),
     Flag(
-        "--prefill-assistant",
-        SWITCH,
-        reading.switch,
-        Sets(("server.prefill_assistant",)),
-        "Continue a conversation's last message where it is the assistant's.",
-        env="LLAMA_ARG_PREFILL_ASSISTANT",
-        off="--no-prefill-assistant",
-    ),
-    Flag(
         "--pooling",
         "TYPE",
         reading.one_of(("none", "mean", "cls", "last", "rank")),
@@ -142,6 +133,18 @@ _CHAT: Final = (
         "Leave all of an answer in the content, which is how it is now.",
         env="LLAMA_ARG_SKIP_CHAT_PARSING",
         off="--no-skip-chat-parsing",
+    ),
+    Flag(
+        "--prefill-assistant",
+        SWITCH,
+        reading.switch,
+        Refused(
+            "continuing the assistant's message is not supported yet; leave it out: such a message counts as ended"
+        ),
+        "Continue a conversation's last message where it is the assistant's.",
+        env="LLAMA_ARG_PREFILL_ASSISTANT",
+        off="--no-prefill-assistant",
+        but={False: SAME},
     ),
     Flag(
         "-sp --special",

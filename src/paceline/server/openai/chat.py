@@ -32,7 +32,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name, for text; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
-        with naming_the_field(OpenAIChatBody.model_fields):
+        with naming_the_field(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs"):
             asked = read_chat(body, base, service.options(request))
             ids, stops = await asyncio.to_thread(_prompt, service, body)
             params = with_stops(asked.params, stops)
@@ -66,7 +66,8 @@ async def _whole(generation: Generation, telling: Telling) -> Response:
 def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[str, ...]]:
     """The prompt's ids, and the texts that end an answer in its format."""
     chat_format = service.chat_format()
-    rendered = chat_format.render(checked_messages(body.messages), kwargs=body.chat_template_kwargs)
+    variables = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    rendered = chat_format.render(checked_messages(body.messages), kwargs=variables)
     return chat_format.encode(rendered), rendered.stops
 
 

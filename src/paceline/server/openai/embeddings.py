@@ -49,7 +49,8 @@ def routes(service: Service) -> APIRouter:
             check_body(body, engine.model.n_embd_out)
             options = read_options(body, service.options(request))
             ids = await asyncio.to_thread(input_ids, body.input, engine.tokenizer, options)
-            rows = await ask(service, request, lambda: engine.embed(ids, body.pooling, options))
+            pooling = _pooling(body, service)
+            rows = await ask(service, request, lambda: engine.embed(ids, pooling, options))
         num_tokens = sum(map(len, ids))
         Exchange.of(request.scope).endings.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
         name = service.names[0] if body.model is None else body.model
@@ -66,6 +67,16 @@ def check_offered(service: Service) -> None:
     pooling = model.metadata.get(f"{model.metadata.get('general.architecture', '')}.pooling_type", "0")
     if not (service.settings.embeddings or not model.has_decoder or pooling in ("1", "2", "3")):
         raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
+
+
+def _pooling(body: OpenAIEmbeddingBody, service: Service) -> str | None:
+    """The request's, else the server's. Raises `Unsupported` where that makes no one vector of a text."""
+    pooling = service.settings.pooling if body.pooling is None else body.pooling
+    if pooling in ("none", "rank"):
+        raise Unsupported(
+            f"the server was started with --pooling {pooling}, which makes no embedding; set pooling to mean"
+        )
+    return pooling
 
 
 def check_body(body: OpenAIEmbeddingBody, n_embd: int) -> None:

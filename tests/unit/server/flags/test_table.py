@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[4] / "docs" / "guide" / "flags.md"
+SERVER = Path(str(files("paceline"))) / "server"
 SETTING = [flag for flag in FLAGS if isinstance(flag.fate, Sets)]
 
 
@@ -111,6 +114,14 @@ def test_every_setting_of_the_server_has_a_flag_and_a_variable(field: str) -> No
         return
     flags = [flag for flag in SETTING if isinstance(flag.fate, Sets) and f"server.{field}" in flag.fate.targets]
     assert flags and all(flag.own_envs for flag in flags)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ServerSettings)])
+def test_every_setting_of_the_server_is_read_by_something(field: str) -> None:
+    """By its name, in the server beside the flags or in the command that starts it."""
+    sources = [path for path in SERVER.rglob("*.py") if "flags" not in path.parts and path.name != "settings.py"]
+    sources.append(SERVER.parent / "cli" / "server_log.py")
+    assert any(re.search(rf"(settings|config)\.{field}\b", path.read_text(encoding="utf-8")) for path in sources)
 
 
 def test_every_option_of_the_engine_has_a_flag() -> None:

@@ -151,7 +151,6 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--reasoning": (["off"], {"server.chat_template_kwargs": {"enable_thinking": False}}),
     "--reasoning-effort": (["low"], {"server.chat_template_kwargs": {"reasoning_effort": "low"}}),
     "--reasoning-preserve": ([], {"server.chat_template_kwargs": {"preserve_reasoning": True}}),
-    "--prefill-assistant": ([], {"server.prefill_assistant": True}),
     "--pooling": (["mean"], {"server.pooling": "mean"}),
     "--embd-normalize": (["-1"], {"server.embd_normalize": -1}),
     "--spm-infill": ([], {"server.spm_infill": True}),
