@@ -326,7 +326,7 @@ def test_variables_that_look_like_slips_are_told() -> None:
         (["--host", "x.sock"], "sockets of the file system are not supported yet"),
         (["--api-prefix", "llm"], "--api-prefix must begin with a slash"),
         (["--cors-origins", "localhost"], "such as http://localhost:3000"),
-        (["--chat-template", "chatml"], "names of built-in templates are not supported yet"),
+        (["--chat-template", "llama2"], "other names of templates are not supported yet"),
         (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
         (["--chat-template-kwargs", "{"], "must be a JSON object"),
         (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
@@ -449,6 +449,11 @@ def test_hostile_variables_and_files_give_settings_or_one_line(env: dict[str, st
     """The same for the other two sources."""
     said = complaint([], {**env, "PACELINE_CONFIG": "serve.toml"}, FakeFiles({**FILES, "serve.toml": data}))
     assert said is None or said
+
+
+def test_a_template_may_be_a_name_that_is_known() -> None:
+    """As in llama-server, where chatml is one."""
+    assert resolved("--chat-template", "chatml").settings.chat_template == "chatml"
 
 
 def test_paths_stay_as_they_were_given() -> None:
