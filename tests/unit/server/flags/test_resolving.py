@@ -385,9 +385,9 @@ def test_a_line_of_the_tenants_file_without_both_is_refused_unseen(line: str) ->
     )
 
 
-@pytest.mark.parametrize("secret", ["hidd\u00e9n", "hid\x07den", "hid\udcffden"])
+@pytest.mark.parametrize("secret", ["hidd\u00e9n", "hid\x07den", "hid\udcffden", "hid\nden", "hid" * 50_000])
 def test_a_key_that_no_header_carries_is_refused_unseen(secret: str) -> None:
-    """Nobody could send it."""
+    """Nobody could send it, or it is too long to be one."""
     said = refusal("--api-key", secret)
     assert "hid" not in said and said.startswith("--api-key")
 
