@@ -247,6 +247,47 @@ def test_a_line_ends_the_answer_where_it_may(client: httpx.Client) -> None:
     assert events[-1]["stop_type"] == "limit"
 
 
+# ---- what llama-server does not have
+
+
+def test_options_of_the_engine_are_taken(client: httpx.Client) -> None:
+    """Of sampling, and of how a request is treated; wrong values are refused by name."""
+    assert complete(client, choice=["yes", "no"], n_predict=-1)["content"] in ("yes", "no")
+    first = complete(client, return_tokens=True)["tokens"][0]
+    assert complete(client, allowed_token_ids=[first], return_tokens=True)["tokens"] == [first] * 8
+    assert "priority" in refused(client, priority="high")["message"]
+    assert "min_tokens" in refused(client, min_tokens=-1)["message"]
+
+
+def test_a_long_prompt_is_cut_where_the_request_says_how(client: httpx.Client) -> None:
+    """What is told of it is what was computed."""
+    prompt = [20 + number % 200 for number in range(3000)]
+    answer = complete(client, prompt, truncate="right")
+    assert answer["tokens_evaluated"] == answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] < 3000
+    assert client.post("/detokenize", json={"tokens": prompt}).json()["content"].startswith(answer["prompt"])
+
+
+def test_a_request_that_runs_out_of_time_is_an_error(client: httpx.Client) -> None:
+    """Streamed or not; the stream has what came until then."""
+    fields = {"n_predict": -1, "ignore_eos": True, "timeout_s": 1e-6}
+    assert refused(client, 504, **fields)["type"] == "timeout_error"
+    events = streamed(client, **fields)
+    assert events[-1]["error"]["type"] == "timeout_error"
+    assert not any(one.get("stop") for one in events)
+
+
+def test_control_tokens_in_a_prompt_may_be_text(client: httpx.Client) -> None:
+    """They are parsed unless the request says otherwise."""
+    assert complete(client, "<|im_end|>")["tokens_evaluated"] == 1
+    assert complete(client, "<|im_end|>", parse_special=False)["tokens_evaluated"] > 1
+
+
+def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) -> None:
+    """And is told."""
+    assert "interval" in complete(client, interval=4)["warnings"][0]
+    assert len(streamed(client, interval=4, n_predict=8)) <= 4
+
+
 # ---- streamed
 
 

@@ -134,6 +134,7 @@ def test_a_json_schema_holds_the_answer_to_its_shape(client: openai.OpenAI) -> N
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
         ({"messages": MESSAGES, "echo": True}, "echo"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": MESSAGES, "nonsense": True}, "nonsense"),
     ],
 )

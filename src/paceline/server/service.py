@@ -83,7 +83,8 @@ class Service:
             self.progress, self._is_loaded = 1.0, True
         except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
             self._failure = error
-            _log.error("the model could not be loaded: %s", error)
+            if not self.is_draining:
+                _log.error("the model could not be loaded: %s", error)
         finally:
             self.loaded.set()
 
@@ -95,8 +96,6 @@ class Service:
             return
         try:
             self._chat = ChatFormat(model, given)
-        except NotImplementedError:
-            self._chat = None
         except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
             if given is not None:
                 raise
@@ -123,11 +122,6 @@ class Service:
     def is_loaded(self) -> bool:
         """Whether the engine is there."""
         return self._is_loaded
-
-    @property
-    def worker_pid(self) -> int | None:
-        """Of the engine's own process; None where there is none."""
-        return getattr(self._front.engine, "worker_pid", None) if self._is_loaded else None
 
     # ---- for routes
 

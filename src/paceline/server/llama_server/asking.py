@@ -13,6 +13,7 @@ from typing import Any
 from paceline import validation
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.llama_server.biases import biases
 from paceline.server.llama_server.bodies import CompletionBody, LoraScale
@@ -47,6 +48,13 @@ _CLAMPED = {
     "adaptive_target": (None, 1.0),
 }
 _TOKEN_TRIGGER, _WORD_TRIGGER = 0, 1
+_SAMPLING_EXTRAS = (
+    "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
+)  # fmt: skip
+_OPTION_EXTRAS = (
+    "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt",
+)  # fmt: skip
+_STREAM_EXTRAS = ("interval", "max_buffered_tokens", "slow_reader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +73,7 @@ class Setting:
 def sampling_params(body: CompletionBody, setting: Setting, warnings: list[str]) -> SamplingParams:
     """How to generate. Raises `InvalidParams`, and `Unsupported` for what would change the answer and cannot be done."""
     base = setting.base
-    changes: dict[str, Any] = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    changes = _given(body, _SAME) | _given(body, _SAMPLING_EXTRAS)
     _bound(changes, warnings)
     if changes.get("dry_base", 1.0) < 1.0:
         warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
@@ -83,6 +91,21 @@ def sampling_params(body: CompletionBody, setting: Setting, warnings: list[str])
             f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
         )
     return base.replace(**changes)
+
+
+def request_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
+    """Keywords of `RequestOptions` that the body has. Raises `InvalidParams`."""
+    read = _given(body, _STREAM_EXTRAS)
+    if read and not body.stream:
+        warnings += [f"{name} has no effect without stream and was ignored" for name in read]
+        read = {}
+    options = _given(body, _OPTION_EXTRAS) | read
+    RequestOptions(**options)  # says what is wrong with them
+    return options | ({} if body.cache_prompt is not False else {"cache_prompt": False})
+
+
+def _given(body: CompletionBody, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in names if getattr(body, name) is not None}
 
 
 def lora_scales(entries: Sequence[LoraScale], adapters: Sequence[str], warnings: list[str]) -> dict[str, float]:

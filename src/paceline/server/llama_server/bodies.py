@@ -52,7 +52,34 @@ class LoraScale(Body):
     scale: float = 0.0
 
 
-class CompletionBody(Body):
+_OURS = "paceline's own; as in "
+
+
+class Extras(Body):
+    """What llama-server does not have. Values are checked by `SamplingParams` and `RequestOptions`."""
+
+    min_tokens: Any = Field(default=None, description=_OURS + "SamplingParams")
+    stop_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
+    allowed_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
+    bad_words: Any = Field(default=None, description=_OURS + "SamplingParams")
+    grammar_root: Any = Field(default=None, description=_OURS + "SamplingParams")
+    regex: Any = Field(default=None, description=_OURS + "SamplingParams")
+    choice: Any = Field(default=None, description=_OURS + "SamplingParams")
+    priority: Any = Field(default=None, description=_OURS + "RequestOptions")
+    queue_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    ttft_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
+    interval: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    max_buffered_tokens: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    slow_reader: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    special: Any = Field(default=None, description=_OURS + "RequestOptions")
+    cache_salt: Any = Field(default=None, description=_OURS + "RequestOptions")
+    add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
+    parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
+
+
+class CompletionBody(Extras):
     """Of POST /completion; names, defaults and special values are llama-server's."""
 
     prompt: Any = Field(

@@ -16,7 +16,7 @@ from paceline.server.generating import Generation, begin
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
-from paceline.server.llama_server.completion_request import CompletionRequest, read_request
+from paceline.server.llama_server.completion_request import CompletionRequest, read_request, truncated
 from paceline.server.llama_server.infill import Room
 from paceline.server.llama_server.limited import LimitedGeneration
 from paceline.server.llama_server.settings_shown import brief_settings
@@ -24,6 +24,7 @@ from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import failure_event, json_answer, large_json_answer
 from paceline.server.openai.json_bodies import JsonRoute
+from paceline.server.openai.reading import merged
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
 
@@ -58,15 +59,18 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
     )
     room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch)
     request = await asyncio.to_thread(read_request, body, setting, room)
-    running = _Running(service, state, request, service.options(http))
+    options = merged(service.options(http), request.options)
+    running = _Running(service, state, request, options)
     try:
-        generation = await begin(
-            service, http, request.prompts, request.params, running.options, streaming=request.is_watched
-        )
-        if request.stream:
-            events = event_stream(running.limited(generation), running.answers.events, failure=failure_event, done=b"")
-            return _Released(events, running)
-        return await running.whole(generation)
+        generation = await begin(service, http, request.prompts, request.params, options, streaming=request.is_watched)
+        if not request.stream:
+            return await running.whole(generation)
+        try:
+            answers, watched = await running.start(generation)
+        except BaseException:
+            async with generation:  # nobody else ends it
+                raise
+        return _Released(event_stream(watched, answers.events, failure=failure_event, done=b""), running)
     finally:
         if not running.is_streaming:
             running.release()
@@ -78,50 +82,53 @@ class _Running:
     def __init__(
         self, service: Service, state: LlamaState, request: CompletionRequest, options: Mapping[str, Any]
     ) -> None:
-        self._state, self._request = state, request
-        lora = {} if request.lora is None else {"lora": request.lora}
-        cache = {} if request.cache_prompt else {"cache_prompt": False}
-        self.options = {**options, **cache, **lora}
-        self.is_streaming = False
+        self._service, self._state, self._request = service, state, request
+        self._lora: Mapping[str, float] = options.get("lora", {})
         self._tenant: str = options.get("tenant", "")
         self._id: str = options.get("request_id") or ""
-        engine = service.engine()
-        self._setup = Setup(
-            model=service.names[0],
+        self.is_streaming = False
+        self._answers: Answers | None = None
+        self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
+        state.running[self._id] = brief_settings(request.params, stream=request.stream, told=request.settings)
+
+    async def start(self, generation: Generation) -> tuple[Answers, Generation]:
+        """What tells the answers, and the generation to be read, which is watched where lines may end its answers."""
+        request, engine = self._request, self._service.engine()
+        if "truncate" in request.options:
+            request = await asyncio.to_thread(truncated, request, generation.prompts, engine.tokenizer)
+        setup = Setup(
+            model=self._service.names[0],
             tokenizer=engine.tokenizer,
             max_positions=engine.limits.max_positions,
             clock=time.monotonic,
         )
-        self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
-        self.answers = Answers(request, self._setup, self._slots)
-        state.running[self._id] = brief_settings(request.params, stream=request.stream, told=request.settings)
-
-    def limited(self, generation: Generation) -> Generation:
-        """The generation, watched where lines may end its answers; it reads the same."""
-        limits = self._request.line_limits
-        if not limits.has_any:
-            return generation
-        watched = LimitedGeneration(generation, limits, self._setup.clock, self._request.params)
-        return cast("Generation", watched)
+        self._request, self._answers = request, Answers(request, setup, self._slots)
+        if request.line_limits.has_any:
+            watched = LimitedGeneration(generation, request.line_limits, setup.clock, request.params)
+            generation = cast("Generation", watched)
+        return self._answers, generation
 
     async def whole(self, generation: Generation) -> Response:
         """The answer at its end."""
         async with generation:
-            watched = self.limited(generation)
+            answers, watched = await self.start(generation)
             completions = await watched.collected()
-        content = self.answers.whole(completions)
+        content = answers.whole(completions)
         is_large = self._request.params.logprobs is not None or sum(map(len, self._request.prompts)) > _LARGE
         return await large_json_answer(content) if is_large else json_answer(content)
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""
         self._state.running.pop(self._id, None)
-        self._state.end_slots(self._tenant, self._slots, [self._left(one) for one in self.answers.sequences])
+        left: list[Held | None] = [None] * len(self._slots)
+        if self._answers is not None:
+            left = [self._left(one) for one in self._answers.sequences]
+        self._state.end_slots(self._tenant, self._slots, left)
 
     def _left(self, one: Telling) -> Held | None:
         if one.finish_reason is None and not one.token_ids:
             return None
-        return Held((*self._request.prompts[one.prompt], *one.token_ids), self.options.get("lora", {}))
+        return Held((*self._request.prompts[one.prompt], *one.token_ids), self._lora)
 
 
 class _Released(Response):

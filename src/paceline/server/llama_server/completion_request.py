@@ -6,12 +6,13 @@ Reading tokenises and checks: not for the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
-from paceline.server.llama_server.asking import Setting, lora_scales, sampling_params
+from paceline.runtime import Tokenizer
+from paceline.server.llama_server.asking import Setting, lora_scales, request_options, sampling_params
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.line_limits import LineLimits
@@ -33,7 +34,7 @@ class ContextExceeded(PromptTooLong):
 class CompletionRequest:
     """prompts: token ids of each; texts: the same as text, control tokens included. settings: as answers show them.
 
-    lora: scales by name, None where the request does not say. warnings: of what was ignored, a sentence each.
+    options: keywords of `RequestOptions` that the body has. warnings: of what was ignored, a sentence each.
     """
 
     prompts: tuple[list[int], ...]
@@ -42,9 +43,8 @@ class CompletionRequest:
     settings: Mapping[str, Any]
     warnings: tuple[str, ...]
     line_limits: LineLimits
-    lora: Mapping[str, float] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
-    cache_prompt: bool = True
     return_tokens: bool = False
     timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
@@ -66,7 +66,9 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
     warnings = body.ignored()
     prompts = _prompts(body, setting, room)
     params = sampling_params(body, setting, warnings)
-    lora = None if body.lora is None else lora_scales(body.lora, setting.adapters, warnings)
+    options = request_options(body, warnings)
+    if body.lora is not None:
+        options["lora"] = lora_scales(body.lora, setting.adapters, warnings)
     stream = bool(body.stream)
     told = {
         "timings_per_token": bool(body.timings_per_token),
@@ -81,14 +83,21 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
         settings=full_settings(params, setting.tokenizer.eog_ids, stream=stream, told=told),
         warnings=tuple(warnings),
         line_limits=_line_limits(body),
-        lora=lora,
+        options=options,
         stream=stream,
-        cache_prompt=body.cache_prompt is not False,
         return_tokens=bool(body.return_tokens),
         timings_per_token=bool(body.timings_per_token),
         response_fields=fields,
         id_slot=-1 if body.id_slot is None else body.id_slot,
     )
+
+
+def truncated(
+    request: CompletionRequest, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer
+) -> CompletionRequest:
+    """The request with its prompts as they were cut."""
+    texts = tuple(tokenizer.decode(ids, special=True) for ids in prompts)
+    return replace(request, prompts=tuple(map(list, prompts)), texts=texts)
 
 
 def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[list[int]]:
@@ -97,9 +106,10 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
     elif body.prompt is None:
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
-        prompts = all_prompts(setting.tokenizer, "prompt", body.prompt)
+        add, parse = body.add_special is not False, body.parse_special is not False
+        prompts = all_prompts(setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
     longest = max(map(len, prompts))
-    if longest > room.n_ctx > 0:
+    if longest > room.n_ctx > 0 and body.truncate is None:
         raise ContextExceeded(longest, room.n_ctx)
     return prompts
 

@@ -11,8 +11,12 @@ from paceline.runtime import Tokenizer
 _SHAPES = "a text, a list of token ids and texts, or an object with prompt_string"
 
 
-def all_prompts(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True) -> list[list[int]]:
+def all_prompts(
+    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
+) -> list[list[int]]:
     """The token ids of one prompt or of each of several. A list is several prompts unless there is a number in it.
+
+    add_special, parse_special: as in `Tokenizer.encode`; llama-server does both.
 
     Raises `InvalidParams` where there is none, `InvalidType` for another shape, and what tokenising raises.
     """
@@ -22,16 +26,17 @@ def all_prompts(tokenizer: Tokenizer, name: str, value: Any, *, add_special: boo
         named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
     else:
         named = [(name, value)]
-    return [one_prompt(tokenizer, each, one, add_special=add_special) for each, one in named]
+    return [
+        _one_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special) for each, one in named
+    ]
 
 
-def one_prompt(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True) -> list[int]:
-    """The token ids of one prompt. Control tokens in texts are parsed, as llama-server does."""
+def _one_prompt(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
     if isinstance(value, dict) and "prompt_string" in value:
         if value.get("multimodal_data"):
             raise Unsupported(f"{name} has multimodal_data, and this model reads texts only")
         value = value["prompt_string"]
-    ids = mixed_ids(tokenizer, name, value, add_special=add_special, parse_special=True)
+    ids = mixed_ids(tokenizer, name, value, add_special=add_special, parse_special=parse_special)
     if not ids:
         raise InvalidParams(f"{name} has no tokens; give it a word to go on from")
     return ids

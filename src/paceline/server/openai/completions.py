@@ -38,6 +38,7 @@ def routes(service: Service) -> APIRouter:
         with naming_the_field(OpenAICompletionBody.model_fields):
             asked = read_completion(body, base, service.options(request))
             prompts = await prompts_of(body, service.engine().tokenizer)
+            check_number(service, len(prompts), asked.params.n)
             streaming = bool(body.stream)
             generation = await begin(service, request, prompts, asked.params, asked.options, streaming=streaming)
         telling = telling_of(
@@ -69,6 +70,16 @@ async def _whole(generation: Generation, telling: Telling) -> Response:
 def failure_event(problem: Problem) -> bytes:
     """The event that tells what went wrong after the answer had begun."""
     return msgspec.json.encode(openai_body(problem))
+
+
+def check_number(service: Service, num_prompts: int, n: int) -> None:
+    """Raises `InvalidParams` where all choices together are more than the server takes at once."""
+    config = service.engine().config
+    most = config.num_slots + config.max_queue
+    if num_prompts * n > most:
+        raise InvalidParams(
+            f"n: {num_prompts} prompts with {n} choices each are more than {most}; ask for them in parts"
+        )
 
 
 async def prompts_of(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:

@@ -20,12 +20,16 @@ def refused(message: str, param: str | None, code: str = "invalid_params", statu
 
 
 @contextmanager
-def naming_the_field(names: Collection[str]) -> Iterator[None]:
-    """Errors of a request get the `param` that their message begins with, where it is one of these names."""
+def naming_the_field(names: Collection[str], **others: str) -> Iterator[None]:
+    """Errors of a request get the `param` that their message begins with, where it is one of these names.
+
+    others: what errors call a field that has another name in the body.
+    """
     try:
         yield
     except RequestError as error:
         word = _FIRST_WORD.match(str(error))
-        if word is None or word[0] not in names:
+        param = None if word is None else others.get(word[0], word[0])
+        if param not in names:
             raise
-        raise Refused(replace(problem_of(error), param=word[0])) from error
+        raise Refused(replace(problem_of(error), param=param)) from error
