@@ -68,20 +68,25 @@ class NativeTime:
 @contextmanager
 def native_time() -> Iterator[NativeTime]:
     """Watches the one native call of a tick."""
-    spent, step = NativeTime(), _native.step
+    spent, calls = NativeTime(), {name: getattr(_native, name) for name in ("step", "plain_step")}
 
-    def timed(*arguments: object, **options: object) -> object:
-        spent.starts.append(time.thread_time())
-        try:
-            return step(*arguments, **options)  # type: ignore[arg-type]
-        finally:
-            spent.ends.append(time.thread_time())
+    def timed(call: Any) -> Any:
+        def called(*arguments: object, **options: object) -> object:
+            spent.starts.append(time.thread_time())
+            try:
+                return call(*arguments, **options)
+            finally:
+                spent.ends.append(time.thread_time())
 
-    _native.step = timed  # type: ignore[assignment]
+        return called
+
+    for name, call in calls.items():
+        setattr(_native, name, timed(call))
     try:
         yield spent
     finally:
-        _native.step = step
+        for name, call in calls.items():
+            setattr(_native, name, call)
 
 
 def prompts(count: int, length: int, n_vocab: int) -> list[list[int]]:

@@ -85,4 +85,29 @@ std::vector<std::size_t> Specials::cuts(std::string_view text, bool parse_specia
     return ends;
 }
 
+// Whether a control token lies in text[begin:end], or reaches into it from either side.
+bool Specials::is_touched(std::string_view text, std::size_t begin, std::size_t end) const {
+    return std::any_of(tokens_.begin(), tokens_.end(), [&](const Token & token) {
+        const std::size_t reach = token.text.size() - 1;
+        const std::size_t from = begin > reach ? begin - reach : 0, to = std::min(end + reach, text.size());
+        return token.is_control && text.substr(from, to - from).find(token.text) != text.npos;
+    });
+}
+
+std::vector<Specials::Piece> Specials::guarded(std::string_view text, const Spans & spans) const {
+    std::vector<Piece> pieces;
+    for (const auto & [begin, end] : spans) {
+        if (begin < end && is_touched(text, begin, end)) {
+            if (begin > (pieces.empty() ? 0 : pieces.back().end)) {
+                pieces.push_back({begin, true});
+            }
+            pieces.push_back({end, false});
+        }
+    }
+    if (pieces.empty() || pieces.back().end < text.size()) {
+        pieces.push_back({text.size(), true});
+    }
+    return pieces;
+}
+
 } // namespace paceline

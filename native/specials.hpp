@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llama.h"
@@ -14,11 +15,22 @@ namespace paceline {
 // breaks, where the line break is such a token, takes hours. A text cut into pieces with few of them each does not.
 class Specials {
 public:
+    // A stretch of a text, up to `end`; `parse_special`: whether control tokens are looked for in it.
+    struct Piece {
+        std::size_t end;
+        bool        parse_special;
+    };
+    using Spans = std::vector<std::pair<std::size_t, std::size_t>>;
+
     explicit Specials(const llama_vocab * vocab);
 
     // Ends of the pieces that may be encoded one by one with the same result as all at once, the last one the length of
     // the text. Every cut is right behind a special token. `parse_special`: whether control tokens count.
     std::vector<std::size_t> cuts(std::string_view text, bool parse_special) const;
+
+    // Takes a text apart so that no control token is found that begins, ends or lies in one of the spans. Mostly there is
+    // none, and the text stays in one piece. `spans`: ascending, begin and end.
+    std::vector<Piece> guarded(std::string_view text, const Spans & spans) const;
 
 private:
     struct Token {
@@ -32,6 +44,8 @@ private:
         std::size_t   end;
         const Token * token; // null: text
     };
+
+    bool is_touched(std::string_view text, std::size_t begin, std::size_t end) const;
 
     static std::vector<Fragment> split(std::string_view text, const std::vector<Fragment> & fragments, const Token & token);
 

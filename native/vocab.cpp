@@ -161,34 +161,63 @@ std::size_t Vocab::num_spelt(std::string_view text) const {
     return count;
 }
 
+template <typename Work> void Vocab::on_fitting_stack(std::size_t run, Work work) const {
+    if (type() != LLAMA_VOCAB_TYPE_BPE || run <= inline_run) {
+        work();
+    } else {
+        run_on_stack(stack_base + run * stack_per_character, work);
+    }
+}
+
 std::vector<llama_token> Vocab::encode(const std::string & text, bool add_special, bool parse_special) const {
     require_encodable(add_special);
     const std::size_t run = longest_run(text);
     require_room(text.size(), run);
     require_patience(text);
-    if (type() != LLAMA_VOCAB_TYPE_BPE || run <= inline_run) {
-        return encode_here(text, add_special, parse_special);
-    }
     std::vector<llama_token> tokens;
-    run_on_stack(stack_base + run * stack_per_character,
-                 [&] { tokens = encode_here(text, add_special, parse_special); });
+    on_fitting_stack(run, [&] { tokens = encode_here(text, add_special, parse_special); });
+    return tokens;
+}
+
+std::vector<llama_token> Vocab::encode_prompt(const std::string & text, const Specials::Spans & inputs) const {
+    require_encodable(true);
+    const std::size_t run = longest_run(text);
+    require_room(text.size(), run);
+    require_patience(text);
+    std::vector<llama_token> tokens;
+    on_fitting_stack(run, [&] {
+        std::vector<Specials::Piece> pieces;
+        std::size_t                  begin = 0;
+        for (const auto & [end, parse_special] : specials_.guarded(text, inputs)) {
+            for (const std::size_t cut : specials_.cuts(std::string_view(text).substr(begin, end - begin), parse_special)) {
+                pieces.push_back({begin + cut, parse_special});
+            }
+            begin = end;
+        }
+        tokens = pieces.size() == 1 ? tokenize(text, true, pieces.front().parse_special) : encode_pieces(text, pieces, true);
+    });
     return tokens;
 }
 
 std::vector<llama_token> Vocab::encode_here(const std::string & text, bool add_special, bool parse_special) const {
-    const std::vector<std::size_t> ends = specials_.cuts(text, parse_special);
-    if (ends.size() == 1) {
-        return tokenize(text, add_special, parse_special);
+    std::vector<Specials::Piece> pieces;
+    for (const std::size_t end : specials_.cuts(text, parse_special)) {
+        pieces.push_back({end, parse_special});
     }
+    return pieces.size() == 1 ? tokenize(text, add_special, parse_special) : encode_pieces(text, pieces, add_special);
+}
+
+std::vector<llama_token> Vocab::encode_pieces(const std::string & text, const std::vector<Specials::Piece> & pieces,
+                                              bool add_special) const {
     std::vector<llama_token> around = add_special ? tokenize("", true, false) : std::vector<llama_token>();
     const bool               has_prefix = !around.empty() && (add_bos() || type() == LLAMA_VOCAB_TYPE_WPM);
     const auto               suffix     = around.begin() + (has_prefix ? 1 : 0);
     std::vector<llama_token> tokens(around.begin(), suffix);
     std::size_t              begin = 0;
-    for (const std::size_t end : ends) {
-        const auto piece = tokenize(std::string_view(text).substr(begin, end - begin), false, parse_special);
-        tokens.insert(tokens.end(), piece.begin(), piece.end());
-        begin = end;
+    for (const Specials::Piece & piece : pieces) {
+        const auto part = tokenize(std::string_view(text).substr(begin, piece.end - begin), false, piece.parse_special);
+        tokens.insert(tokens.end(), part.begin(), part.end());
+        begin = piece.end;
     }
     tokens.insert(tokens.end(), suffix, around.end());
     return tokens;

@@ -37,6 +37,10 @@ public:
     // than `max_encode_bytes`, with Unsupported where the vocabulary cannot encode.
     std::vector<llama_token> encode(const std::string & text, bool add_special, bool parse_special) const;
 
+    // Tokens of a prompt that a template made, as with add_special and parse_special; but within `inputs`, stretches of the
+    // text that came from outside, nothing is taken for a control token. Fails as `encode`.
+    std::vector<llama_token> encode_prompt(const std::string & text, const Specials::Spans & inputs) const;
+
     // `special`: whether control and unknown tokens show their text; else they have no bytes.
     PieceTable  pieces(bool special) const;
     std::string piece(llama_token token, bool special) const;
@@ -63,7 +67,11 @@ private:
 
     std::size_t num_spelt(std::string_view text) const;
 
+    template <typename Work> void on_fitting_stack(std::size_t run, Work work) const;
+
     std::vector<llama_token> encode_here(const std::string & text, bool add_special, bool parse_special) const;
+    std::vector<llama_token> encode_pieces(const std::string & text, const std::vector<Specials::Piece> & pieces,
+                                           bool add_special) const;
     std::vector<llama_token> tokenize(std::string_view text, bool add_special, bool parse_special) const;
 
     std::shared_ptr<Model> model_;

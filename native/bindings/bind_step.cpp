@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
+#include "error.hpp"
 #include "step.hpp"
 
 namespace paceline {
@@ -80,6 +81,71 @@ StepArrays run_step(Context & context, const Ints & seq_ids, const Ints & positi
     return to_arrays(std::move(output));
 }
 
+int32_t int_of(nb::handle value, const char * name) {
+    int32_t number = 0;
+    if (!PyLong_CheckExact(value.ptr()) || !nb::try_cast(value, number, false)) {
+        fail("InvalidType", std::string(name) + " must be integers of 32 bits, not " + nb::repr(value).c_str());
+    }
+    return number;
+}
+
+std::vector<int32_t> ints_of(const nb::list & values, const char * name) {
+    std::vector<int32_t> numbers;
+    numbers.reserve(nb::len(values));
+    for (nb::handle value : values) {
+        numbers.push_back(int_of(value, name));
+    }
+    return numbers;
+}
+
+// A step without drafts, scores, log-probabilities and masks, as nearly all are: lists in and out, which for a few rows is
+// much faster than a dozen arrays.
+nb::tuple run_plain_step(Context & context, const nb::list & seq_ids, const nb::list & positions,
+                         const nb::list & token_ids, const nb::list & samplers) {
+    const size_t num_rows = nb::len(seq_ids);
+    if (nb::len(token_ids) != num_rows || nb::len(samplers) != num_rows) {
+        fail("InvalidParams", "token_ids and samplers must have an entry a row");
+    }
+    const std::vector<int32_t> ids = ints_of(seq_ids, "seq_id"), starts = ints_of(positions, "position");
+    const std::vector<int32_t> none(num_rows, 0), without(num_rows, -1);
+    std::vector<int32_t>       tokens, num_tokens, num_samplers;
+    StepInput                  input;
+    for (size_t row = 0; row < num_rows; ++row) {
+        const std::vector<int32_t> its = ints_of(nb::cast<nb::list>(token_ids[row]), "token_ids");
+        tokens.insert(tokens.end(), its.begin(), its.end());
+        num_tokens.push_back(static_cast<int32_t>(its.size()));
+        const nb::handle sampler = samplers[row]; // the list keeps it alive meanwhile
+        num_samplers.push_back(sampler.is_none() ? 0 : 1);
+        if (!sampler.is_none()) {
+            input.samplers.push_back(nb::cast<Sampler *>(sampler));
+        }
+    }
+    input.seq_ids      = ids;
+    input.positions    = starts;
+    input.num_tokens   = num_tokens;
+    input.num_drafts   = none;
+    input.num_samplers = num_samplers;
+    input.num_scored   = none;
+    input.num_logprobs = without;
+    input.token_ids    = tokens;
+    StepOutput output;
+    {
+        Unlocked unlocked;
+        output = step(context, input);
+    }
+    nb::list drawn; // one of each sampler; None where it could not draw
+    size_t   next = 0;
+    for (const int32_t count : output.num_drawn) {
+        count ? drawn.append(output.token_ids[next]) : drawn.append(nb::none());
+        next += static_cast<size_t>(count);
+    }
+    nb::list errors;
+    for (const StepError & error : output.errors) {
+        errors.append(nb::make_tuple(error.sampler, error.kind, error.message));
+    }
+    return nb::make_tuple(drawn, errors);
+}
+
 } // namespace
 
 void bind_step(nb::module_ & m) {
@@ -111,6 +177,8 @@ void bind_step(nb::module_ & m) {
     m.def("step", &run_step, nb::arg("context"), ints("seq_ids"), ints("positions"), ints("num_tokens"), ints("num_drafts"),
           ints("num_samplers"), ints("num_scored"), ints("num_logprobs"), ints("token_ids"), ints("targets"),
           ints("mask_slots"), nb::arg("samplers"), nb::arg("masks").none(), nb::arg("mask_timeout_ms"));
+    m.def("plain_step", &run_plain_step, nb::arg("context"), nb::arg("seq_ids"), nb::arg("positions"), nb::arg("token_ids"),
+          nb::arg("samplers"), "Answers what each sampler drew, None where it could not, and the errors.");
 }
 
 } // namespace paceline

@@ -13,6 +13,14 @@ namespace {
 
 nb::bytes to_bytes(const std::string & text) { return nb::bytes(text.data(), text.size()); }
 
+nb::list as_list(const std::vector<llama_token> & tokens) {
+    nb::list list;
+    for (const llama_token token : tokens) {
+        list.append(token);
+    }
+    return list;
+}
+
 nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, bool parse_special) {
     const std::string        copy(text.c_str(), text.size());
     std::vector<llama_token> tokens;
@@ -20,11 +28,17 @@ nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, b
         Unlocked unlocked;
         tokens = vocab.encode(copy, add_special, parse_special);
     }
-    nb::list list;
-    for (const llama_token token : tokens) {
-        list.append(token);
+    return as_list(tokens);
+}
+
+nb::list encode_prompt(const Vocab & vocab, const nb::bytes & text, const Specials::Spans & inputs) {
+    const std::string        copy(text.c_str(), text.size());
+    std::vector<llama_token> tokens;
+    {
+        Unlocked unlocked;
+        tokens = vocab.encode_prompt(copy, inputs);
     }
-    return list;
+    return as_list(tokens);
 }
 
 nb::tuple pieces(const Vocab & vocab, bool special) {
@@ -61,6 +75,7 @@ void bind_vocab(nb::module_ & m) {
         .def_prop_ro("add_eos", &Vocab::add_eos)
         .def_prop_ro("add_sep", &Vocab::add_sep)
         .def("encode", &encode, nb::arg("text"), nb::arg("add_special"), nb::arg("parse_special"))
+        .def("encode_prompt", &encode_prompt, nb::arg("text"), nb::arg("inputs"))
         .def("pieces", &pieces, nb::arg("special"))
         .def(
             "piece",

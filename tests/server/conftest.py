@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.server.running import RunningServer
+from tests.server.world import World
 
 from paceline.server.settings import ServerSettings
 
@@ -26,3 +27,17 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
     """A client of `server`."""
     with server.client() as client:
         yield client
+
+
+@pytest.fixture
+def worlds() -> Iterator[Callable[..., World]]:
+    """Makes worlds, and closes them."""
+    made: list[World] = []
+
+    def make(settings: dict[str, Any] | None = None, **engine: Any) -> World:
+        made.append(World(settings, **engine))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()

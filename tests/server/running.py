@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import uvicorn
-from fastapi import FastAPI
+import uvloop
+from fastapi import APIRouter, FastAPI
 
 from paceline.server.app import build_app
 from paceline.server.service import Service
+from paceline.server.serving import UvicornServer, uvicorn_config
 from paceline.server.settings import ServerSettings
 
 LONG_S = 60.0  # no wait of a test that passes takes so long
@@ -26,9 +27,16 @@ class RunningServer:
     llm: see `build_app`. engine: once it is loaded, the engine; any thread may use it.
     """
 
-    def __init__(self, settings: ServerSettings, llm: Any = None, *, wait: bool = True) -> None:
-        """wait: until the model is loaded."""
-        self.settings = settings
+    def __init__(
+        self,
+        settings: ServerSettings,
+        llm: Any = None,
+        *,
+        wait: bool = True,
+        routes: Sequence[Callable[[Service], APIRouter]] = (),
+    ) -> None:
+        """wait: until the model is loaded. routes: more than the app has."""
+        self.settings, self._more = settings, routes
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -48,6 +56,11 @@ class RunningServer:
         """The app's; to be used on the server's loop, see `do`."""
         found: Service = self.app.state.service
         return found
+
+    @property
+    def connections(self) -> Collection[Any]:
+        """The open ones."""
+        return self._server.server_state.connections
 
     @property
     def engine(self) -> Any:
@@ -74,6 +87,15 @@ class RunningServer:
 
         return self.do(called())
 
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Lets the server's loop turn until it is so."""
+
+        async def turned() -> None:
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+        self.do(turned())
+
     def close(self) -> None:
         """Ends it as a signal does, at once."""
         if self._thread.is_alive() and self._failure is None:
@@ -83,7 +105,8 @@ class RunningServer:
 
     def _run(self, llm: Any) -> None:
         try:
-            asyncio.run(self._serve(llm))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve(llm))
         except BaseException as error:
             self._failure = error
         finally:
@@ -93,13 +116,13 @@ class RunningServer:
     async def _serve(self, llm: Any) -> None:
         self._loop = asyncio.get_running_loop()
         self.app: FastAPI = build_app(self.settings, llm)
-        config = uvicorn.Config(self.app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
-        self._server = uvicorn.Server(config)
-        started = asyncio.create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started and not started.done():
-            await asyncio.sleep(0.001)
+        for routes in self._more:
+            self.app.include_router(routes(self.service))
+        self._server = UvicornServer(uvicorn_config(self.app, self.settings))
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        await self._server.is_up.wait()
         self._is_up.set()
-        await started
+        await serving
 
     def _stop(self) -> None:
         self._server.should_exit = True

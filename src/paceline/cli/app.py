@@ -16,6 +16,7 @@ from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
 from paceline.cli.info import info
+from paceline.cli.serve import RawCommand, serve
 from paceline.cli.tokenize import tokenize
 from paceline.errors import InvalidParams, PacelineError
 
@@ -59,6 +60,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.callback()(_common)
     for command in (demo, generate, tokenize, embed, info):
         app.command(no_args_is_help=command not in (demo, info))(command)
+    app.command(cls=RawCommand)(serve)
     app.add_typer(trace.commands, name="trace")
     return app
 

@@ -166,6 +166,11 @@ class LocalEngine:
         self._runner.close(drain=drain, timeout_s=timeout_s)
 
     @property
+    def num_open(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self._inbox.num_open
+
+    @property
     def is_closed(self) -> bool:
         """Whether it takes no requests any more."""
         return self._inbox.is_closed

@@ -113,7 +113,7 @@ def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
 
 def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
     """The records of a native step's arrays."""
-    failed = {sampler: _error(kind, message) for sampler, kind, message in output.errors}
+    failed = {sampler: native_error(kind, message) for sampler, kind, message in output.errors}
     counts = output.num_drawn.tolist()
     tokens = output.token_ids.tolist()
     if not any([row.num_logprobs is not None or len(row.targets) for row in rows]):  # noqa: C419 - the faster way
@@ -226,7 +226,8 @@ def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
         raise errors.InvalidParams(f"{name} must be integers of 32 bits, and one of them is not") from None
 
 
-def _error(kind: str, message: str) -> PacelineError:
+def native_error(kind: str, message: str) -> PacelineError:
+    """What the native core calls by the name of its class."""
     made: PacelineError = getattr(errors, kind)(message)
     return made
 

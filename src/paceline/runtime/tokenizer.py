@@ -95,6 +95,17 @@ class Tokenizer:
         result: list[int] = self._vocab.encode(validation.text("text", text).encode(), add_special, parse_special)
         return result
 
+    def encode_prompt(self, text: str, inputs: Sequence[tuple[int, int]]) -> list[int]:
+        """The token ids of a prompt that a template made: as `encode` with add_special and parse_special, with one exception.
+
+        inputs: the parts of the text that came from outside, as (start, end) in characters, ascending and apart. What spells
+        a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
+        """
+        encoded = validation.text("text", text).encode()
+        spans = _byte_spans(text, inputs) if len(encoded) > len(text) else list(inputs)
+        result: list[int] = self._vocab.encode_prompt(encoded, spans)
+        return result
+
     def decode(self, ids: TokenIds, *, special: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, one per maximal invalid subpart.
 
@@ -232,3 +243,15 @@ class Tokenizer:
     def _checked(self, token: int) -> int:
         hint = f"the vocabulary has {self._n_vocab} tokens"
         return validation.integer("token", token, 0, self._n_vocab - 1, hint)
+
+
+def _byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Positions in characters as positions in UTF-8."""
+    result = []
+    position = num_bytes = 0
+    for start, end in spans:
+        begin = num_bytes + len(text[position:start].encode())
+        num_bytes = begin + len(text[start:end].encode())
+        result.append((begin, num_bytes))
+        position = end
+    return result

@@ -2,10 +2,12 @@
 
 A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
 
-    base + a slope for each range of n (up to 8, 64, 256, above) + per_cell * n * cells in use
+    base + a slope for each range of n + per_cell * n * cells in use
 
-so that it may be cheap until the arithmetic fills the machine, or dear from the start, on a CPU or a GPU. No coefficient
-is negative: more tokens, or more cells, are never expected to take less. They follow the ticks in three ways:
+with other coefficients from 64 tokens on than below, as other kernels compute it then: llama.cpp's attention on a CPU works
+on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 8 tokens below,
+and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a CPU or
+a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in three ways:
 
 1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
    that a machine that becomes slower is believed at once for every size, and one hiccup is not believed at all.
@@ -25,7 +27,11 @@ from operator import mul
 
 from paceline import validation
 
-_PRIOR = (0.05, 0.015, 0.015, 0.015, 0.015, 2e-7)  # a slow CPU; the first tick scales all of it
+TILE_TOKENS = 64  # from as many on other kernels compute
+
+# A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 8, tokens above, tokens times cells; from a
+# tile on: base, tokens up to 256, tokens above, tokens times cells.
+_PRIOR = (0.05, 0.015, 0.015, 2e-7, 0.05, 0.015, 0.015, 2e-7)
 _FORGET = 0.97  # weight of the past: about 33 ticks
 _GAIN = 0.3  # part of a change in speed that is believed in one tick
 _CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
@@ -41,15 +47,23 @@ _ROUNDS = 8  # of a calibration's samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UbatchCost:
+    """Seconds of a ubatch: for itself, for a token in each of two ranges, for a token and cell in use."""
+
+    base_s: float
+    per_token_s: tuple[float, float]
+    per_cell_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaceState:
-    """What a `Pace` believes. Seconds: of a ubatch, of a token in each range of sizes, of a token and cell.
+    """What a `Pace` believes of ubatches of less than 64 tokens and of those from there on.
 
     margin: what is multiplied in to make a mean a high quantile. num_observed: ticks seen, a calibration's included.
     """
 
-    base_s: float
-    per_token_s: tuple[float, float, float, float]
-    per_cell_s: float
+    below_tile: UbatchCost
+    from_tile: UbatchCost
     margin: float
     num_observed: int
 
@@ -64,7 +78,6 @@ class Pace:
     def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
         self._quantile = validation.number("quantile", quantile, above=0, below=1)
         self._n_ubatch = validation.integer("n_ubatch", n_ubatch, 1, _MOST)
-        self._whole = _ubatch(self._n_ubatch)
         self._coefficients = list(_PRIOR)
         self._gram = [[0.0] * len(_PRIOR) for _ in _PRIOR]
         self._moments = [0.0] * len(_PRIOR)
@@ -115,24 +128,21 @@ class Pace:
 
     def state(self) -> PaceState:
         """What it believes now, for people and records."""
-        base, *slopes, per_cell = self._coefficients
-        first, second, third, last = slopes
         return PaceState(
-            base_s=base,
-            per_token_s=(first, second, third, last),
-            per_cell_s=per_cell,
+            below_tile=_cost(*self._coefficients[:4]),
+            from_tile=_cost(*self._coefficients[4:]),
             margin=math.exp(self._margin),
             num_observed=self._num_observed,
         )
 
     def _features(self, num_tokens: int, num_cells: int) -> tuple[float, ...]:
-        """What the coefficients are multiplied by: sums over the ubatches of a pass, then tokens times cells."""
-        if num_tokens <= self._n_ubatch:
-            return (*_ubatch(num_tokens), num_tokens * num_cells)
+        """What the coefficients are multiplied by: sums over the ubatches of a pass."""
         num_whole, rest = divmod(num_tokens, self._n_ubatch)
-        parts = _ubatch(rest)
-        sums = [whole * num_whole + part for whole, part in zip(self._whole, parts, strict=True)]
-        return (*sums, num_tokens * num_cells)
+        features = _ubatch(rest, num_cells)
+        if num_whole:
+            whole = _ubatch(self._n_ubatch, num_cells)
+            features = tuple([one * num_whole + part for one, part in zip(whole, features, strict=True)])
+        return features
 
     def _mean(self, features: tuple[float, ...]) -> float:
         mean: float = sum(map(mul, self._coefficients, features))
@@ -180,12 +190,12 @@ class Pace:
                 coefficients[index] = max(0.0, now + rest / (row[index] + inertia))
 
 
-def _ubatch(num_tokens: int) -> tuple[int, int, int, int, int]:
-    """1 where there is anything, and the tokens that fall into each range."""
-    return (
-        min(num_tokens, 1),
-        min(num_tokens, 8),
-        max(0, min(num_tokens, 64) - 8),
-        max(0, min(num_tokens, 256) - 64),
-        max(0, num_tokens - 256),
-    )
+def _ubatch(num_tokens: int, num_cells: int) -> tuple[int, ...]:
+    """Below a tile: 1 where there is anything, the tokens of each range, tokens times cells; then the same from it on."""
+    if num_tokens < TILE_TOKENS:
+        return (min(num_tokens, 1), min(num_tokens, 8), max(0, num_tokens - 8), num_tokens * num_cells, 0, 0, 0, 0)
+    return (0, 0, 0, 0, 1, min(num_tokens, 256), max(0, num_tokens - 256), num_tokens * num_cells)
+
+
+def _cost(base_s: float, first_s: float, second_s: float, per_cell_s: float) -> UbatchCost:
+    return UbatchCost(base_s=base_s, per_token_s=(first_s, second_s), per_cell_s=per_cell_s)

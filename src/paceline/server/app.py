@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import health, metrics_route, pages, requests
 from paceline.server.exchange import route_path
+from paceline.server.llama_server import router as llama_server
 from paceline.server.middleware.access_log import AccessLog
 from paceline.server.middleware.admission import Admission
 from paceline.server.middleware.bodies import Bodies
@@ -24,17 +25,14 @@ from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
 from paceline.server.middleware.http_counts import HttpCounts
 from paceline.server.middleware.keys import ApiKeys
+from paceline.server.middleware.prefix import Prefix
 from paceline.server.middleware.request_ids import RequestIds
+from paceline.server.openai import router as openai
 from paceline.server.problems import problem_of, response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
-ROUTES = (
-    health.routes,
-    pages.routes,
-    requests.routes,
-    metrics_route.routes,
-)
+ROUTES = (health.routes, pages.routes, requests.routes, metrics_route.routes, openai.routes, llama_server.routes)
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
@@ -55,7 +53,6 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     app = FastAPI(
         title="paceline",
         version=__version__,
-        root_path=settings.root_path,
         docs_url="/docs" if settings.docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
@@ -85,6 +82,7 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(RequestIds),
         Middleware(HttpCounts, service.http_metrics),
         Middleware(AccessLog),
+        *([Middleware(Prefix, settings.root_path)] if settings.root_path else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),

@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from paceline.server.problems import Problem, llama_body
 from paceline.server.settings import ServerSettings
@@ -37,6 +37,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request; beyond the limit there is none."""
@@ -50,6 +51,10 @@ class Connection(HttpToolsProtocol):
         """Nothing is waited for any more."""
         self._expect_within(None)
         self._stop_stall()
+        answered = self._answered
+        if answered is not None and not answered.response_complete:  # uvicorn tells only the request that came last
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
 
     # ---- what comes in
@@ -75,6 +80,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _MOST_PIPELINED:
             self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
         """What could not be parsed."""
@@ -115,7 +124,7 @@ class Connection(HttpToolsProtocol):
         self._expect_within(None)
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self._answered is None or self._answered.response_complete:
             body = msgspec.json.encode(llama_body(problem))
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[problem.status] + head + body)

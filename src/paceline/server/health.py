@@ -10,6 +10,8 @@ from starlette.responses import JSONResponse, Response
 from paceline.server.problems import LoadFailed, Loading, Problem, Refused, llama_body
 from paceline.server.service import Service
 
+_DEAD = Problem(503, "unavailable_error", "engine_dead", "the engine does not live any more, or hangs")
+
 
 def routes(service: Service) -> APIRouter:
     """/health, /v1/health, /health/live, /health/ready."""
@@ -22,10 +24,18 @@ def routes(service: Service) -> APIRouter:
     router.add_api_route("/health", health, methods=["GET"], summary="Whether the model is loaded")
     router.add_api_route("/v1/health", health, methods=["GET"], summary="As /health")
 
-    @router.get("/health/live", summary="Whether the engine's thread lives")
+    @router.get("/health/live", summary="Whether the engine lives")
     async def live() -> Response:
-        """Also while it loads, idles, or computes a long pass."""
-        return JSONResponse({"status": "ok"})
+        """200 also while it loads, idles, or computes a long pass; 503 where it has ended or hangs."""
+        try:
+            heartbeat = service.engine().heartbeat()
+        except Loading:
+            return JSONResponse({"status": "ok", "state": "loading"})
+        except LoadFailed as failed:
+            return _refusal(failed.problem, state="failed")
+        if heartbeat.is_alive:
+            return JSONResponse({"status": "ok", "state": heartbeat.state})
+        return _refusal(_DEAD, state=heartbeat.state)
 
     @router.get("/health/ready", summary="Whether a request would be taken")
     async def ready() -> Response:

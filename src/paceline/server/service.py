@@ -83,17 +83,21 @@ class Service:
             self.progress, self._is_loaded = 1.0, True
         except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
             self._failure = error
-            _log.error("the model could not be loaded: %s", error)
+            if not self.is_draining:
+                _log.error("the model could not be loaded: %s", error)
         finally:
             self.loaded.set()
 
     def _look_at_model(self, model: Model) -> None:
         """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
         self._model_sampling = told_by_model(model.metadata)
+        given = self.settings.chat_template
+        if given is None and model.chat_template() is None:
+            return
         try:
-            self._chat = ChatFormat(model, self.settings.chat_template)
-        except PacelineError as error:
-            if self.settings.chat_template is not None:
+            self._chat = ChatFormat(model, given)
+        except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
+            if given is not None:
                 raise
             self._chat = error
 
@@ -119,11 +123,6 @@ class Service:
         """Whether the engine is there."""
         return self._is_loaded
 
-    @property
-    def worker_pid(self) -> int | None:
-        """Of the engine's own process; None where there is none."""
-        return getattr(self._front.engine, "worker_pid", None) if self._is_loaded else None
-
     # ---- for routes
 
     def engine(self) -> AnyEngine:
@@ -145,8 +144,8 @@ class Service:
         engine = self.engine()
         if engine.is_closed:
             raise Refused(problem_of(EngineStopped("the engine was shut down and takes no requests")))
-        now, config = engine.metrics.snapshot(), engine.config
-        if now.queued + now.resident >= config.num_slots + config.max_queue:
+        config = engine.config
+        if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import os
 import signal
 import socket
@@ -25,7 +24,6 @@ from fastapi import FastAPI
 
 from paceline.server.app import build_app
 from paceline.server.connection import Connection
-from paceline.server.middleware.access_log import ACCESS_LOGGER
 from paceline.server.problems import problem_of
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
@@ -42,7 +40,6 @@ def serve(settings: ServerSettings) -> int:
     Raises `InvalidParams` for engine options that make no sense, before anything is opened.
     """
     app = build_app(settings)
-    _set_up_logging()
     try:
         config = uvicorn_config(app, settings)
         config.load()
@@ -133,12 +130,8 @@ class Serving:
             _say("ending: no new requests are taken; a second signal ends at once")
             self.end()
             return
-        worker = self._service.worker_pid
-        if worker is not None:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
         _say("ended at once")
-        os._exit(128 + number)
+        os._exit(128 + number)  # a worker process notices that it is alone
 
     async def _tell(self) -> None:
         """Says when it listens and when the model is there; without a model there is no server."""
@@ -177,23 +170,6 @@ def url_of(listener: socket.socket, settings: ServerSettings) -> str:
 
 def _is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def _set_up_logging() -> None:
-    """To stderr, where the program has not said otherwise: warnings, and the access log as bare lines."""
-    for name, level, form in (
-        ("paceline", logging.WARNING, "%(levelname)s %(name)s: %(message)s"),
-        ("uvicorn", logging.WARNING, "%(levelname)s %(name)s: %(message)s"),
-        (ACCESS_LOGGER, logging.INFO, "%(message)s"),
-    ):
-        logger = logging.getLogger(name)
-        if logger.handlers or logging.getLogger().handlers:
-            continue
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(form))
-        logger.addHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = False
 
 
 def _say(text: str) -> None:

@@ -22,17 +22,22 @@ class ServerSettings:
 
     Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
     `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
-    lora_scales (what applies where a request does not say), chat_template (text; None: the model's).
+    lora_scales (what applies where a request does not say), chat_template (text; None: the model's), chat_template_kwargs
+    (variables for the template; a request's win over them), pooling (of embeddings where a request does not say; None: as the
+    model was made), embd_normalize (of llama-server's embeddings where a request does not say: -1 none, 0 by the greatest,
+    1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its prefix).
 
     Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
     cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
     Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 503), body_timeout_s and keep_alive_s (for slow senders
-    and idle connections), heartbeat_s (between comments while a stream waits), drain_s (what SIGTERM leaves to running
-    streams), timeout_s (of a whole request; None: none).
+    and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
+    (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages). state_folder: where slots are saved.
+
+    Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
 
     model: Path | None = None
@@ -40,6 +45,10 @@ class ServerSettings:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     lora_scales: Mapping[str, float] = field(default_factory=dict)
     chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    pooling: str | None = None
+    embd_normalize: int = 2
+    spm_infill: bool = False
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -66,3 +75,7 @@ class ServerSettings:
     props: bool = False
     docs: bool = True
     state_folder: Path | None = None
+
+    log_level: str = "info"
+    log_json: bool = False
+    log_file: Path | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -109,7 +110,8 @@ class _Wire:
         self._send, self._heartbeat_s = send, heartbeat_s
         self._is_quiet, self._is_sending = True, False
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(heartbeat_s, self._beat)
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
         self._ping: asyncio.Task[None] | None = None
 
     async def send(self, data: bytes) -> None:
@@ -125,7 +127,8 @@ class _Wire:
 
     def close(self) -> None:
         """Beats no more."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._ping is not None:
             self._ping.cancel()
 
@@ -133,7 +136,11 @@ class _Wire:
         if self._is_quiet and not self._is_sending and (self._ping is None or self._ping.done()):
             self._ping = self._loop.create_task(self._send_ping())
         self._is_quiet = True
-        self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
+        self._wait()
+
+    def _wait(self) -> None:
+        if math.isfinite(self._heartbeat_s):
+            self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
 
     async def _send_ping(self) -> None:
         await self._send({"type": "http.response.body", "body": _PING, "more_body": True})

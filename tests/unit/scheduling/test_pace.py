@@ -241,7 +241,7 @@ def test_cells_in_use_are_learnt() -> None:
     for _ in range(200):
         num_tokens, num_cells = random.randint(1, 500), random.randint(0, 30_000)
         pace.observe(num_tokens, num_cells, 0.01 + num_tokens * (0.001 + 1e-7 * num_cells))
-    assert pace.state().per_cell_s == pytest.approx(1e-7, rel=0.1)
+    assert pace.state().from_tile.per_cell_s == pytest.approx(1e-7, rel=0.1)
     assert pace.seconds(300, 20_000) / pace.seconds(300, 0) == pytest.approx(0.91 / 0.31, rel=0.1)
 
 
@@ -253,8 +253,9 @@ def test_the_state_tells_what_it_believes() -> None:
         pace.observe(256, 0, 0.01)
         pace.observe(1, 0, 0.01)
     state = pace.state()
-    assert (state.base_s, state.num_observed) == (pytest.approx(0.01, rel=0.05), 300)
-    assert state.per_token_s[-1] == pytest.approx(0.01 / 256, rel=0.05)
+    one = state.below_tile
+    assert (one.base_s + one.per_token_s[0], state.num_observed) == (pytest.approx(0.01, rel=0.05), 300)
+    assert state.from_tile.per_token_s[-1] == pytest.approx(0.01 / 256, rel=0.05)
     assert 1.0 <= state.margin < 1.15
 
 
@@ -310,15 +311,45 @@ OBSERVATIONS = st.lists(
 )
 
 
-@given(OBSERVATIONS, st.integers(0, 3000), st.integers(0, 1000), st.integers(0, 50_000), st.integers(0, 50_000))
-def test_more_is_never_expected_to_take_less(
-    observed: list[tuple[int, int, float]], num_tokens: int, more_tokens: int, num_cells: int, more_cells: int
+SIZES = st.sampled_from([range(64), range(64, 513)]).flatmap(
+    lambda kind: st.tuples(*(st.sampled_from(kind) for _ in range(2)))
+)
+
+
+@given(OBSERVATIONS, SIZES, st.integers(0, 5), st.integers(0, 50_000), st.integers(0, 50_000))
+def test_more_of_a_kind_is_never_expected_to_take_less(
+    observed: list[tuple[int, int, float]], sizes: tuple[int, int], num_whole: int, num_cells: int, more_cells: int
 ) -> None:
-    """Whatever was observed, what is expected is finite, positive, and does not fall with tokens or cells."""
+    """Whatever was observed: finite, positive, and not falling with cells, nor with tokens on either side of a tile."""
     pace = Pace()
     for one in observed:
         pace.observe(*one)
-    seconds = pace.seconds(num_tokens, num_cells)
+    fewer, more = (512 * num_whole + size for size in sorted(sizes))
+    seconds = pace.seconds(fewer, num_cells)
     assert 0 < seconds < math.inf
-    assert pace.seconds(num_tokens + more_tokens, num_cells) >= seconds * (1 - 1e-12)
-    assert pace.seconds(num_tokens, num_cells + more_cells) >= seconds * (1 - 1e-12)
+    assert pace.seconds(more, num_cells) >= seconds * (1 - 1e-12)
+    assert pace.seconds(fewer, num_cells + more_cells) >= seconds * (1 - 1e-12)
+
+
+def test_a_tile_that_is_cheaper_than_less_is_learnt() -> None:
+    """Where 64 tokens and more cost half as much with the cells in use, a tick of 64 is expected to take less than one of 63."""
+    pace, random = Pace(), Random(9)
+
+    def tiled(num_decode: int, num_prefill: int, num_cells: int) -> float:
+        num_tokens = num_decode + num_prefill
+        return 0.02 + 0.003 * num_tokens + num_tokens * num_cells * (1e-6 if num_tokens < 64 else 5e-7)
+
+    observe_mixed(pace, random, tiled)
+    assert pace.seconds(64, 3000) < 0.9 * pace.seconds(63, 3000)
+    ticks = run_paced(pace, random, tiled, 0.25, 100)
+    assert quantile(ticks, 0.99) <= 1.3
+
+
+def test_both_kinds_of_ubatches_are_told_apart() -> None:
+    """What passes of 100 tokens say changes nothing for passes of 10 beside the machine's speed."""
+    pace = Pace()
+    for _ in range(30):
+        pace.observe(10, 0, 0.02)
+        pace.observe(100, 0, 0.3)
+    assert pace.seconds(10, 0) / pace.state().margin == pytest.approx(0.02, rel=0.1)
+    assert pace.seconds(100, 0) / pace.state().margin == pytest.approx(0.3, rel=0.1)

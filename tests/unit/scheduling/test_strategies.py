@@ -214,6 +214,32 @@ def test_paced_gives_prompts_sixteen_tokens_however_slow_the_machine() -> None:
     assert planned(Paced(), 2048, prompt(1, 1000), cost=cost) == {1: 16}
 
 
+class TiledCost:
+    """From 64 tokens on a token costs less, by as much as is said."""
+
+    def __init__(self, below_s: float, tile_s: float) -> None:
+        self._below_s, self._tile_s = below_s, tile_s
+
+    def seconds(self, num_tokens: int, num_cells: int) -> float:
+        return num_tokens * (self._below_s if num_tokens < 64 else self._tile_s / 64)
+
+
+@pytest.mark.parametrize(
+    ("below_s", "tile_s", "num_prefill"),
+    [
+        (0.005, 0.09, 67),  # the tile fits, and some more
+        (0.005, 0.12, 60),  # a little longer than may be, nearly three times as fast
+        (0.005, 0.13, 16),  # too long
+        (0.0018, 0.12, 51),  # hardly faster
+    ],
+)
+def test_paced_fills_a_tile_where_that_is_worth_it(below_s: float, tile_s: float, num_prefill: int) -> None:
+    """Up to a quarter above the target, where prompts come at least as much faster; else as much as fits below."""
+    cost = TiledCost(below_s, tile_s)
+    shares = planned(Paced(), 2048, *(decoder(key) for key in range(4)), prompt(4, 2000), cost=cost, itl_target_s=0.1)
+    assert shares[4] == num_prefill
+
+
 def test_paced_makes_large_ticks_while_nobody_decodes() -> None:
     """Then the longest tick is the bound, not the time between two tokens."""
     assert planned(Paced(), 2048, prompt(0, 1000), prompt(1, 1000)) == {0: 512, 1: 478}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline import validation
 from paceline.request import SECONDS_PER_PRIORITY
+from paceline.scheduling.pace import TILE_TOKENS
 from paceline.scheduling.strategies.filling import (
     Filling,
     longest_waiting_first,
@@ -28,10 +29,13 @@ class Paced:
     `patience` ticks get `least_tokens`, at most half of the budget, before everybody else.
     """
 
-    def __init__(self, *, least_growth: float = 0.25, least_tokens: int = 16, patience: int = 8) -> None:
+    def __init__(
+        self, *, least_growth: float = 0.25, least_tokens: int = 16, patience: int = 8, stretch: float = 1.25
+    ) -> None:
         self._growth = 1 + validation.number("least_growth", least_growth, 0, 100)
         self._least_tokens = validation.integer("least_tokens", least_tokens, 1)
         self._patience = validation.integer("patience", patience, 1)
+        self._stretch = validation.number("stretch", stretch, 1, 100)
 
     def plan(self, view: View, budget: int) -> list[Share]:
         """The shares of the next tick."""
@@ -67,19 +71,37 @@ class Paced:
         if num_decode:
             alone_s = view.cost.seconds(num_decode, view.num_cells)
             limit_s = max(view.itl_target_s, self._growth * alone_s)
-        return _largest_within(view, num_decode, min(self._least_tokens, most), most, limit_s)
+        return _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, self._stretch)
 
 
-def _largest_within(view: View, num_decode: int, least: int, most: int, limit_s: float) -> int:
-    """The largest prefill in [least, most] for which the tick is expected to take at most `limit_s`, else `least`."""
+class _Search:
+    """The largest prefill beside `num_decode` tokens, of at most `most`."""
 
-    def fits(num_tokens: int) -> bool:
-        return view.cost.seconds(num_decode + num_tokens, view.num_cells + num_tokens) <= limit_s
+    def __init__(self, view: View, num_decode: int, most: int) -> None:
+        self._view, self._num_decode, self._most = view, num_decode, most
+        self._tile = TILE_TOKENS - num_decode  # what fills a tile
 
-    if most <= least or fits(most):
-        return most
-    low, high = least, most  # low is allowed anyway, high is too much
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    def best(self, least: int, limit_s: float, stretch: float) -> int:
+        """For a tick that is expected to take at most `limit_s`: in whole tiles, else below, else a tile that is worth it."""
+        if self._most <= least or self._seconds(self._most) <= limit_s:
+            return self._most
+        if not least < self._tile < self._most:
+            return self._largest(least, self._most, limit_s)
+        if self._seconds(self._tile) <= limit_s:
+            return self._largest(self._tile, self._most, limit_s)
+        below = self._largest(least, self._tile, limit_s)
+        return self._tile if self._is_worth_it(below, stretch, limit_s) else below
+
+    def _largest(self, low: int, high: int, limit_s: float) -> int:
+        """The largest in [low, high) that fits, else `low`, which is allowed anyway; in between more takes longer."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._seconds(middle) <= limit_s else (low, middle)
+        return low
+
+    def _is_worth_it(self, below: int, stretch: float, limit_s: float) -> bool:
+        tile_s = self._seconds(self._tile)
+        return tile_s <= stretch * limit_s and self._tile * self._seconds(below) >= stretch * below * tile_s
+
+    def _seconds(self, num_tokens: int) -> float:
+        return self._view.cost.seconds(self._num_decode + num_tokens, self._view.num_cells + num_tokens)

@@ -1,0 +1,191 @@
+"""What was given where: command line, environment and file become lists of the same record. Pure.
+
+Nothing is read into values here, so what a stronger source replaces is never complained about.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline import validation
+from paceline.errors import InvalidParams
+from paceline.server.flags.draft import Kind, Origin
+from paceline.server.flags.flag import ENV_PREFIX, SWITCH, Flag
+from paceline.server.flags.table import BY_KEY, BY_NAME, ENV_NAMES, FLAGS
+
+_SEE: Final = "paceline serve --help"
+_LLAMA_PREFIX: Final = "LLAMA_ARG_"
+_LIKE: Final = (
+    0.85  # how near a PACELINE_ variable must be to a known one to be taken for a slip: others use the prefix too
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag and the texts that were given for it, one after the other. label: its spelling there, for messages."""
+
+    flag: Flag
+    label: str
+    texts: tuple[str, ...]
+    kind: Kind
+
+    @property
+    def origin(self) -> Origin:
+        """For the settings that follow."""
+        return Origin(self.kind, self.label)
+
+    def value(self) -> Any:
+        """The value. Raises `InvalidParams`; without the text where it is secret."""
+        try:
+            values = [self.flag.read(self.label, text) for text in self.texts]
+        except InvalidParams:
+            if self.flag.secret:
+                raise InvalidParams(f"{self.label} has no value that could be used; it is not shown") from None
+            raise
+        return tuple(one for value in values for one in value) if self.flag.many else values[-1]
+
+
+def from_arguments(argv: Sequence[str]) -> list[Given]:
+    """The command line, in order. Raises `InvalidParams` for what is no flag, or lacks its value."""
+    found, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, attached = _split(word)
+        flag, says_true = _known(name, word)
+        if equals:
+            text = attached if says_true else _inverted(name, attached)
+        elif flag.metavar == SWITCH:
+            text = "true" if says_true else "false"
+        else:
+            text = " ".join(_values(name, flag, rest))
+        found.append(Given(flag, name, (text,), "flag"))
+    return found
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Given]:
+    """What variables say, in the order of the table. PACELINE_ ones win over llama-server's."""
+    found = []
+    for flag in FLAGS:
+        for name in (*flag.own_envs, flag.off_env, flag.env):
+            if name is not None and name in environ:
+                text = "false" if name == flag.off_env else environ[name]
+                found.append(Given(flag, name, (text,), "environment"))
+                break
+    return found
+
+
+def from_file(path: Path, data: bytes) -> list[Given]:
+    """A TOML file. Raises `InvalidParams` that names it, for what is no TOML, no known key, or no value of a flag."""
+    try:
+        table = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{path} is not UTF-8: stray byte at offset {error.start}") from None
+    except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
+        raise InvalidParams(f"{path} is no TOML: {error}") from None
+    return [_from_key(path, key, value) for key, value in table.items()]
+
+
+def odd_variables(environ: Mapping[str, str]) -> list[str]:
+    """Notes on variables that look as if they were meant for the server, and are not known."""
+    notes = []
+    for name in sorted(environ):
+        prefix = next((one for one in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(one)), None)
+        if prefix is None or name in ENV_NAMES:
+            continue
+        known = [one.removeprefix(prefix) for one in ENV_NAMES if one.startswith(prefix)]
+        nearest = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=_LIKE)
+        if nearest or prefix == _LLAMA_PREFIX:
+            hint = f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
+            notes.append(f"{name} is not known and not used{hint}")
+    return notes
+
+
+def strongest(sources: Iterable[Sequence[Given]]) -> tuple[list[Given], list[str]]:
+    """What counts, weakest source first, and notes: of each flag the strongest source, of several times there the last.
+
+    What may be given several times keeps all of its texts.
+    """
+    chosen: dict[str, Given] = {}
+    notes = []
+    for source in sources:
+        here: dict[str, Given] = {}
+        for given in source:
+            earlier = here.pop(given.flag.long_name, None)
+            if earlier is not None and given.flag.many:
+                given = Given(given.flag, given.label, earlier.texts + given.texts, given.kind)  # noqa: PLW2901
+            elif earlier is not None and earlier.texts != given.texts:
+                notes.append(f"{given.label} was given more than once; the last one counts")
+            here[given.flag.long_name] = given
+        chosen = {name: given for name, given in chosen.items() if name not in here} | here
+    return list(chosen.values()), notes
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """--name=value in its parts; _ counts as - in a long name."""
+    if not word.startswith("--"):
+        return word, "", ""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-"), equals, value
+
+
+def _known(name: str, word: str) -> tuple[Flag, bool]:
+    if not name.startswith("-") or name in ("-", "--"):
+        hint = "a model is named with -m" if word.endswith(".gguf") else f"see {_SEE}"
+        raise InvalidParams(f"unexpected {word!r:.80}: every value belongs to a flag; {hint}")
+    if name not in BY_NAME:
+        names = [known for known in BY_NAME if known.startswith("--") == name.startswith("--")]
+        validation.reject_unknown([name], names, _SEE)
+    return BY_NAME[name]
+
+
+def _inverted(name: str, text: str) -> str:
+    raise InvalidParams(f"{name} takes no value, not {text!r:.80}; write it alone")
+
+
+def _values(name: str, flag: Flag, rest: list[str]) -> list[str]:
+    """Takes the values that stand behind a flag."""
+    count = len(flag.metavar.split())
+    if len(rest) < count:
+        raise InvalidParams(f"{name} needs a value: {name} {flag.metavar}")
+    if rest[0] in BY_NAME:
+        long_name = flag.long_name
+        raise InvalidParams(
+            f"{name} needs a value, and {rest[0]} is a flag; write {long_name}={rest[0]} if you mean that"
+        )
+    taken, rest[:count] = rest[:count], []
+    return taken
+
+
+def _from_key(path: Path, key: str, value: Any) -> Given:
+    name = key.replace("_", "-")
+    try:
+        validation.reject_unknown([name], BY_KEY, "docs/guide/flags.md")
+    except InvalidParams as error:
+        raise InvalidParams(f"{path}: {error}") from None
+    flag, says_true = BY_KEY[name]
+    label = f"{path}: {key}"
+    if not says_true and not isinstance(value, bool):
+        raise InvalidParams(f"{label} must be true or false")
+    many = isinstance(value, list) and flag.many
+    texts = tuple(_text(label, one) for one in (value if many else [value]))
+    if not texts:
+        raise InvalidParams(f"{label} is an empty list; leave it out")
+    return Given(flag, label, texts if says_true else ("false" if value else "true",), "file")
+
+
+def _text(label: str, value: object) -> str:
+    """A TOML value as the text that would stand on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        try:
+            return str(value)
+        except ValueError:  # an integer of thousands of digits
+            raise InvalidParams(f"{label} has more digits than any setting can have") from None
+    kind = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else type(value).__name__
+    raise InvalidParams(f"{label} must be a text, a number or true or false, not {kind}")

@@ -1,0 +1,249 @@
+"""What may stand in the bodies of llama-server's requests: names, types, hard bounds. Knows no model and no engine.
+
+A field that is null counts as absent, as llama-server has it. Fields that are not named here are kept, so that answers can
+say that they were ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from paceline import validation
+
+_INT32 = 2**31 - 1
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 40.0 is 40."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _carried(value: str) -> str:
+    return validation.text("text", value)
+
+
+Text = Annotated[str, AfterValidator(_carried)]
+Int = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_INT32)]
+CountOrMinusOne = Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)]
+
+
+class Body(BaseModel):
+    """Strict: a bool is no number, NaN and infinities are refused, and so is text that UTF-8 cannot carry."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    def ignored(self) -> list[str]:
+        """A sentence for each field that is not known here, and not null."""
+        extra = self.model_extra or {}
+        return [_unknown(name) for name, value in extra.items() if value is not None]
+
+
+def _unknown(name: str) -> str:
+    return f"{name!r:.80} is no field that is known here and was ignored"
+
+
+class LoraScale(Body):
+    """How strongly one adapter applies. id: its place in the list of adapters."""
+
+    id: Int
+    scale: float = 0.0
+
+
+_OURS = "paceline's own; as in "
+
+
+class Extras(Body):
+    """What llama-server does not have. Values are checked by `SamplingParams` and `RequestOptions`."""
+
+    min_tokens: Any = Field(default=None, description=_OURS + "SamplingParams")
+    stop_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
+    allowed_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
+    bad_words: Any = Field(default=None, description=_OURS + "SamplingParams")
+    grammar_root: Any = Field(default=None, description=_OURS + "SamplingParams")
+    regex: Any = Field(default=None, description=_OURS + "SamplingParams")
+    choice: Any = Field(default=None, description=_OURS + "SamplingParams")
+    priority: Any = Field(default=None, description=_OURS + "RequestOptions")
+    queue_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    ttft_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
+    interval: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    max_buffered_tokens: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    slow_reader: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
+    special: Any = Field(default=None, description=_OURS + "RequestOptions")
+    cache_salt: Any = Field(default=None, description=_OURS + "RequestOptions")
+    add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
+    parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
+
+
+class CompletionBody(Extras):
+    """Of POST /completion; names, defaults and special values are llama-server's."""
+
+    prompt: Any = Field(
+        default=None,
+        description="A text, token ids, a list of both mixed, an object with prompt_string, or a list of any of these.",
+    )
+    stream: bool | None = None
+    n_predict: CountOrMinusOne | None = None
+    max_tokens: CountOrMinusOne | None = None
+    max_completion_tokens: CountOrMinusOne | None = None
+    n_cmpl: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
+    n: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
+    stop: list[str] | str | None = None
+    seed: Int | None = None
+    temperature: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    top_k: Int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repeat_last_n: CountOrMinusOne | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: CountOrMinusOne | None = None
+    dry_sequence_breakers: list[str] | None = None
+    mirostat: Int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    samplers: list[str] | str | None = None
+    min_keep: Count | None = None
+    logit_bias: list[Any] | dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    grammar: str | None = None
+    grammar_lazy: bool | None = None
+    grammar_triggers: list[dict[str, Any]] | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    n_probs: Count | None = None
+    logprobs: Count | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: list[str] | None = None
+    cache_prompt: bool | None = None
+    id_slot: Int | None = None
+    lora: list[LoraScale] | None = None
+    t_max_predict_ms: CountOrMinusOne | None = None
+    n_indent: Count | None = None
+    # What has no meaning here; see `ignored`.
+    n_keep: CountOrMinusOne | None = None
+    n_discard: Count | None = None
+    n_cache_reuse: Count | None = None
+    return_progress: bool | None = None
+    sse_ping_interval: CountOrMinusOne | None = None
+    backend_sampling: bool | None = None
+    verbose: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    model: Text | None = None
+
+    def ignored(self) -> list[str]:
+        """A sentence for each field that is not known or has no effect here, and asks for more than nothing."""
+        extra = self.model_extra or {}
+        foreign = {name: value for name, value in extra.items() if _is_foreign(name)}
+        asked = {name: getattr(self, name) for name in _WITHOUT_EFFECT} | foreign
+        return [
+            *(
+                f"{name!r:.80} has no effect here and was ignored"
+                for name, value in asked.items()
+                if value not in _NOTHING
+            ),
+            *(_unknown(name) for name, value in extra.items() if name not in foreign and value is not None),
+        ]
+
+
+def _is_foreign(name: str) -> bool:
+    return name in _FOREIGN or name.startswith("speculative.")
+
+
+_WITHOUT_EFFECT = (
+    "n_keep", "n_discard", "n_cache_reuse", "return_progress", "sse_ping_interval", "backend_sampling", "verbose",
+    "stream_options",
+)  # fmt: skip
+_FOREIGN = frozenset((
+    "chat_format", "chat_parser", "continue_final_message", "echo", "generation_prompt", "grammar_type",
+    "message_delimiters", "parse_tool_calls", "preserved_tokens", "reasoning_budget_end_tag",
+    "reasoning_budget_end_tags", "reasoning_budget_message", "reasoning_budget_start_tag", "reasoning_budget_tokens",
+    "reasoning_control", "reasoning_format", "t_max_prompt_ms",
+))  # fmt: skip
+"""What llama-server knows beside; it belongs to parts of it that are not in this endpoint."""
+_NOTHING: tuple[Any, ...] = (None, 0, -1, False, {}, [], "")
+
+
+class InfillChunk(Body):
+    """A piece of another file, for context."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillBody(CompletionBody):
+    """Of POST /infill: what stands before and after the gap, and pieces of other files. `prompt` begins what fills it."""
+
+    prompt: str | None = None
+    input_prefix: Any = None
+    input_suffix: Any = None
+    input_extra: list[InfillChunk] | None = None
+
+
+class TokenizeBody(Body):
+    """Of POST /tokenize."""
+
+    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Of POST /detokenize."""
+
+    tokens: list[Int] | None = None
+
+
+class TemplateBody(Body):
+    """Of POST /apply-template: a conversation as in a chat, without what decides its answer."""
+
+    messages: Any
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    model: Text | None = None
+
+
+class EmbeddingBody(Body):
+    """Of POST /embedding and /embeddings. content and input are the same; input counts where both are given."""
+
+    content: Any = None
+    input: Any = None
+    embd_normalize: Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)] | None = None
+    encoding_format: str | None = None
+    model: Text | None = None
+
+
+class RerankBody(Body):
+    """Of POST /rerank. With `texts` in place of `documents` the answer has the shape of TEI's."""
+
+    query: str
+    documents: list[str] | None = None
+    texts: list[str] | None = None
+    top_n: Int | None = None
+    return_text: bool | None = None
+    model: Text | None = None
+
+
+class SlotBody(Body):
+    """Of POST /slots/{id}?action=save and restore. filename: a name, never a path."""
+
+    filename: str

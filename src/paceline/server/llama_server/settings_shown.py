@@ -1,0 +1,77 @@
+"""The settings of a generation as llama-server shows them: in answers, in /props and in /slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline.params import SamplingParams
+from paceline.server.llama_server.asking import RANDOM_SEED
+from paceline.server.llama_server.biases import NEVER, shown
+
+_SAME = (
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
+    "adaptive_decay", "ignore_eos",
+)  # fmt: skip
+
+
+def brief_settings(
+    params: SamplingParams, *, stream: bool = False, told: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The settings without lists and grammars, as /props and /slots have them. told: what is no part of sampling."""
+    num_predict = -1 if params.max_tokens is None else params.max_tokens
+    given = told or {}
+    return {
+        "seed": RANDOM_SEED if params.seed is None else params.seed,
+        **{name: getattr(params, name) for name in _SAME},
+        "repeat_last_n": params.penalty_last_n,
+        "max_tokens": num_predict,
+        "n_predict": num_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": stream,
+        "n_probs": params.logprobs or 0,
+        "min_keep": 0,
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": list(params.samplers),
+        "speculative.types": "none",
+        "timings_per_token": given.get("timings_per_token", False),
+        "post_sampling_probs": params.logprobs is not None and params.logprobs_mode == "sampled",
+        "backend_sampling": False,
+        "lora": given.get("lora", []),
+    }
+
+
+def full_settings(
+    params: SamplingParams, eog_ids: Iterable[int], *, stream: bool, told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings as an answer has them. A JSON schema is shown as it is, where llama-server shows its grammar."""
+    never = [(token, NEVER) for token in sorted(eog_ids)] if params.ignore_eos else []
+    settings = brief_settings(params, stream=stream, told=told) | {
+        "dry_sequence_breakers": list(params.dry_sequence_breakers),
+        "stop": list(params.stop),
+        "logit_bias": shown([*_pairs(params), *never]),
+        "grammar": params.grammar or "",
+        "grammar_lazy": params.grammar_lazy,
+        "grammar_triggers": [_trigger(one) for one in params.grammar_triggers],
+        "preserved_tokens": [],
+    }
+    if isinstance(params.json_schema, str):
+        settings["json_schema"] = json.loads(params.json_schema)
+    return settings
+
+
+def _pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
+    return tuple(params.logit_bias.items()) if isinstance(params.logit_bias, Mapping) else params.logit_bias
+
+
+def _trigger(trigger: str | int) -> dict[str, Any]:
+    if isinstance(trigger, int):
+        return {"type": 0, "value": "", "token": trigger}
+    return {"type": 1, "value": trigger}

@@ -1,0 +1,82 @@
+"""POST /tokenize, /detokenize and /apply-template. On the event loop; the work is done in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from paceline.chat.messages import checked_messages
+from paceline.errors import Unsupported
+from paceline.runtime import Tokenizer
+from paceline.server.llama_server.bodies import Body, DetokenizeBody, TemplateBody, TokenizeBody
+from paceline.server.llama_server.prompts import mixed_ids
+from paceline.server.llama_server.writing import large_json_answer
+from paceline.server.openai.json_bodies import JsonRoute
+from paceline.server.service import Service
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+
+    @router.post("/tokenize", summary="Text to token ids")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """`tokens`: ids, or objects of `id` and `piece` with `with_pieces`; a piece that is no text is a list of bytes."""
+        tokens = await asyncio.to_thread(_tokens, service.engine().tokenizer, body)
+        return await large_json_answer({"tokens": tokens} | _warnings(body))
+
+    @router.post("/detokenize", summary="Token ids to text")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """`content`: the text, control tokens included."""
+        tokenizer = service.engine().tokenizer
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens or [], special=True)
+        return await large_json_answer({"content": text} | _warnings(body))
+
+    @router.post("/apply-template", summary="Messages to the text of a prompt")
+    async def apply_template(body: TemplateBody) -> Response:
+        """`prompt`: what the chat template makes of the messages."""
+        if body.tools:
+            raise Unsupported("tools are not supported yet; leave them out")
+        messages = checked_messages(body.messages)
+        rendered = await asyncio.to_thread(_rendered, service, messages, body)
+        return await large_json_answer({"prompt": rendered} | _warnings(body))
+
+    return router
+
+
+def _rendered(service: Service, messages: list[dict[str, Any]], body: TemplateBody) -> str:
+    return (
+        service.chat_format()
+        .render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            kwargs={**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})},
+        )
+        .text
+    )
+
+
+def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
+    if body.content is None:
+        return []
+    parse = body.parse_special is not False
+    ids = mixed_ids(tokenizer, "content", body.content, add_special=bool(body.add_special), parse_special=parse)
+    if not body.with_pieces:
+        return ids
+    pieces = tokenizer.pieces(special=True)
+    return [{"id": token, "piece": _piece(pieces[token])} for token in ids]
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _warnings(body: Body) -> dict[str, Any]:
+    warnings = body.ignored()
+    return {"warnings": warnings} if warnings else {}

@@ -1,0 +1,1 @@
+"""OpenAI's API: models, completions, chat completions and embeddings. Request and response bodies are OpenAI's."""

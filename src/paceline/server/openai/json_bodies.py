@@ -1,0 +1,54 @@
+"""Routes whose JSON bodies are decoded fast, strictly, and off the event loop where they are large.
+
+Strictly: no NaN, no lone surrogates, nothing nested too deep. FastAPI then checks what was decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+_SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
+
+
+class JsonRequest(Request):
+    """A request whose `json` is as this module says."""
+
+    async def json(self) -> Any:
+        """The body. Raises `JSONDecodeError`, which FastAPI knows."""
+        if not hasattr(self, "_decoded"):
+            body = await self.body()
+            self._decoded = decoded(body) if len(body) <= _SMALL else await asyncio.to_thread(decoded, body)
+        return self._decoded
+
+
+class JsonRoute(APIRoute):
+    """A route that reads such requests."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's, given a `JsonRequest`."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+def decoded(body: bytes) -> Any:
+    """The value of a JSON text. Raises `JSONDecodeError`."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise json.JSONDecodeError(str(error), "", 0) from None
+    except UnicodeDecodeError as error:
+        raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from None
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", "", 0) from None

@@ -1,0 +1,107 @@
+"""A server for the tests of OpenAI's API, and clients of the `openai` package for it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+from tests.server.conftest import DEMO_ENGINE
+from tests.server.running import LONG_S, RunningServer
+
+from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, TickRecord
+from paceline.server.open_requests import OpenRequest
+from paceline.server.settings import ServerSettings
+
+NAMES = ("tale", "vendor/other")
+FOREVER: dict[str, Any] = {"ignore_eos": True, "top_k": 5}
+"""So that an answer goes on to its limit."""
+
+
+class Watch(Instrument):
+    """Tells of every request when it is queued and when it ends; can hold the engine up, so that nothing ends meanwhile."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[EndRecord] = queue.SimpleQueue()
+        self._ids: dict[int, str | None] = {}
+        self._changed = threading.Condition()
+        self._gate = threading.Event()
+        self._ticks_left: int | None = None
+
+    def request_queued(self, record: RequestRecord) -> None:
+        with self._changed:
+            self._ids[record.key] = record.request_id
+            self._changed.notify_all()
+
+    def request_ended(self, record: EndRecord) -> None:
+        self._ended.put(record)
+
+    def tick_finished(self, record: TickRecord) -> None:
+        if self._ticks_left is None:
+            return
+        self._ticks_left -= 1
+        if self._ticks_left <= 0:
+            assert self._gate.wait(LONG_S)
+
+    def wait_queued(self, request_id: str) -> None:
+        """Until the request with this id is queued."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: request_id in self._ids.values(), LONG_S)
+
+    def ending(self, request_id: str) -> EndRecord:
+        """Of the next request with this id, once it is there."""
+        while True:
+            record = self._ended.get(timeout=LONG_S)
+            if self._ids.get(record.key) == request_id:
+                return record
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block the engine computes a few ticks and then waits for the block's end."""
+        self._gate.clear()
+        self._ticks_left = 4
+        try:
+            yield
+        finally:
+            self._ticks_left = None
+            self._gate.set()
+
+
+class OpenAIServer(RunningServer):
+    """The demo model under two names, with embeddings. watch: what its engine does."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.watch = Watch()
+        engine = {**DEMO_ENGINE, "instruments": [self.watch]}
+        super().__init__(ServerSettings(**{"engine_options": engine, "embeddings": True, "aliases": NAMES, **settings}))
+        self._closed: set[str] = set()
+        self._changed = threading.Condition()
+        self._note_closed()
+
+    def wait_closed(self, request_id: str) -> None:
+        """Until the server has let go of the request with this id: what had not ended is cancelled then."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: request_id in self._closed, LONG_S)
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """A client that does not try again; use it as a context manager."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
+
+    def async_openai(self, **options: Any) -> openai.AsyncOpenAI:
+        """As `openai`."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
+
+    def _note_closed(self) -> None:
+        open_requests = self.service.open_requests
+        remove = open_requests.remove
+
+        def noted(request: OpenRequest) -> None:
+            remove(request)
+            with self._changed:
+                self._closed.add(request.request_id)
+                self._changed.notify_all()
+
+        open_requests.remove = noted  # type: ignore[method-assign]

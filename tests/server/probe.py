@@ -1,0 +1,59 @@
+"""Routes as plain as can be over `begin` and `event_stream`, to look at what every API is built on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.server.generating import begin
+from paceline.server.problems import Problem, openai_body
+from paceline.server.service import Service
+from paceline.server.sse import event_stream
+from paceline.streaming import StreamChunk
+
+GREEDY = {"temperature": 0.0, "max_tokens": 8}
+ENDLESS = {"temperature": 0.0, "max_tokens": None, "ignore_eos": True}
+
+
+def told(index: int, chunk: StreamChunk) -> Iterable[bytes]:
+    """One event a chunk."""
+    reason = None if chunk.finish_reason is None else chunk.finish_reason.value
+    yield msgspec.json.encode(
+        {"prompt": index, "choice": chunk.choice, "text": chunk.text, "ids": chunk.token_ids, "reason": reason}
+    )
+
+
+def broken(index: int, chunk: StreamChunk) -> Iterable[bytes]:
+    raise RuntimeError(f"no event for {index} {chunk.index}")
+
+
+def failure(problem: Problem) -> bytes:
+    return msgspec.json.encode(openai_body(problem))
+
+
+def routes(service: Service) -> APIRouter:
+    """POST /v1/probe {"prompts": [...], "stream": bool, "sampling": {...}, "options": {...}}."""
+    router = APIRouter()
+
+    @router.post("/v1/probe")
+    async def probe(body: dict[str, Any], request: Request) -> Response:
+        params = service.sampling({**GREEDY, **body.get("sampling", {})})
+        options = {**service.options(request), **body.get("options", {})}
+        streaming = bool(body.get("stream"))
+        generation = await begin(service, request, body["prompts"], params, options, streaming=streaming)
+        if streaming:
+            return event_stream(generation, broken if body.get("broken") else told, failure=failure)
+        async with generation:
+            completions = await generation.collected()
+        return JSONResponse({"texts": [one.text for one in completions]})
+
+    @router.post("/v1/broken")
+    async def fail() -> Response:
+        raise RuntimeError("/home/somebody/secret is broken")
+
+    return router

@@ -1,0 +1,216 @@
+"""How a server begins and ends: loading, a model that cannot be loaded, draining, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import LONG_S, RunningServer
+from tests.server.stand_in import StandInEngine, StandInLLM
+
+from paceline.errors import ModelLoadError
+from paceline.server.settings import ServerSettings
+
+
+def test_the_port_is_open_while_the_model_loads() -> None:
+    """/health says how far it is; routes that need the model say so; the page is there."""
+    llm = StandInLLM(is_loaded=False)
+    with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
+        server.service.progress = 0.25
+        answer = client.get("/health")
+        assert answer.status_code == 503
+        error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+        assert answer.json() == {"error": error, "status": "loading", "progress": 0.25}
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health/ready").status_code == 503
+        assert "loading, 25%" in client.get("/").text
+        llm.load.set()
+        server.do(server.service.loaded.wait())
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/health/ready").status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_is_told_without_its_folder() -> None:
+    """By every health route."""
+    llm = StandInLLM(failure=ModelLoadError("cannot read the model file /srv/private/model.gguf: no such file"))
+    with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
+        server.do(server.service.loaded.wait())
+        for path in ("/health", "/health/live", "/health/ready"):
+            answer = client.get(path)
+            assert answer.status_code == 503
+            assert "model file model.gguf: no such file" in answer.json()["error"]["message"]
+
+
+def test_an_engine_that_has_ended_is_neither_live_nor_ready() -> None:
+    """The server itself goes on to say so."""
+    llm = StandInLLM()
+    with RunningServer(ServerSettings(), llm) as server, server.client() as client:
+        llm.engine.close()
+        assert client.get("/health/live").status_code == 503
+        assert client.get("/health/ready").status_code == 503
+
+
+def test_a_draining_server_takes_nothing_new_and_answers_what_it_has() -> None:
+    """Health goes on, cancelling as well."""
+    engine = StandInEngine()
+    from tests.server import probe
+
+    with (
+        RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
+        server.client() as client,
+    ):
+        engine.running.hold()
+        with client.stream("POST", "/v1/probe", json={"prompts": ["a"], "stream": True}) as running:
+            server.call(server.service.drain)
+            refused = client.post("/v1/probe", json={"prompts": ["b"]})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "shutdown"
+            assert client.get("/health/ready").status_code == 503
+            assert client.post("/v1/requests/none/cancel").json()["cancelled"] is False
+            engine.running.backend.gate.set()
+            assert list(running.iter_lines())[-2] == "data: [DONE]"
+
+
+PROGRAM = """
+import sys
+from tests.server import probe
+from tests.server.stand_in import StandInEngine, StandInLLM
+from paceline.server import serving
+from paceline.server.settings import ServerSettings
+
+engine = StandInEngine()
+engine.running.hold()
+build = serving.build_app
+
+def with_stand_in(settings):
+    app = build(settings, StandInLLM(engine))
+    app.include_router(probe.routes(app.state.service))
+    return app
+
+serving.build_app = with_stand_in
+sys.exit(serving.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), host=sys.argv[2])))
+"""
+
+
+class Program:
+    """A server in a process of its own, whose passes are held up. lines: what it says, as it says it."""
+
+    def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(drain_s), host],
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.said: list[str] = []
+        self.url = re.findall(r"http://\S+", self.wait_for("listening on"))[0].replace("0.0.0.0", "127.0.0.1")
+
+    def wait_for(self, words: str) -> str:
+        """The next line with them."""
+        assert self._process.stderr is not None
+        for line in iter(self._process.stderr.readline, b""):
+            self.said.append(line.decode())
+            if words in self.said[-1]:
+                return self.said[-1]
+        raise AssertionError(f"it never said {words!r} but {self.said}")
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def code(self) -> int:
+        assert self._process.stderr is not None
+        self.said += self._process.stderr.read().decode().splitlines()
+        return self._process.wait(LONG_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(LONG_S)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+@pytest.fixture
+def programs() -> Iterator[Any]:
+    """Starts programs, and leaves none behind."""
+    started: list[Program] = []
+
+    def start(drain_s: float, host: str = "127.0.0.1") -> Program:
+        started.append(Program(drain_s, host))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, number: int) -> None:
+    """What does not end in time has a terminal event; the process ends with 0."""
+    program = programs(0.05)
+    program.wait_for("is ready")
+    body = {"prompts": ["a"], "stream": True, "sampling": {"max_tokens": None}}
+    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as answer:
+        program.signal(number)
+        *_, last, _, done, _ = answer.iter_lines()
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] in ("shutdown", "engine_stopped")
+    assert done == "data: [DONE]"
+    assert program.code() == 0
+
+
+def test_a_second_signal_ends_at_once(programs: Any) -> None:
+    """Whatever still runs; the code is the signal's."""
+    program = programs(LONG_S)
+    program.wait_for("is ready")
+    body = {"prompts": ["a"], "stream": True}
+    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as answer:
+        assert answer.status_code == 200
+        program.signal(signal.SIGTERM)
+        program.wait_for("ending")
+        program.signal(signal.SIGTERM)
+        assert program.code() == 128 + signal.SIGTERM
+
+
+def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) -> None:
+    """One on the loopback does not."""
+    program = programs(1, "0.0.0.0")
+    assert "set an API key" in program.wait_for("warning")
+    quiet = programs(1)
+    quiet.wait_for("is ready")
+    assert not any("warning" in line for line in quiet.said)
+
+
+SERVE = (
+    "import sys; from paceline.server.serving import serve; from paceline.server.settings import ServerSettings as S; "
+)
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(server: RunningServer) -> None:
+    """With the code 1."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE + f"sys.exit(serve(S(port={server.port})))"],
+        capture_output=True, text=True, timeout=LONG_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"cannot listen on 127.0.0.1 port {server.port}: " in line
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) -> None:
+    """Without the folder that it was looked for in."""
+    settings = f"S(port=0, model=__import__('pathlib').Path('/no/where/m.gguf'), engine_options={{'isolation': {isolation!r}}})"
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE + f"sys.exit(serve({settings}))"], capture_output=True, text=True, timeout=LONG_S
+    )
+    assert done.returncode == 1
+    assert "cannot load the model: " in done.stderr
+    assert "m.gguf" in done.stderr

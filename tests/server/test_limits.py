@@ -1,0 +1,218 @@
+"""What a server takes from strangers: keys, sizes, times, numbers, and what it tells when something breaks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from tests.server.stand_in import prompts
+
+from paceline.server.settings import ApiKey
+
+KEYS = (ApiKey(secret="first secret", tenant="a"), ApiKey(secret="second", tenant="b"))
+
+
+def read_to_end(connection: Any) -> bytes:
+    told = b""
+    while part := connection.recv(65536):
+        told += part
+    return told
+
+
+def test_without_a_key_only_public_routes_answer(worlds: Any) -> None:
+    """The others say how to send one."""
+    client = worlds({"api_keys": KEYS}).client
+    assert [client.get(path).status_code for path in ("/", "/health", "/v1/health", "/health/ready")] == [200] * 4
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"authorization": "Bearer"}):
+        answer = client.post("/v1/probe", json={"prompts": prompts(1)}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    told = client.post("/completion", json={}).json()["error"]
+    assert (told["code"], told["type"]) == (401, "authentication_error")
+
+
+def test_each_key_opens_in_any_of_the_usual_ways(worlds: Any) -> None:
+    """As a bearer, bare, or in X-Api-Key."""
+    client = worlds({"api_keys": KEYS}).client
+    for headers in (
+        {"authorization": "Bearer first secret"},
+        {"authorization": "bearer second"},
+        {"authorization": "second"},
+        {"x-api-key": "first secret"},
+    ):
+        assert client.post("/v1/probe", json={"prompts": prompts(1)}, headers=headers).status_code == 200
+
+
+def test_a_request_is_cancelled_by_its_own_tenant_only(worlds: Any) -> None:
+    """For others it is not there."""
+    world = worlds({"api_keys": KEYS})
+    world.engine.running.hold()
+    first, second = ({"authorization": f"Bearer {key.secret}"} for key in KEYS)
+    body = {"prompts": prompts(1), "stream": True}
+    with world.client.stream("POST", "/v1/probe", json=body, headers={**first, "x-request-id": "r"}):
+        for headers, expected in ((second, False), (first, True)):
+            answer = world.client.post("/v1/requests/r/cancel", headers=headers)
+            assert answer.json() == {"id": "r", "cancelled": expected}
+    world.engine.running.backend.gate.set()
+
+
+def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
+    """Whether it says its length or comes in pieces."""
+    client = worlds({"max_body_bytes": 1000}).client
+    for content in (b"x" * 1001, iter([b"x" * 600] * 3)):
+        answer = client.post("/completion", content=content)
+        assert answer.status_code == 413
+        assert "1000 are taken" in answer.json()["error"]["message"]
+
+
+def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
+    """Before and after they are whole."""
+    world = worlds({"max_header_bytes": 2000})
+    assert world.client.get("/health", headers={"x": "y" * 2000}).status_code == 431
+    with world.socket() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx: " + b"y" * 5000)
+        assert read_to_end(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_slow_sender_is_told_so_and_left(worlds: Any) -> None:
+    """With half a head, and with half a body."""
+    world = worlds({"body_timeout_s": 0.05})
+    whole = b"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+    for begun in (b"POST /comple", whole):
+        with world.socket() as connection:
+            connection.sendall(begun)
+            assert read_to_end(connection).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_connection_that_never_asks_is_closed(worlds: Any) -> None:
+    """Without a word."""
+    with worlds({"keep_alive_s": 0.05}).socket() as connection:
+        assert read_to_end(connection) == b""
+
+
+def test_too_many_connections_are_refused(worlds: Any) -> None:
+    """With a 503 for the one that is too many, as soon as it is there."""
+    world = worlds({"max_connections": 3})
+    held = [world.socket() for _ in range(3)]
+    world.server.until(lambda: len(world.server.connections) == 3)
+    with world.socket() as one_more:
+        told = read_to_end(one_more)
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["type"] == "unavailable_error"
+    for each in held:
+        each.close()
+
+
+def test_what_is_no_http_is_refused(worlds: Any) -> None:
+    """In the shape of other errors."""
+    with worlds().socket() as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_pipelined_requests_are_answered_in_order(worlds: Any) -> None:
+    """On one connection, one after the other."""
+    with worlds().socket() as connection:
+        ask = "GET {} HTTP/1.1\r\nhost: x\r\n{}\r\n"
+        connection.sendall((ask.format("/health", "") * 20 + ask.format("/nothing", "connection: close\r\n")).encode())
+        told = read_to_end(connection)
+    assert told.count(b"200 OK") == 20
+    assert told.index(b"404 Not Found") > told.rindex(b"200 OK")
+
+
+def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
+    """What waits behind it on the connection is no reason to go on."""
+    world = worlds()
+    world.engine.running.hold()
+    with world.raw(prompts=prompts(1)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        world.engine.running.wait_for_pass()
+    world.server.until(lambda: world.server.service.open_requests.count == 0)
+    world.engine.running.backend.gate.set()
+
+
+def test_a_failure_that_nobody_foresaw_tells_nothing_of_the_inside(worlds: Any, caplog: Any) -> None:
+    """The answer has an id, the log has the rest."""
+    world = worlds()
+    with caplog.at_level(logging.ERROR, "paceline.server"):
+        answer = world.client.post("/v1/broken", json={})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+    assert "/home/somebody/secret is broken" in caplog.text
+
+
+def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any) -> None:
+    """A page could send such a request to anybody's server without asking."""
+    client = worlds().client
+    body = json.dumps({"prompts": prompts(1)}).encode()
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert client.post("/v1/probe", content=body).status_code == 200
+    assert client.post("/v1/probe", content=body, headers=form).status_code == 200
+    answer = client.post("/v1/probe", content=body, headers={**form, "origin": "https://elsewhere.example"})
+    assert answer.status_code == 415
+
+
+def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
+    """With it, the named origins may read answers and errors, and ask before they send."""
+    page = {"origin": "https://page.example"}
+    asking = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    closed = worlds().client
+    assert "access-control-allow-origin" not in closed.get("/health", headers=page).headers
+    assert closed.options("/v1/probe", headers=asking).status_code == 405
+    client = worlds({"cors_origins": ("https://page.example",), "api_keys": KEYS}).client
+    assert client.options("/v1/probe", headers=asking).status_code == 200
+    answer = client.post("/v1/probe", json={}, headers=page)
+    assert answer.status_code == 401
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    other = client.get("/health", headers={"origin": "https://other.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_ids_of_requests_come_back_and_bad_ones_are_replaced(worlds: Any) -> None:
+    """Also with errors; what could not be an id in a log is none."""
+    client = worlds().client
+    assert client.get("/nothing", headers={"x-request-id": "a-1.b:2"}).headers["x-request-id"] == "a-1.b:2"
+    for bad in ("", "x" * 129, "two words", "é"):
+        made = client.get("/health", headers={"x-request-id": bad.encode()}).headers["x-request-id"]
+        assert len(made) == 24
+    ids = {client.get("/health").headers["x-request-id"] for _ in range(5)}
+    assert len(ids) == 5
+
+
+def test_a_line_in_the_access_log_has_what_a_request_took_and_no_contents(worlds: Any, caplog: Any) -> None:
+    """Ids, tokens, times, the end; neither keys nor prompts."""
+    world = worlds({"api_keys": KEYS})
+    with caplog.at_level(logging.INFO, "paceline.server.access"):
+        world.client.post(
+            "/v1/probe?q=private",
+            json={"prompts": ["very private"], "stream": True},
+            headers={"authorization": "Bearer first secret", "x-request-id": "r1"},
+        )
+        world.server.do(world.server.service.traffic.quiet())
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "paceline.server.access"]
+    assert (line["request_id"], line["route"], line["status"], line["tenant"]) == ("r1", "/v1/probe", 200, "a")
+    assert (line["prompt_tokens"], line["completion_tokens"], line["finish_reason"]) == (12, 8, "length")
+    assert {"cached_tokens", "queue_s", "prefill_s", "decode_s", "duration_s"} <= line.keys()
+    assert "private" not in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_prefix_goes_before_every_route(worlds: Any) -> None:
+    """Keys and shapes of errors follow what comes after it."""
+    client = worlds({"root_path": "/llm", "api_keys": KEYS}).client
+    assert client.get("/llm/health").status_code == 200
+    assert client.post("/llm/v1/probe", json={}).status_code == 401
+    answer = client.get("/llm/v1/nothing", headers={"x-api-key": "second"})
+    assert answer.json()["error"]["code"] == "not_found"
+    assert 'href="/llm/health"' in client.get("/llm/").text
+
+
+def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
+    """It names the model and points to the routes."""
+    answer = worlds().client.get("/")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "paceline-demo" in answer.text
+    assert "//" not in answer.text

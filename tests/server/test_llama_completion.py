@@ -1,0 +1,368 @@
+"""POST /completion and /infill over the demo model: the facts that llama-server's own tests hold, and what is ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.native
+
+PROMPT = "Once upon a time"
+
+
+def complete(client: httpx.Client, prompt: Any = PROMPT, **fields: Any) -> Any:
+    """The answer to a completion, greedy and of eight tokens unless it says otherwise."""
+    answer = client.post("/completion", json={"prompt": prompt, "n_predict": 8, "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(client: httpx.Client, prompt: Any = PROMPT, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a completion."""
+    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "stream": True, **fields}
+    with client.stream("POST", "/completion", json=body) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+
+
+def refused(client: httpx.Client, status: int = 400, path: str = "/completion", **fields: Any) -> dict[str, Any]:
+    """The error of a request."""
+    answer = client.post(path, json={"prompt": PROMPT, **fields})
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["code"] == status
+    return error
+
+
+# ---- whole
+
+
+def test_an_answer_has_what_llama_servers_has(client: httpx.Client) -> None:
+    """Every member, of the type that it has there."""
+    answer = complete(client, return_tokens=True, cache_prompt=False)
+    num_prompt = answer["tokens_evaluated"]
+    assert answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] == num_prompt
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == len(answer["tokens"]) == 8
+    assert (answer["stop"], answer["stop_type"], answer["stopping_word"], answer["index"]) == (True, "limit", "", 0)
+    assert (answer["truncated"], answer["has_new_line"], answer["model"]) == (False, False, "paceline-demo")
+    assert (answer["prompt"], answer["tokens_cached"]) == (PROMPT, num_prompt + 7)
+    assert answer["generation_settings"]["n_predict"] == 8
+    assert "completion_probabilities" not in answer
+    assert "warnings" not in answer
+    assert complete(client)["tokens"] == []
+
+
+def test_the_older_path_does_the_same(client: httpx.Client) -> None:
+    """POST /completions."""
+    answer = client.post("/completions", json={"prompt": PROMPT, "n_predict": 3})
+    assert answer.json()["tokens_predicted"] == 3
+
+
+def test_a_prompt_may_be_text_or_ids_or_both(client: httpx.Client) -> None:
+    """One prompt is answered by an object, several by a list in their order."""
+    ids = client.post("/tokenize", json={"content": PROMPT, "add_special": True}).json()["tokens"]
+    wanted = complete(client)["content"]
+    for prompt in (ids, {"prompt_string": PROMPT}, [PROMPT], [*ids[:2], *ids[2:]]):
+        assert complete(client, prompt)["content"] == wanted
+    answers = complete(client, [ids, PROMPT, {"prompt_string": PROMPT}])
+    assert [(one["index"], one["content"]) for one in answers] == [(0, wanted), (1, wanted), (2, wanted)]
+    mixed = complete(client, [1, 2, 3, " Once", 7, " upon"])
+    assert isinstance(mixed["content"], str)
+
+
+@pytest.mark.parametrize("prompt", [None, [], "", [[]], 5, {"x": 1}, [-1], [10**9], [True]])
+def test_a_prompt_that_is_none_is_refused(client: httpx.Client, prompt: Any) -> None:
+    """By its name."""
+    assert "prompt" in refused(client, prompt=prompt)["message"]
+
+
+def test_images_are_refused(client: httpx.Client) -> None:
+    """The model reads text."""
+    prompt = {"prompt_string": "a <__media__>", "multimodal_data": ["AAAA"]}
+    assert refused(client, 501, prompt=prompt)["type"] == "not_supported_error"
+
+
+def test_one_seed_draws_one_text_and_others_draw_others(client: httpx.Client) -> None:
+    """Whatever else runs at the time."""
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(
+            pool.map(lambda seed: complete(client, seed=seed, temperature=1, n_predict=24)["content"], [1, 1, 2, 3])
+        )
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+
+
+def test_choices_differ_and_are_numbered_prompt_by_prompt(client: httpx.Client) -> None:
+    """n_cmpl of them for each prompt."""
+    answers = complete(client, [PROMPT, "The fox"], n_cmpl=3, temperature=1, seed=5, n_predict=24)
+    assert [one["index"] for one in answers] == list(range(6))
+    assert [one["prompt"] for one in answers] == [PROMPT] * 3 + ["The fox"] * 3
+    assert len({one["content"] for one in answers}) == 6
+
+
+def test_only_the_fields_that_were_asked_for_come(client: httpx.Client) -> None:
+    """Unnested where a name has a slash."""
+    fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
+    answer = complete(client, response_fields=fields)
+    assert set(answer) == set(fields[:3])
+    assert answer["generation_settings/n_predict"] == 8
+
+
+def test_a_stop_word_ends_the_answer_and_is_not_in_it(client: httpx.Client) -> None:
+    """It is told beside it."""
+    text = complete(client, n_predict=24)["content"]
+    word = text.split()[3]
+    answer = complete(client, n_predict=24, stop=["never comes", word])
+    assert (answer["stop_type"], answer["stopping_word"]) == ("word", word)
+    assert answer["content"] == text[: text.index(word)]
+
+
+def test_the_models_own_end_is_eos(client: httpx.Client) -> None:
+    """A story ends by itself."""
+    assert complete(client, n_predict=-1)["stop_type"] == "eos"
+
+
+def test_without_an_end_the_context_is_filled(client: httpx.Client) -> None:
+    """Then the answer is truncated; and the tokens that would end it are shown as never coming."""
+    n_ctx = client.get("/props").json()["default_generation_settings"]["n_ctx"]
+    answer = complete(client, n_predict=-1, ignore_eos=True)
+    assert (answer["truncated"], answer["stop_type"]) == (True, "limit")
+    assert answer["tokens_evaluated"] + answer["tokens_predicted"] >= n_ctx
+    biases = answer["generation_settings"]["logit_bias"]
+    assert biases
+    assert {one["bias"] for one in biases} == {None}
+    assert complete(client)["generation_settings"]["logit_bias"] == []
+
+
+def test_no_tokens_may_be_asked_for(client: httpx.Client) -> None:
+    """n_predict 0 computes the prompt alone."""
+    answer = complete(client, n_predict=0)
+    assert (answer["content"], answer["tokens_predicted"], answer["stop_type"]) == ("", 0, "limit")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: httpx.Client) -> None:
+    """In llama-server's words and shape."""
+    error = refused(client, prompt=[5] * 3000)
+    assert error["type"] == "exceed_context_size_error"
+    assert error["n_prompt_tokens"] == 3000 > error["n_ctx"]
+    assert "exceeds the available context size" in error["message"]
+
+
+def test_a_prefix_is_computed_once(client: httpx.Client) -> None:
+    """Unless the request does not want it."""
+    prompt = [17 + number % 200 for number in range(64)]
+    assert complete(client, prompt)["timings"]["prompt_n"] == 64
+    again = complete(client, prompt)["timings"]
+    assert again["cache_n"] + again["prompt_n"] == 64
+    assert again["cache_n"] > 0
+    assert complete(client, prompt, cache_prompt=False)["timings"]["cache_n"] == 0
+
+
+# ---- what may come
+
+
+def test_probabilities_are_told_of_every_token(client: httpx.Client) -> None:
+    """With text, bytes and the most likely alternatives."""
+    entries = complete(client, n_probs=10, n_predict=5, return_tokens=True)["completion_probabilities"]
+    assert len(entries) == 5
+    for entry in entries:
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] <= 0
+        assert len(entry["top_logprobs"]) == 10
+        assert entry["id"] == entry["top_logprobs"][0]["id"]
+
+
+def test_probabilities_after_sampling_add_up(client: httpx.Client) -> None:
+    """Those that cannot come are not told, and all of those that can make one."""
+    answer = complete(client, n_probs=10, n_predict=5, temperature=1, top_k=5, post_sampling_probs=True)
+    for entry in answer["completion_probabilities"]:
+        probabilities = [one["prob"] for one in entry["top_probs"]]
+        assert 0 < entry["prob"] <= 1
+        assert min(probabilities) > 0
+        assert math.isclose(sum(probabilities), 1, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("is_object", [False, True])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_banned_tokens_do_not_come(client: httpx.Client, is_object: bool, as_text: bool) -> None:
+    """By id or by text, as pairs or as an object."""
+    free = complete(client, return_tokens=True)
+    banned: Any = [" there", " was"] if as_text else free["tokens"][1:3]
+    form: Any = {str(one): False for one in banned} if is_object else [[one, False] for one in banned]
+    answer = complete(client, logit_bias=form, return_tokens=True)
+    assert not set(free["tokens"][1:3]) & set(answer["tokens"])
+
+
+def test_grammars_and_schemas_hold(client: httpx.Client) -> None:
+    """The answer is of their language, also the empty schema's."""
+    assert complete(client, grammar='root ::= "yes" | "no"', n_predict=-1)["content"] in ("yes", "no")
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    assert set(json.loads(complete(client, json_schema=schema, n_predict=100)["content"])) == {"a"}
+    assert "grammar" in refused(client, grammar="root ::= (")["message"].lower()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("n_predict", -2),
+        ("seed", 1.5),
+        ("n_cmpl", 0),
+        ("mirostat_tau", -1),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(client: httpx.Client, field: str, value: Any) -> None:
+    """Whether pydantic finds them or the engine's params do."""
+    error = refused(client, **{field: value})
+    assert error["type"] == "invalid_request_error"
+    assert field in error["message"]
+
+
+def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
+    """With llama-server's type for it."""
+    assert refused(client, 501, min_keep=3)["type"] == "not_supported_error"
+
+
+def test_what_was_ignored_is_told(client: httpx.Client) -> None:
+    """In the answer, or in the last event of a stream."""
+    warnings = complete(client, foo=1, n_keep=4, top_p=2)["warnings"]
+    assert [any(name in one for one in warnings) for name in ("foo", "n_keep", "top_p")] == [True] * 3
+    assert streamed(client, foo=1)[-1]["warnings"] == complete(client, foo=1)["warnings"]
+
+
+def test_a_line_ends_the_answer_where_it_may(client: httpx.Client) -> None:
+    """By indent: nothing of the line that begins too far left is told, streamed or not."""
+    grammar = {"grammar": 'root ::= "ab\\n  cd\\n ef" [a-z]*', "n_predict": 40, "n_indent": 2}
+    answer = complete(client, **grammar)
+    assert (answer["content"], answer["stop_type"], answer["truncated"]) == ("ab\n  cd\n ", "limit", False)
+    events = streamed(client, **grammar)
+    assert "".join(one["content"] for one in events) == answer["content"]
+    assert events[-1]["stop_type"] == "limit"
+
+
+# ---- what llama-server does not have
+
+
+def test_options_of_the_engine_are_taken(client: httpx.Client) -> None:
+    """Of sampling, and of how a request is treated; wrong values are refused by name."""
+    assert complete(client, choice=["yes", "no"], n_predict=-1)["content"] in ("yes", "no")
+    first = complete(client, return_tokens=True)["tokens"][0]
+    assert complete(client, allowed_token_ids=[first], return_tokens=True)["tokens"] == [first] * 8
+    assert "priority" in refused(client, priority="high")["message"]
+    assert "min_tokens" in refused(client, min_tokens=-1)["message"]
+
+
+def test_a_long_prompt_is_cut_where_the_request_says_how(client: httpx.Client) -> None:
+    """What is told of it is what was computed."""
+    prompt = [20 + number % 200 for number in range(3000)]
+    answer = complete(client, prompt, truncate="right")
+    assert answer["tokens_evaluated"] == answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] < 3000
+    assert client.post("/detokenize", json={"tokens": prompt}).json()["content"].startswith(answer["prompt"])
+
+
+def test_a_request_that_runs_out_of_time_is_an_error(client: httpx.Client) -> None:
+    """Streamed or not; the stream has what came until then."""
+    fields = {"n_predict": -1, "ignore_eos": True, "timeout_s": 1e-6}
+    assert refused(client, 504, **fields)["type"] == "timeout_error"
+    events = streamed(client, **fields)
+    assert events[-1]["error"]["type"] == "timeout_error"
+    assert not any(one.get("stop") for one in events)
+
+
+def test_control_tokens_in_a_prompt_may_be_text(client: httpx.Client) -> None:
+    """They are parsed unless the request says otherwise."""
+    assert complete(client, "<|im_end|>")["tokens_evaluated"] == 1
+    assert complete(client, "<|im_end|>", parse_special=False)["tokens_evaluated"] > 1
+
+
+def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) -> None:
+    """And is told."""
+    assert "interval" in complete(client, interval=4)["warnings"][0]
+    assert len(streamed(client, interval=4, n_predict=8)) <= 4
+
+
+# ---- streamed
+
+
+def test_a_stream_tells_the_same_answer_and_ends_once(client: httpx.Client) -> None:
+    """Events with stop false, then exactly one with stop true; no event that is not JSON."""
+    whole, events = complete(client, n_predict=24, return_tokens=True), streamed(client, n_predict=24)
+    assert [one["stop"] for one in events] == [False] * (len(events) - 1) + [True]
+    assert "".join(one["content"] for one in events) == whole["content"]
+    assert [token for one in events for token in one["tokens"]] == whole["tokens"]
+    end = events[-1]
+    assert end["content"] == ""
+    for name in ("tokens_predicted", "tokens_evaluated", "stop_type", "has_new_line", "truncated", "prompt"):
+        assert end[name] == whole[name]
+    assert {**end["generation_settings"], "stream": False} == whole["generation_settings"]
+    assert end["timings"]["predicted_n"] == 24
+
+
+def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
+    """Events are told apart by their index."""
+    events = streamed(client, [PROMPT, "The fox"], n_cmpl=2, temperature=1, seed=3)
+    assert sorted(one["index"] for one in events if one["stop"]) == [0, 1, 2, 3]
+    whole = complete(client, [PROMPT, "The fox"], n_cmpl=2, temperature=1, seed=3)
+    for index, answer in enumerate(whole):
+        assert "".join(one["content"] for one in events if one["index"] == index) == answer["content"]
+
+
+def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> None:
+    """As many as the event has tokens."""
+    events = streamed(client, n_probs=3)
+    for event in events[:-1]:
+        assert [one["id"] for one in event["completion_probabilities"]] == event["tokens"]
+    assert "completion_probabilities" not in events[-1]
+
+
+def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
+    """With a status of its own."""
+    assert refused(client, stream=True, prompt=[5] * 3000)["type"] == "exceed_context_size_error"
+    assert refused(client, stream=True, temperature="x")["type"] == "invalid_request_error"
+
+
+def test_timings_are_told_with_every_token_where_asked(client: httpx.Client) -> None:
+    """They count up."""
+    events = streamed(client, timings_per_token=True)
+    counts = [one["timings"]["predicted_n"] for one in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 8
+    assert "timings" not in streamed(client)[0]
+
+
+# ---- gaps
+
+
+def test_a_gap_is_filled(client: httpx.Client) -> None:
+    """The prompt is made of both sides in the model's own tokens."""
+    answer = client.post(
+        "/infill", json={"input_prefix": "One day, ", "input_suffix": " was happy.", "prompt": "a fox", "n_predict": 8}
+    )
+    assert answer.status_code == 200
+    prompt = answer.json()["prompt"]
+    assert prompt.startswith("<|fim_prefix|>One day, a fox<|fim_suffix|>")
+    assert prompt.endswith("<|fim_middle|>")
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"filename": "ok"}, {"filename": 123}, {"filename": 123, "text": "abc"}, {"text": 4}]
+)
+def test_other_files_must_be_text(client: httpx.Client, extra: dict[str, Any]) -> None:
+    """With a name that is text as well, if they have one."""
+    error = refused(client, path="/infill", input_prefix="a", input_suffix="b", input_extra=[extra])
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "sides", [{"input_prefix": "a"}, {"input_suffix": "a"}, {"input_prefix": "a", "input_suffix": 4}]
+)
+def test_a_gap_has_two_sides(client: httpx.Client, sides: dict[str, Any]) -> None:
+    """Both are texts."""
+    assert "input_" in refused(client, path="/infill", **sides)["message"]

@@ -1,0 +1,235 @@
+"""llama-server's endpoints over tiny random models: embedding, reranking, adapters, models that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.server.running import RunningServer
+
+from paceline.server.settings import ServerSettings
+from paceline.testing.models import KINDS, write_lora, write_model
+
+pytestmark = pytest.mark.native
+
+ENGINE: dict[str, Any] = {"isolation": "thread", "num_slots": 2, "n_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for kind in ("bert", "reranker", "llama"):
+        write_model(folder / f"{kind}.gguf", KINDS[kind])
+    write_lora(folder / "style.gguf", KINDS["llama"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embedder(models: Path) -> Iterator[httpx.Client]:
+    with (
+        RunningServer(ServerSettings(model=models / "bert.gguf", engine_options=ENGINE)) as server,
+        server.client() as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def reranker(models: Path) -> Iterator[httpx.Client]:
+    settings = ServerSettings(model=models / "reranker.gguf", engine_options=ENGINE)
+    with RunningServer(settings) as server, server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def styled(models: Path) -> Iterator[httpx.Client]:
+    """A model with one adapter, which applies."""
+    options = {**ENGINE, "lora": {"style": models / "style.gguf"}}
+    settings = ServerSettings(model=models / "llama.gguf", engine_options=options, lora_scales={"style": 1.0})
+    with RunningServer(settings) as server, server.client() as client:
+        yield client
+
+
+# ---- embedding
+
+
+def embedded(client: httpx.Client, **body: Any) -> Any:
+    answer = client.post("/embedding", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_text_becomes_a_list_of_one_vector_of_length_one(embedder: httpx.Client) -> None:
+    """By either name of the field and of the route."""
+    (one,) = embedded(embedder, content="the cat")
+    (vector,) = one["embedding"]
+    assert one["index"] == 0
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-4)
+    assert embedder.post("/embeddings", json={"input": "the cat"}).json() == [one]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (["the cat", "a cat"], 2),
+        ([12, 34, 56], 1),
+        ([12, 34, "the", 56], 1),
+        (["the", [12, 34]], 2),
+        ([[12, 34], [12, "the", 34]], 2),
+        ({"prompt_string": "the"}, 1),
+        ({"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}, 1),
+        (["a", {"prompt_string": "the"}, {"content": [{"type": "text", "text": "the"}]}], 3),
+    ],
+)
+def test_what_is_embedded_has_many_shapes(embedder: httpx.Client, given: Any, count: int) -> None:
+    """Each gives its vectors in order."""
+    assert [one["index"] for one in embedded(embedder, input=given)] == list(range(count))
+
+
+def test_parts_of_a_content_are_one_text(embedder: httpx.Client) -> None:
+    """As if they had been written in one."""
+    parts = {"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}
+    first, second = embedded(embedder, input=["the cat", parts])
+    assert first["embedding"] == second["embedding"]
+
+
+def test_vectors_are_normalised_as_asked(embedder: httpx.Client) -> None:
+    """-1 not at all, 0 by the largest component, 1 by their sum."""
+    plain = np.array(embedded(embedder, content="the cat", embd_normalize=-1)[0]["embedding"][0])
+    assert np.linalg.norm(plain) != pytest.approx(1, abs=1e-3)
+    largest = np.array(embedded(embedder, content="the cat", embd_normalize=0)[0]["embedding"][0])
+    assert np.abs(largest).max() == pytest.approx(32760)
+    taxicab = np.array(embedded(embedder, content="the cat", embd_normalize=1)[0]["embedding"][0])
+    assert np.abs(taxicab).sum() == pytest.approx(1, abs=1e-4)
+    assert taxicab == pytest.approx(plain / np.abs(plain).sum(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"content": []},
+        {"content": 5},
+        {"input": {"content": "text"}},
+        {"input": {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}},
+        {"content": "a", "embd_normalize": -2},
+        {"content": "a", "encoding_format": "hex"},
+        {"content": [10**9, 1]},
+        {"content": "the " * 5000},
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(embedder: httpx.Client, body: dict[str, Any]) -> None:
+    """In llama-server's shape."""
+    answer = embedder.post("/embedding", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] in ("invalid_request_error", "exceed_context_size_error")
+
+
+def test_a_list_names_what_was_ignored_in_its_first_member(embedder: httpx.Client) -> None:
+    """There is no other place in it."""
+    first, second = embedded(embedder, content=["a", "the"], foo=1)
+    assert "foo" in first["warnings"][0]
+    assert "warnings" not in second
+
+
+def test_a_model_that_embeds_does_not_write(embedder: httpx.Client) -> None:
+    """501, as what it cannot do."""
+    answer = embedder.post("/completion", json={"prompt": "the"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_a_model_without_tokens_for_it_fills_no_gap(embedder: httpx.Client) -> None:
+    """It says which are missing."""
+    answer = embedder.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert answer.status_code == 501
+    assert "Infill is not supported by this model" in answer.json()["error"]["message"]
+
+
+# ---- reranking
+
+DOCUMENTS = ["the cat was in the house", "a", "and the", "of it to"]
+
+
+def ranked(client: httpx.Client, path: str = "/rerank", **body: Any) -> Any:
+    answer = client.post(path, json={"query": "the cat", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
+def test_documents_are_ranked_best_first(reranker: httpx.Client, path: str) -> None:
+    """Every one, by its place in the list."""
+    answer = ranked(reranker, path, documents=DOCUMENTS)
+    scores = [one["relevance_score"] for one in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) > 1
+    assert sorted(one["index"] for one in answer["results"]) == [0, 1, 2, 3]
+    assert (answer["object"], answer["model"]) == ("list", "reranker.gguf")
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 4
+
+
+def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
+    """A list, with the text where it is wanted."""
+    plain = ranked(reranker, texts=DOCUMENTS)
+    documents = ranked(reranker, documents=DOCUMENTS)["results"]
+    assert plain == [{"index": one["index"], "score": one["relevance_score"]} for one in documents]
+    with_text = ranked(reranker, texts=DOCUMENTS, return_text=True)
+    assert [one["text"] for one in with_text] == [DOCUMENTS[one["index"]] for one in plain]
+
+
+@pytest.mark.parametrize(("top_n", "count"), [(None, 4), (2, 2), (4, 4), (99, 4), (0, 0)])
+def test_the_best_are_told(reranker: httpx.Client, top_n: int | None, count: int) -> None:
+    """As many as were asked for, in both shapes."""
+    assert len(ranked(reranker, documents=DOCUMENTS, top_n=top_n)["results"]) == count
+    assert len(ranked(reranker, texts=DOCUMENTS, top_n=top_n)) == count
+
+
+@pytest.mark.parametrize("documents", [[], None, 123, [1, 2, 3], "the"])
+def test_documents_that_are_none_are_refused(reranker: httpx.Client, documents: Any) -> None:
+    """As is a query that is none."""
+    assert reranker.post("/rerank", json={"query": "a", "documents": documents}).status_code == 400
+    assert reranker.post("/rerank", json={"query": documents, "documents": ["a"]}).status_code in (200, 400)
+    assert reranker.post("/rerank", json={"documents": ["a"]}).status_code == 400
+
+
+# ---- adapters
+
+
+def written(client: httpx.Client, **fields: Any) -> str:
+    body = {"prompt": [5, 6, 7], "n_predict": 16, "temperature": 0, **fields}
+    answer = client.post("/completion", json=body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["content"])
+
+
+def test_an_adapter_is_listed_by_its_file(styled: httpx.Client) -> None:
+    """Its folder is nobody's business."""
+    (one,) = styled.get("/lora-adapters").json()
+    assert (one["id"], one["path"]) == (0, "style.gguf")
+
+
+def test_a_requests_scales_win_over_the_servers(styled: httpx.Client) -> None:
+    """An adapter that a request's list leaves out does not apply to it."""
+    plain, full = written(styled, lora=[]), written(styled, lora=[{"id": 0, "scale": 1.0}])
+    assert plain != full
+    assert written(styled, lora=[{"id": 0, "scale": 0.0}]) == plain
+
+
+def test_scales_can_be_set_for_all(styled: httpx.Client) -> None:
+    """They are listed, and apply to requests that do not say."""
+    full = written(styled, lora=[{"id": 0, "scale": 1.0}])
+    for scale in (0.0, 1.0):
+        assert styled.post("/lora-adapters", json=[{"id": 0, "scale": scale}]).json() == {"success": True}
+        assert styled.get("/lora-adapters").json()[0]["scale"] == scale
+        assert (written(styled) == full) is (scale == 1.0)
+
+
+def test_an_answer_shows_the_scales_that_it_was_asked_for(styled: httpx.Client) -> None:
+    """Those that are not there are named as ignored."""
+    body = {"prompt": [5], "n_predict": 1, "lora": [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1}]}
+    answer = styled.post("/completion", json=body).json()
+    assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1.0}]
+    assert "adapter 3" in answer["warnings"][0]

@@ -1,0 +1,203 @@
+"""GET /slots, and numbered slots saved, restored and erased; settings that turn endpoints off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import DEMO_ENGINE
+from tests.server.running import RunningServer
+
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
+from paceline.server.settings import ServerSettings
+
+pytestmark = pytest.mark.native
+
+FRANCE = [30 + number % 90 for number in range(40)]
+GERMANY = [*FRANCE[:34], *range(200, 206)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slots")
+
+
+def start(folder: Path) -> RunningServer:
+    """A server that saves there."""
+    return RunningServer(ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": folder}, state_folder=folder))
+
+
+@pytest.fixture(scope="module")
+def saving(folder: Path) -> Iterator[RunningServer]:
+    with start(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def slots(saving: RunningServer) -> Iterator[httpx.Client]:
+    with saving.client() as client:
+        yield client
+
+
+def complete(client: httpx.Client, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    answer = client.post(
+        "/completion", json={"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True, **fields}
+    )
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def act(client: httpx.Client, number: int | str, action: str, **body: Any) -> httpx.Response:
+    return client.post(f"/slots/{number}", params={"action": action}, json=body or None)
+
+
+def test_what_ran_in_a_slot_is_saved_and_found_by_the_next_server(slots: httpx.Client, folder: Path) -> None:
+    """In another slot of another server only what differs is computed."""
+    assert complete(slots, FRANCE, id_slot=1)["id_slot"] == 1
+    saved = act(slots, 1, "save", filename="france.bin").json()
+    assert (saved["id_slot"], saved["filename"]) == (1, "france.bin")
+    assert saved["n_saved"] >= len(FRANCE)
+    assert saved["n_written"] == (folder / "france.bin").stat().st_size
+    assert saved["timings"]["save_ms"] > 0
+    with start(folder) as other, other.client() as client:
+        restored = act(client, 0, "restore", filename="france.bin").json()
+        assert (restored["id_slot"], restored["n_read"]) == (0, saved["n_written"])
+        assert restored["n_restored"] >= len(FRANCE)
+        timings = complete(client, GERMANY, id_slot=0)["timings"]
+        assert (timings["cache_n"], timings["prompt_n"]) == (34, 6)
+
+
+def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:
+    """How much it held is told; then there is nothing to save."""
+    answer = complete(slots, FRANCE, id_slot=2)
+    erased = act(slots, 2, "erase").json()
+    assert erased == {"id_slot": 2, "n_erased": len(FRANCE) + answer["tokens_predicted"]}
+    assert act(slots, 2, "erase").json()["n_erased"] == 0
+    assert act(slots, 2, "save", filename="nothing.bin").status_code == 400
+
+
+def test_a_slot_is_chosen_where_none_is_named(slots: httpx.Client) -> None:
+    """And told in the answer; numbers beyond the last begin again."""
+    assert complete(slots, FRANCE)["id_slot"] in range(4)
+    assert complete(slots, FRANCE, id_slot=7)["id_slot"] == 3
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc/passwd", "a\\b", "a\0b", "x" * 200, ".hidden"])
+def test_a_name_is_no_path(slots: httpx.Client, folder: Path, name: str) -> None:
+    """Nothing outside of the folder is written or read."""
+    complete(slots, FRANCE, id_slot=0)
+    before = sorted(path.name for path in folder.parent.rglob("*"))
+    for action in ("save", "restore"):
+        answer = act(slots, 0, action, filename=name)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert sorted(path.name for path in folder.parent.rglob("*")) == before
+
+
+def test_a_file_that_is_none_is_refused(slots: httpx.Client, folder: Path) -> None:
+    """Whether it is not there or not ours; no folder is told."""
+    (folder / "damaged.bin").write_bytes(b"no state")
+    for name in ("missing.bin", "damaged.bin"):
+        answer = act(slots, 0, "restore", filename=name)
+        assert answer.status_code == 400
+        assert "Unable to restore slot" in answer.json()["error"]["message"]
+        assert str(folder) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("number", "action", "body"),
+    [
+        ("x", "save", {"filename": "a"}),
+        ("-1", "save", {"filename": "a"}),
+        ("0", "", {"filename": "a"}),
+        ("0", "delete", {"filename": "a"}),
+        ("0", "save", {}),
+        ("0", "save", {"filename": 3}),
+        ("0", "restore", {}),
+    ],
+)
+def test_what_is_no_action_on_a_slot_is_refused(
+    slots: httpx.Client, number: str, action: str, body: dict[str, Any]
+) -> None:
+    """In llama-server's shape."""
+    answer = act(slots, number, action, **body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> None:
+    """One for each that the engine has."""
+    found = client.get("/slots").json()
+    assert [one["id"] for one in found] == [0, 1, 2, 3]
+    assert all(one["n_ctx"] == 1024 and not one["speculative"] for one in found)
+
+
+def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotView) -> None:
+    """From now on the engine says that these are its slots."""
+
+    def told() -> Future[SlotsSnapshot]:
+        answer: Future[SlotsSnapshot] = Future()
+        answer.set_result(SlotsSnapshot(slots, 0))
+        return answer
+
+    monkeypatch.setattr(server.engine, "ask_slots", told)
+
+
+BUSY = SlotView(
+    id=0, state="decoding", key=7, num_prompt=9, num_cached=4, num_computed=11, num_generated=3, max_tokens=5
+)
+
+
+def test_a_running_slot_says_what_it_does(
+    client: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under llama-server's names."""
+    listed(server, monkeypatch, BUSY, SlotView(id=1))
+    busy, idle = client.get("/slots", params={"fail_on_no_slot": 1}).json()
+    assert busy == {
+        "id": 0, "n_ctx": 1024, "speculative": False, "is_processing": True, "id_task": 7, "n_prompt_tokens": 11,
+        "n_prompt_tokens_processed": 5, "n_prompt_tokens_cache": 4,
+        "next_token": [{"has_next_token": True, "has_new_line": False, "n_remain": 2, "n_decoded": 3}],
+    }  # fmt: skip
+    assert idle["is_processing"] is False
+
+
+def test_with_every_slot_taken_there_is_none(
+    client: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for one is refused, who only looks is not."""
+    listed(server, monkeypatch, BUSY)
+    answer = client.get("/slots", params={"fail_on_no_slot": 1})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "unavailable_error")
+    assert client.get("/slots").status_code == 200
+
+
+def test_a_slot_shows_the_settings_of_its_request(client: httpx.Client) -> None:
+    """Tried until the look falls into a request's life."""
+    body = {"prompt": [5], "n_predict": -1, "ignore_eos": True, "stream": True}
+    found: list[dict[str, Any]] = []
+    for _ in range(50):
+        with client.stream("POST", "/completion", json=body) as answer:
+            lines = answer.iter_lines()  # kept, since to drop it is to hang up
+            next(lines)
+            with httpx.Client(base_url=client.base_url) as other:
+                found = [one["params"] for one in other.get("/slots").json() if "params" in one]
+        if found:
+            break
+    assert found[0]["ignore_eos"] is True
+
+
+def test_endpoints_that_are_off_say_so() -> None:
+    """As llama-server does: 501, with the flag that turns them on."""
+    settings = ServerSettings(engine_options=DEMO_ENGINE, slots=False, props=False)
+    with RunningServer(settings) as running, running.client() as client:
+        for answer, flag in (
+            (client.get("/slots"), "--slots"),
+            (client.post("/props", json={}), "--props"),
+            (act(client, 0, "erase"), "--slot-save-path"),
+        ):
+            assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+            assert flag in answer.json()["error"]["message"]

@@ -1,0 +1,122 @@
+"""POST /tokenize, /detokenize, /apply-template, GET /props and /lora-adapters over the demo model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import RunningServer
+
+pytestmark = pytest.mark.native
+
+TEXT = "What is the capital of France ?"
+
+
+def tokens(client: httpx.Client, content: Any, **fields: Any) -> list[Any]:
+    """What a text is made of."""
+    answer = client.post("/tokenize", json={"content": content, **fields})
+    assert answer.status_code == 200, answer.text
+    found: list[Any] = answer.json()["tokens"]
+    return found
+
+
+def test_text_becomes_tokens_and_tokens_become_text(client: httpx.Client, server: RunningServer) -> None:
+    """As the model's own tokenizer does it, without special tokens unless they are asked for."""
+    found = tokens(client, TEXT)
+    assert found == server.engine.tokenizer.encode(TEXT, add_special=False)
+    assert client.post("/detokenize", json={"tokens": found}).json() == {"content": TEXT}
+    assert tokens(client, TEXT, add_special=True) == server.engine.tokenizer.encode(TEXT)
+
+
+def test_control_tokens_are_parsed_unless_they_are_text(client: httpx.Client) -> None:
+    """parse_special is on, as in llama-server."""
+    assert len(tokens(client, "<|im_end|>")) == 1
+    assert len(tokens(client, "<|im_end|>", parse_special=False)) > 1
+
+
+def test_pieces_are_text_or_bytes(client: httpx.Client) -> None:
+    """A part of a letter is a list of bytes."""
+    text = "unicode 媽 and emoji 🤗"
+    pieces = [one["piece"] for one in tokens(client, text, with_pieces=True)]
+    assert any(isinstance(piece, list) for piece in pieces)
+    assert b"".join(bytes(piece) if isinstance(piece, list) else piece.encode() for piece in pieces).decode() == text
+
+
+def test_mixed_content_is_joined(client: httpx.Client) -> None:
+    """Ids stay what they are."""
+    assert tokens(client, [5, TEXT, 6]) == [5, *tokens(client, TEXT), 6]
+
+
+def test_nothing_is_nothing(client: httpx.Client) -> None:
+    """Without content there are no tokens, and no text without tokens."""
+    assert client.post("/tokenize", json={}).json() == {"tokens": []}
+    assert client.post("/detokenize", json={}).json() == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": 5}),
+        ("/tokenize", {"content": {"a": 1}}),
+        ("/tokenize", {"content": "a", "add_special": 1}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**9]}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [True]}),
+    ],
+)
+def test_what_is_neither_is_refused(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """In llama-server's shape."""
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_text_with_zero_bytes_and_of_any_length_is_taken(client: httpx.Client) -> None:
+    """What is tokenised comes back."""
+    text = "a\0b" + "x" * 100_000
+    assert client.post("/detokenize", json={"tokens": tokens(client, text)}).json()["content"] == text
+
+
+def test_unknown_fields_are_named(client: httpx.Client) -> None:
+    """Everywhere."""
+    for path in ("/tokenize", "/detokenize"):
+        assert "foo" in client.post(path, json={"foo": 1}).json()["warnings"][0]
+
+
+def test_props_say_what_runs(client: httpx.Client, server: RunningServer) -> None:
+    """Of paths the file's name alone."""
+    props = client.get("/props").json()
+    assert (props["total_slots"], props["model_path"], props["model_alias"]) == (
+        4,
+        "paceline-demo.gguf",
+        "paceline-demo",
+    )
+    defaults = props["default_generation_settings"]
+    assert defaults["n_ctx"] == server.engine.limits.max_positions
+    assert (defaults["params"]["temperature"], defaults["params"]["n_predict"]) == (0.8, -1)
+    assert props["chat_template"] == server.engine.model.chat_template()
+    assert props["bos_token"]
+    assert props["modalities"] == {"vision": False, "video": False, "audio": False}
+    assert client.post("/props", json={}).json() == {"success": True}
+
+
+def test_without_adapters_the_list_is_empty(client: httpx.Client) -> None:
+    """And scales for some are named as ignored."""
+    assert client.get("/lora-adapters").json() == []
+    answer = client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).json()
+    assert answer["success"] is True
+    assert "adapter 0" in answer["warnings"][0]
+    assert client.post("/lora-adapters", json={"id": 0}).status_code == 400
+
+
+def test_a_model_that_writes_neither_embeds_nor_reranks(client: httpx.Client) -> None:
+    """Unless the server was started for it; llama-server's status and type."""
+    for path, body in (
+        ("/embedding", {"content": "x"}),
+        ("/embeddings", {"input": "x"}),
+        ("/rerank", {"query": "x", "documents": ["y"]}),
+        ("/reranking", {"query": "x", "documents": ["y"]}),
+    ):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")

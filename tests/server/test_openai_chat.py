@@ -1,0 +1,191 @@
+"""/v1/chat/completions over the demo model, with the `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from tests.server.openai_world import FOREVER, OpenAIServer
+
+from paceline.streaming import FinishReason
+
+pytestmark = pytest.mark.native
+
+# Of its answer to these the model is sure, so that noise in the kernels changes no token.
+MESSAGES: Any = [
+    {"role": "system", "content": "You tell tales."},
+    {"role": "user", "content": "Tell me a story about a fox."},
+]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as world:
+        yield world
+
+
+@pytest.fixture
+def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
+    with world.openai() as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, messages: Any = MESSAGES, **options: Any) -> openai.types.chat.ChatCompletion:
+    options = {"model": "tale", "max_completion_tokens": 8, "temperature": 0, **options}
+    return client.chat.completions.create(messages=messages, **options)
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.ChatCompletionChunk]:
+    options = {"model": "tale", "max_completion_tokens": 8, "temperature": 0, **options}
+    with client.chat.completions.create(messages=MESSAGES, stream=True, **options) as stream:
+        return list(stream)
+
+
+def test_a_conversation_is_answered_as_its_template_says(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """By what the engine generates after the prompt that the model's own template makes."""
+    answer = chat(client, extra_body={"return_token_ids": True})
+    chat_format = world.service.chat_format()
+    ids = chat_format.encode(chat_format.render(MESSAGES))
+    (choice,) = answer.choices
+    assert choice.model_extra is not None
+    assert choice.model_extra["prompt_token_ids"] == ids
+    assert world.engine.tokenizer.decode(choice.model_extra["token_ids"]) == choice.message.content
+    assert (choice.message.role, choice.finish_reason, choice.logprobs) == ("assistant", "length", None)
+    assert (answer.object, answer.model, answer.id[:9]) == ("chat.completion", "tale", "chatcmpl-")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 8)
+
+
+def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
+    """It reads as the text does."""
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in MESSAGES]
+    assert chat(client, parts).choices[0].message.content == chat(client).choices[0].message.content
+
+
+def test_without_a_limit_an_answer_ends_where_the_model_or_the_context_does(client: openai.OpenAI) -> None:
+    """And not after the number of tokens that the library has as its default."""
+    answer = chat(client, max_completion_tokens=None, extra_body={**FOREVER, "temperature": 0})
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens >= 1024
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1, "seed": 4}])
+def test_streamed_deltas_joined_are_the_whole_message(client: openai.OpenAI, options: dict[str, Any]) -> None:
+    """The first has the role, the last the reason."""
+    whole, chunks = chat(client, **options), streamed(client, **options)
+    assert {(chunk.object, chunk.id) for chunk in chunks} == {("chat.completion.chunk", chunks[0].id)}
+    for choice in whole.choices:
+        parts = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        assert "".join(part.delta.content or "" for part in parts) == choice.message.content
+        assert [part.delta.role for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
+        assert [part.finish_reason for part in parts] == [*[None] * (len(parts) - 1), choice.finish_reason]
+
+
+def test_the_usage_of_a_stream_comes_last_and_alone(client: openai.OpenAI) -> None:
+    """Where it is asked for."""
+    *others, last = streamed(client, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 8
+    assert all(chunk.usage is None for chunk in others)
+    assert all(chunk.usage is None for chunk in streamed(client))
+
+
+def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+    """One record a token, with the bytes of each."""
+    whole = chat(client, logprobs=True, top_logprobs=2).choices[0]
+    assert whole.logprobs is not None
+    content = whole.logprobs.content
+    assert content is not None
+    assert b"".join(bytes(one.bytes or ()) for one in content).decode() == whole.message.content
+    assert all(len(one.top_logprobs) == 2 for one in content)
+    assert all(one.top_logprobs[0].token == one.token for one in content)  # greedy
+    parts = [part for chunk in streamed(client, logprobs=True, top_logprobs=2) for part in chunk.choices]
+    told = [one for part in parts if part.logprobs for one in part.logprobs.content or ()]
+    assert [one.token for one in told] == [one.token for one in content]
+    assert [one.logprob for one in told] == pytest.approx([one.logprob for one in content], abs=0.01)
+
+
+def test_a_json_schema_holds_the_answer_to_its_shape(client: openai.OpenAI) -> None:
+    """As response_format names it."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    content = chat(client, response_format=wanted, max_completion_tokens=60).choices[0].message.content
+    assert content is not None
+    assert json.loads(content)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "x"}}]}, "tools"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
+        ({"messages": MESSAGES, "echo": True}, "echo"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": MESSAGES, "nonsense": True}, "nonsense"),
+    ],
+)
+def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], param: str) -> None:
+    """In OpenAI's shape, streamed or not."""
+    for stream in (False, True):
+        with world.client() as client:
+            answer = client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_leaving_a_stream_cancels_its_request(world: OpenAIServer) -> None:
+    """With the asynchronous client."""
+
+    async def leave() -> str:
+        async with world.async_openai() as client:
+            stream = await client.chat.completions.create(
+                model="tale", messages=MESSAGES, max_tokens=800, stream=True, extra_body=FOREVER
+            )
+            async with stream:
+                async for chunk in stream:
+                    return chunk.id.removeprefix("chatcmpl-")
+        raise AssertionError("the stream had no chunk")
+
+    with world.watch.held():
+        request_id = asyncio.run(leave())
+        world.wait_closed(request_id)
+    assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
+
+
+def test_giving_up_on_a_whole_answer_cancels_its_request(world: OpenAIServer) -> None:
+    """A client that hangs up before anything was answered."""
+
+    async def leave() -> None:
+        async with world.async_openai() as client:
+            asking = asyncio.create_task(
+                client.chat.completions.create(
+                    model="tale",
+                    messages=MESSAGES,
+                    max_tokens=800,
+                    extra_body=FOREVER,
+                    extra_headers={"x-request-id": "given-up"},
+                )
+            )
+            await asyncio.to_thread(world.watch.wait_queued, "given-up")
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    with world.watch.held():
+        asyncio.run(leave())
+        world.wait_closed("given-up")
+    assert world.watch.ending("given-up").reason is FinishReason.CANCELLED

@@ -1,0 +1,206 @@
+"""/v1/embeddings and /v1/models over the demo model, with the `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tests.server.openai_world import NAMES, OpenAIServer
+from tests.server.running import LONG_S, RunningServer
+
+from paceline import LLM
+
+pytestmark = pytest.mark.native
+
+TEXTS = ["a little bear", "the old mill by the river"]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as world:
+        yield world
+
+
+@pytest.fixture
+def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
+    with world.openai() as client:
+        yield client
+
+
+def embed(client: openai.OpenAI, given: Any = TEXTS, **options: Any) -> np.ndarray[Any, Any]:
+    answer = client.embeddings.create(model="tale", input=given, encoding_format="float", **options)
+    return np.array([one.embedding for one in answer.data])
+
+
+def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
+    """Of length 1, in the order of the texts, with their tokens counted."""
+    answer = client.embeddings.create(model="tale", input=TEXTS)
+    with LLM(n_threads=1, num_slots=1, n_ctx=1024) as llm:
+        expected = llm.embed(TEXTS)
+        num_tokens = sum(len(llm.tokenizer.encode(text)) for text in TEXTS)
+    found = np.array([one.embedding for one in answer.data])
+    assert np.allclose(found, expected, atol=1e-2)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    assert [(one.index, one.object) for one in answer.data] == [(0, "embedding"), (1, "embedding")]
+    assert (answer.object, answer.model, answer.model_extra) == ("list", "tale", {})
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+
+
+def test_base64_has_the_very_same_numbers_as_floats(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """As little-endian float32."""
+    with world.client() as http:
+        answer = http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
+    packed = base64.b64decode(answer["data"][0]["embedding"])
+    numbers = struct.unpack(f"<{len(packed) // 4}f", packed)
+    assert np.array_equal(np.float32(numbers), np.float32(embed(client, TEXTS[0])[0]))
+
+
+def test_an_input_may_be_text_ids_or_a_list_of_these(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """The same text has the same vector."""
+    ids = world.engine.tokenizer.encode(TEXTS[0])
+    alone = embed(client, TEXTS[0])
+    for given in (ids, [ids], [TEXTS[0]]):
+        assert np.allclose(embed(client, given), alone, atol=1e-5)
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI) -> None:
+    """As models that are trained for it need it."""
+    whole, short = embed(client), embed(client, dimensions=8)
+    assert short.shape == (2, 8)
+    assert np.allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": []}, "input", "invalid_params"),
+        ({"input": ""}, "input", "invalid_params"),
+        ({"input": 5}, "input", "invalid_type"),
+        ({"input": ["a", None]}, "input", "invalid_type"),
+        ({"input": [[]]}, "input", "invalid_params"),
+        ({"input": [99999]}, "input", "invalid_params"),
+        ({}, "input", "invalid_params"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_params"),
+        ({"input": "a", "dimensions": 100_000}, "dimensions", "invalid_params"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "invalid_params"),
+        ({"input": "a", "pooling": "none"}, "pooling", "invalid_params"),
+        ({"input": "a", "timeout_s": -1}, "timeout_s", "invalid_params"),
+        ({"input": "a", "top_k": 1}, "top_k", "unknown_parameter"),
+        ({"input": "a " * 3000}, None, "context_length_exceeded"),
+    ],
+)
+def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], param: str | None, code: str) -> None:
+    """In OpenAI's shape."""
+    with world.client() as client:
+        answer = client.post("/v1/embeddings", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_model_made_to_generate_embeds_only_where_the_server_was_told_so(server: RunningServer) -> None:
+    """The refusal says how."""
+    with server.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 400
+    assert "--embeddings" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_hangs_up_cancels_its_embedding(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that the engine has not begun."""
+    accepted, cancelled = threading.Event(), threading.Event()
+
+    def never(*_: Any) -> Future[list[Any]]:
+        future: Future[list[Any]] = Future()
+        future.add_done_callback(lambda done: done.cancelled() and cancelled.set())
+        accepted.set()
+        return future
+
+    monkeypatch.setattr(world.engine, "embed", never)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=world.url, timeout=LONG_S) as client:
+            asking = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}))
+            await asyncio.to_thread(accepted.wait, LONG_S)
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    asyncio.run(leave())
+    assert cancelled.wait(LONG_S)
+
+
+def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is told so."""
+    accepted = threading.Event()
+
+    def never(*_: Any) -> Future[list[Any]]:
+        accepted.set()
+        return Future()
+
+    monkeypatch.setattr(world.engine, "embed", never)
+
+    async def cancel() -> httpx.Response:
+        async with httpx.AsyncClient(base_url=world.url, timeout=LONG_S) as client:
+            headers = {"x-request-id": "vector-1"}
+            asking = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}, headers=headers))
+            await asyncio.to_thread(accepted.wait, LONG_S)
+            told = await client.post("/v1/requests/vector-1/cancel")
+            assert told.json()["cancelled"] is True
+            return await asking
+
+    answer = asyncio.run(cancel())
+    assert answer.json()["error"]["code"] == "cancelled"
+
+
+def test_the_model_is_listed_by_each_of_its_names(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """With what its file says, as llama-server tells it; /models answers the same."""
+    models = client.models.list().data
+    assert tuple(model.id for model in models) == NAMES
+    assert [model.object for model in models] == ["model"] * 2
+    model = world.engine.model
+    for told in models:
+        assert told.model_extra is not None
+        meta = told.model_extra["meta"]
+        assert (meta["n_vocab"], meta["n_ctx_train"], meta["n_embd"]) == (
+            model.n_vocab,
+            model.n_ctx_train,
+            model.n_embd,
+        )
+        assert (meta["n_params"], meta["size"]) == (model.n_params, model.size_bytes)
+    with world.client() as http:
+        assert http.get("/models").json() == http.get("/v1/models").json()
+
+
+def test_a_model_is_found_by_a_name_with_a_slash(client: openai.OpenAI) -> None:
+    """As many models have."""
+    assert client.models.retrieve(NAMES[1]).id == NAMES[1]
+
+
+def test_a_model_that_there_is_none_of_is_not_found(client: openai.OpenAI) -> None:
+    """With OpenAI's code."""
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("gpt-4")
+    assert raised.value.code == "model_not_found"
+
+
+def test_the_api_pages_show_every_field(world: OpenAIServer) -> None:
+    """OpenAI's and ours."""
+    with world.client() as client:
+        document = client.get("/openapi.json").json()
+    assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"} <= set(document["paths"])
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
+        assert set(document["paths"][path]["post"]["responses"]) == {"200", "default"}
+    schemas = document["components"]["schemas"]
+    assert {"prompt", "suffix", "echo", "top_k", "priority", "lora"} <= set(
+        schemas["OpenAICompletionBody"]["properties"]
+    )
+    assert {"messages", "top_logprobs", "grammar", "ttft_timeout_s"} <= set(schemas["OpenAIChatBody"]["properties"])

@@ -1,0 +1,45 @@
+"""A server over a stand-in engine, and clients of it: plain ones, and sockets that do as they like."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+from tests.server import probe
+from tests.server.running import RunningServer
+from tests.server.stand_in import StandInEngine, StandInLLM
+
+from paceline.server.settings import ServerSettings
+
+
+class World:
+    """A server over a stand-in, and its client."""
+
+    def __init__(self, settings: dict[str, Any] | None = None, **engine: Any) -> None:
+        self.engine = StandInEngine(**engine)
+        self.server = RunningServer(ServerSettings(**(settings or {})), StandInLLM(self.engine), routes=(probe.routes,))
+        self.client = self.server.client()
+
+    def post(self, **body: Any) -> httpx.Response:
+        return self.client.post("/v1/probe", json=body)
+
+    def raw(self, request_id: str = "some", **body: Any) -> socket.socket:
+        """A request whose answer nobody has read."""
+        data = json.dumps(body).encode()
+        connection = self.socket()
+        headers = (
+            f"host: x\r\nx-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        )
+        connection.sendall(f"POST /v1/probe HTTP/1.1\r\n{headers}\r\n\r\n".encode() + data)
+        return connection
+
+    def close(self) -> None:
+        self.engine.running.backend.gate.set()
+        self.client.close()
+        self.server.close()
+
+    def socket(self) -> socket.socket:
+        """A connection that has said nothing."""
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)

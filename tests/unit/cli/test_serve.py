@@ -1,0 +1,198 @@
+"""`paceline serve`: what it writes, what it hands to the server, and what it does with errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import paceline
+from paceline.cli import server_log
+from paceline.cli.app import build_app
+from paceline.server.settings import ServerSettings
+
+LOGGERS = ("paceline", "uvicorn", "paceline.server.access")
+
+
+class Server:
+    """Stands in for the module that serves."""
+
+    def __init__(self) -> None:
+        self.settings: ServerSettings | None = None
+        self.code = 0
+
+    def serve(self, settings: ServerSettings) -> int:
+        self.settings = settings
+        return self.code
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    stand_in = Server()
+    module = types.ModuleType("paceline.server.serving")
+    module.serve = stand_in.serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "paceline.server.serving", module)
+    return stand_in
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """The command changes the program's log."""
+    kept = {
+        name: (list(log.handlers), log.level, log.propagate) for name in LOGGERS if (log := logging.getLogger(name))
+    }
+    yield
+    for name, (handlers, level, propagate) in kept.items():
+        log = logging.getLogger(name)
+        for handler in set(log.handlers) - set(handlers):
+            handler.close()
+        log.handlers[:], log.level, log.propagate = handlers, level, propagate
+
+
+def invoke(*args: str, **env: str) -> Any:
+    return CliRunner().invoke(build_app(), ["serve", *args], prog_name="paceline", env={"COLUMNS": "100", **env})
+
+
+def test_settings_reach_the_server_and_its_code_is_the_commands(server: Server) -> None:
+    """Flags of many letters, values that look like flags, and variables."""
+    server.code = 1
+    result = invoke("-np", "3", "-c", "512", "--temp", "0", "-n", "-1", "-ngl", "all", LLAMA_ARG_PORT="0")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert server.settings is not None and server.settings.port == 0
+    options = {"num_slots": 3, "n_ctx": 512, "n_gpu_layers": -1, "isolation": "process"}
+    assert server.settings.engine_options == options
+    assert server.settings.sampling == {"temperature": 0.0, "max_tokens": None}
+
+
+def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
+    """A line each, on stderr."""
+    result = invoke("--threads-http", "4")
+    assert result.stderr == "Note: --threads-http has no effect: one event loop serves all connections\n"
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
+        (["-md", "x.gguf"], "-md: speculative decoding is not supported yet"),
+        (["-c", "many"], "-c must be an integer >= 0"),
+        (["-m", "/no/such/file.gguf"], "-m: there is no file"),
+        (["--", "x"], "unexpected '--'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[str], said: str) -> None:
+    """And nothing is served."""
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"Error: {said}")
+    assert server.settings is None
+
+
+def test_version_is_one_line(server: Server) -> None:
+    """As of the whole command."""
+    assert invoke("--version").stdout == f"paceline {paceline.__version__}\n"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_help_is_grouped_and_fits_into_the_terminal(server: Server, columns: int) -> None:
+    """No line is wider, but where a name alone is."""
+    result = invoke("-h", COLUMNS=str(columns))
+    assert result.exit_code == 0 and "\x1b" not in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= max(columns, 60) <= 300
+    for text in (
+        "Model and memory\n",
+        "Sampling, where a request does not say\n",
+        "  -c, --ctx-size N ",
+        "-np, --parallel N",
+    ):
+        assert text in result.stdout
+
+
+def test_help_loads_neither_the_core_nor_the_web_framework() -> None:
+    """It answers at once."""
+    import subprocess
+
+    code = (
+        "import atexit, sys\n"
+        "heavy = {'paceline._native', 'paceline.runtime', 'numpy', 'fastapi', 'starlette', 'uvicorn'}\n"
+        "atexit.register(lambda: print('loaded', sorted(heavy & sys.modules.keys())))\n"
+        "sys.argv = ['paceline', 'serve', '--help']\n"
+        "from paceline.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded []")
+
+
+def test_the_configuration_says_where_everything_came_from(server: Server, tmp_path: Path) -> None:
+    """Every source, what was derived, secrets not at all, and the notes."""
+    file = tmp_path / "serve.toml"
+    file.write_text("slots = false\n")
+    args = ["--config", str(file), "-b", "64", "-ub", "128", "--temp", "0.3", "--api-key", "hidden,other", "-r", "a\nb"]
+    result = invoke("--print-config", *args, LLAMA_ARG_FLASH_ATTN="on", PACELINE_STRATEGY="balanced")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for line in (
+        "model the demo model default",
+        "port 8080 default",
+        "api_keys 2 (not shown) --api-key",
+        f"slots off {file}: slots",
+        "flash_attn on LLAMA_ARG_FLASH_ATTN",
+        "strategy balanced PACELINE_STRATEGY",
+        "n_ubatch 64 derived: -ub 128, lowered to the size of n_batch",
+        "isolation process default",
+        "temperature 0.3 --temp",
+        'stop ["a\\nb"] -r',
+        "all others the model's own, else the API's default",
+        "-ub 128 is lowered to 64, the size of n_batch",
+    ):
+        assert line in lines
+    assert "hidden" not in result.stdout
+    assert server.settings is None
+
+
+def test_the_log_has_a_time_a_level_and_a_name_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The access log's lines are JSON and stand alone."""
+    server_log.set_up(ServerSettings())
+    logging.getLogger("paceline.engine").warning("short of %s", "memory")
+    logging.getLogger("paceline.engine").debug("not shown")
+    logging.getLogger("paceline.server.access").info('{"status": 200}')
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("+00:00 WARNING paceline.engine: short of memory")
+    assert second == '{"status": 200}'
+
+
+def test_the_log_can_be_json_in_a_file(tmp_path: Path) -> None:
+    """An object a line, tracebacks in it."""
+    path = tmp_path / "server.log"
+    server_log.set_up(ServerSettings(log_level="error", log_json=True, log_file=path))
+    try:
+        int("no")
+    except ValueError:
+        logging.getLogger("paceline.server").exception("failed\nbadly")
+    logging.getLogger("paceline.server.access").info("{}")
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["level"], line["logger"], line["message"]) == ("error", "paceline.server", "failed\nbadly")
+    assert "ValueError: invalid literal" in line["traceback"]
+
+
+def test_the_log_can_be_off(capsys: pytest.CaptureFixture[str]) -> None:
+    """Then nothing is written, whatever it is."""
+    server_log.set_up(ServerSettings(log_level="off"))
+    logging.getLogger("paceline.server").critical("gone")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_that_cannot_be_written_ends_the_command(server: Server) -> None:
+    """With the file's name, before anything is served."""
+    result = invoke("--log-file", "/no/such/folder/x.log")
+    assert (result.exit_code, server.settings) == (1, None)
+    assert result.stderr == "Error: /no/such/folder/x.log: No such file or directory\n"

@@ -1,0 +1,194 @@
+"""The table of flags: complete, without doubles, and each row leads somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.server.flags.llama_flags import LLAMA_FLAGS, Known
+from tests.unit.server.flags.world import EXAMPLES, resolved, setting
+
+from paceline.config import CONFIG_NAMES
+from paceline.errors import InvalidParams
+from paceline.params import FIELDS
+from paceline.server.flags.flag import SWITCH, Flag, Ignored, Prints, ReadsConfig, Refused, Same, Sets
+from paceline.server.flags.page import markdown
+from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
+from paceline.server.settings import ServerSettings
+
+PAGE = Path(__file__).parents[4] / "docs" / "guide" / "flags.md"
+SERVER = Path(str(files("paceline"))) / "server"
+SETTING = [flag for flag in FLAGS if isinstance(flag.fate, Sets)]
+
+
+def _name(value: Any) -> str:
+    return value.long_name if isinstance(value, Flag) else value.names[-1]
+
+
+@pytest.mark.parametrize("known", LLAMA_FLAGS, ids=_name)
+def test_every_flag_of_llama_server_is_known_by_all_names_and_its_variable(known: Known) -> None:
+    """All spellings lead to one row, and so does the variable."""
+    rows = {BY_NAME[name][0].long_name for name in known.names}
+    assert len(rows) == 1
+    flag = BY_NAME[known.names[0]][0]
+    assert flag.env == known.env
+    assert not flag.ours
+
+
+def test_no_flag_claims_to_be_llama_servers_that_is_not() -> None:
+    """What llama-server does not have is marked as ours."""
+    theirs = {name for known in LLAMA_FLAGS for name in known.names}
+    for flag in FLAGS:
+        assert flag.ours == (not theirs & {*flag.names, *flag.off_names}), flag.long_name
+
+
+def test_no_name_and_no_variable_belongs_to_two_flags() -> None:
+    """A name means one thing."""
+    names = Counter(name for flag in FLAGS for name in (*flag.names, *flag.off_names))
+    variables = Counter(name for flag in FLAGS for name in (*flag.own_envs, flag.env, flag.off_env) if name)
+    assert [name for name, count in (names + variables).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=_name)
+def test_every_flag_has_a_fate_and_a_sentence(flag: Flag) -> None:
+    """Help ends with a full stop; reasons and ways out are put into sentences and do not."""
+    assert flag.text.endswith(".") and flag.text[0].isupper()
+    for fate in (flag.fate, *flag.but.values()):
+        match fate:
+            case Ignored(text) | Refused(text):
+                assert text and text == text.strip() and not text.endswith(".")
+            case Sets(targets, _):
+                assert targets
+            case Same() | Prints() | ReadsConfig():
+                pass
+
+
+def test_every_flag_that_sets_something_has_an_example() -> None:
+    """So that the next test leaves none out."""
+    assert sorted(EXAMPLES) == sorted(flag.long_name for flag in SETTING)
+
+
+@pytest.mark.parametrize("flag", SETTING, ids=_name)
+def test_a_flag_arrives_in_the_settings(flag: Flag) -> None:
+    """With each of its names, what it says is set, and comes from it."""
+    words, expected = EXAMPLES[flag.long_name]
+    for name in flag.names:
+        found = resolved(name, *words)
+        for target, value in expected.items():
+            assert setting(found, target) == value
+            assert type(setting(found, target)) is type(value) or isinstance(value, int | float)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in SETTING if flag.own_envs], ids=_name)
+def test_a_variable_says_the_same_as_the_flag(flag: Flag) -> None:
+    """llama-server's variable and each that follows from a long name; switches say on."""
+    words, expected = EXAMPLES[flag.long_name]
+    value, others = (words[0], words[1:]) if flag.metavar != SWITCH else ("on", words)
+    for name in (*flag.own_envs, *filter(None, [flag.env])):
+        found = resolved(*others, env={name: value})
+        assert {target: setting(found, target) for target in expected} == expected
+
+
+@pytest.mark.parametrize("flag", [flag for flag in SETTING if flag.off], ids=_name)
+def test_a_switch_is_turned_off_in_every_way(flag: Flag) -> None:
+    """By its off names, and by variables."""
+    words, expected = EXAMPLES[flag.long_name]
+    for name in flag.off_names:
+        assert any(setting(resolved(name, *words), target) != value for target, value in expected.items())
+    variables = dict.fromkeys((*flag.own_envs, *filter(None, [flag.env])), "off")
+    variables |= {flag.off_env: ""} if flag.off_env else {}
+    for variable, text in variables.items():
+        found = resolved(*words, env={variable: text})
+        assert any(setting(found, target) != value for target, value in expected.items())
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ServerSettings)])
+def test_every_setting_of_the_server_has_a_flag_and_a_variable(field: str) -> None:
+    """Nothing can be set in code alone."""
+    if field in ("engine_options", "sampling"):
+        return
+    flags = [flag for flag in SETTING if isinstance(flag.fate, Sets) and f"server.{field}" in flag.fate.targets]
+    assert flags and all(flag.own_envs for flag in flags)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ServerSettings)])
+def test_every_setting_of_the_server_is_read_by_something(field: str) -> None:
+    """By its name, in the server beside the flags or in the command that starts it."""
+    sources = [path for path in SERVER.rglob("*.py") if "flags" not in path.parts and path.name != "settings.py"]
+    sources.append(SERVER.parent / "cli" / "server_log.py")
+    assert any(re.search(rf"(settings|config)\.{field}\b", path.read_text(encoding="utf-8")) for path in sources)
+
+
+def test_every_option_of_the_engine_has_a_flag() -> None:
+    """Those of EngineConfig, all of them."""
+    targets = {target for flag in SETTING if isinstance(flag.fate, Sets) for target in flag.fate.targets}
+    assert {f"engine.{name}" for name in CONFIG_NAMES} <= targets
+
+
+def test_no_flag_sets_what_is_no_setting() -> None:
+    """Targets are fields that exist; the engine's other options are tested where the core is."""
+    fields = {field.name for field in dataclasses.fields(ServerSettings)}
+    for flag in SETTING:
+        assert isinstance(flag.fate, Sets)
+        for place, _, name in (target.partition(".") for target in flag.fate.targets):
+            assert place in ("engine", "aside") or name in {"server": fields, "sampling": set(FIELDS)}[place]
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.fate, Refused)], ids=_name)
+def test_what_is_refused_says_the_flag_and_the_way_out(flag: Flag) -> None:
+    """In one line, however it is given."""
+    assert isinstance(flag.fate, Refused)
+    value = "9" if flag.long_name not in ("--reasoning-format", "--spec-type") else "deepseek"
+    words = [value] * len(flag.metavar.split())
+    with pytest.raises(InvalidParams) as error:
+        resolved(flag.names[0], *words)
+    assert flag.names[0] in str(error.value) and flag.fate.way_out in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.fate, Ignored)], ids=_name)
+def test_what_is_ignored_gives_one_note_that_says_why(flag: Flag) -> None:
+    """And changes nothing."""
+    assert isinstance(flag.fate, Ignored)
+    value = {"--fit": "off", "--lazy-mode": "on", "--log-colors": "on"}.get(flag.long_name, "9")
+    words = [] if flag.metavar == SWITCH else [value]
+    name = flag.names[0]
+    found = resolved(name, *words)
+    assert [note for note in found.notes if flag.fate.why in note and note.startswith(name)] == list(found.notes) != []
+    assert found.settings == resolved().settings
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-context-shift"],
+        ["--offline"],
+        ["--jinja"],
+        ["--cont-batching"],
+        ["--spec-type", "none"],
+        ["--no-mmproj"],
+        ["--no-webui"],
+        ["--kv-unified"],
+        ["--cache-reuse", "0"],
+        ["--reasoning-format", "none"],
+        ["--fit", "on"],
+        ["--n-cpu-moe", "0"],
+    ],
+)
+def test_what_asks_for_the_usual_is_taken_in_silence(words: list[str]) -> None:
+    """No note where nothing differs."""
+    assert resolved(*words).notes == ()
+
+
+def test_every_variable_is_in_capitals() -> None:
+    """They can be exported by any shell."""
+    assert all(name.isidentifier() and name == name.upper() for name in ENV_NAMES)
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    """docs/guide/flags.md is made by: python -m paceline.server.flags.page > docs/guide/flags.md."""
+    assert PAGE.read_text(encoding="utf-8") == markdown()

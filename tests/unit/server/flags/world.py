@@ -1,0 +1,196 @@
+"""A disk in memory, a resolution on it, and an example of every flag that sets something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.server.flags import Resolved, resolve
+from paceline.server.settings import ApiKey
+
+TRAINED = 2048
+
+
+class FakeFiles:
+    """Files by their paths; folders are what is named so."""
+
+    def __init__(
+        self, contents: Mapping[str, bytes | str] | None = None, folders: tuple[str, ...] = ("states",)
+    ) -> None:
+        self.contents = {"m.gguf": b"", **(contents or {})}
+        self.folders = folders
+
+    def read(self, path: Path) -> bytes:
+        found = self.contents.get(str(path))
+        if found is None:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return found.encode() if isinstance(found, str) else found
+
+    def is_file(self, path: Path) -> bool:
+        return str(path) in self.contents
+
+    def is_folder(self, path: Path) -> bool:
+        return str(path) in self.folders
+
+    def trained_context(self, model: Path | None) -> int:
+        return TRAINED
+
+
+FILES = {
+    "m.gguf": "",
+    "a.gguf": "",
+    "x/b.gguf": "",
+    "g.gbnf": 'root ::= "a"',
+    "s.json": '{"type": "object"}',
+    "t.jinja": "{{ messages }}",
+    "keys": "# ours\none:two\n\nthree\r\n",
+    "tenants": "# ours\nacme:one:two\n",
+    "k.pem": "",
+    "c.pem": "",
+}
+
+
+def resolved(*argv: str, env: Mapping[str, str] | None = None, files: Mapping[str, Any] | None = None) -> Resolved:
+    return resolve(argv, env or {}, FakeFiles({**FILES, **(files or {})}))
+
+
+EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and what has to be set then
+    "--model": (["m.gguf"], {"server.model": Path("m.gguf")}),
+    "--ctx-size": (["4096"], {"engine.n_ctx": 4096}),
+    "--parallel": (["3"], {"engine.num_slots": 3}),
+    "--kv-unified-per-slot": (["1000"], {"engine.n_ctx": 8000}),
+    "--batch-size": (["64"], {"engine.n_batch": 64}),
+    "--ubatch-size": (["32"], {"engine.n_ubatch": 32}),
+    "--gpu-layers": (["12"], {"engine.n_gpu_layers": 12}),
+    "--device": (["CPU"], {"engine.devices": ["CPU"]}),
+    "--split-mode": (["row"], {"engine.split_mode": "row"}),
+    "--tensor-split": (["3,1"], {"engine.tensor_split": (3.0, 1.0)}),
+    "--main-gpu": (["1"], {"engine.main_gpu": 1}),
+    "--flash-attn": (["on"], {"engine.flash_attn": "on"}),
+    "--cache-type-k": (["q8_0"], {"engine.type_k": "q8_0"}),
+    "--cache-type-v": (["bf16"], {"engine.type_v": "bf16"}),
+    "--threads": (["2"], {"engine.n_threads": 2}),
+    "--threads-batch": (["3"], {"engine.n_threads_batch": 3}),
+    "--lora": (
+        ["a.gguf,x/b.gguf"],
+        {"engine.lora": {"a": "a.gguf", "b": "x/b.gguf"}, "server.lora_scales": {"a": 1, "b": 1}},
+    ),
+    "--lora-scaled": (["a.gguf:0.5"], {"engine.lora": {"a": "a.gguf"}, "server.lora_scales": {"a": 0.5}}),
+    "--lora-init-without-apply": (["--lora", "a.gguf"], {"engine.lora": {"a": "a.gguf"}, "server.lora_scales": {}}),
+    "--override-kv": (
+        ["a=int:1,b=bool:true,c=str:x,d=float:0.5"],
+        {"engine.kv_overrides": {"a": 1, "b": True, "c": "x", "d": 0.5}},
+    ),
+    "--cache-ram": (["2"], {"engine.host_cache_bytes": 2 << 20}),
+    "--host-cache-bytes": (["5"], {"engine.host_cache_bytes": 5}),
+    "--cache-prompt": ([], {"engine.cache_prompt": True}),
+    "--swa-full": ([], {"engine.swa_full": True}),
+    "--rope-scaling": (["yarn"], {"engine.rope_scaling": "yarn"}),
+    "--rope-scale": (["4"], {"engine.rope_freq_scale": 0.25}),
+    "--rope-freq-base": (["10000"], {"engine.rope_freq_base": 10000.0}),
+    "--rope-freq-scale": (["0.5"], {"engine.rope_freq_scale": 0.5}),
+    "--yarn-orig-ctx": (["512"], {"engine.yarn_orig_ctx": 512}),
+    "--yarn-ext-factor": (["0.5"], {"engine.yarn_ext_factor": 0.5}),
+    "--yarn-attn-factor": (["1.5"], {"engine.yarn_attn_factor": 1.5}),
+    "--yarn-beta-slow": (["1"], {"engine.yarn_beta_slow": 1.0}),
+    "--yarn-beta-fast": (["32"], {"engine.yarn_beta_fast": 32.0}),
+    "--strategy": (["balanced"], {"engine.strategy": "balanced"}),
+    "--itl-target-ms": (["40"], {"engine.itl_target_ms": 40.0}),
+    "--max-tick-ms": (["500"], {"engine.max_tick_ms": 500.0}),
+    "--chunk-size": (["128"], {"engine.chunk_size": 128}),
+    "--max-queue": (["0"], {"engine.max_queue": 0}),
+    "--max-queue-tokens": (["9"], {"engine.max_queue_tokens": 9}),
+    "--isolation": (["thread"], {"engine.isolation": "thread"}),
+    "--on-engine-death": (["fail"], {"engine.on_engine_death": "fail"}),
+    "--load-mode": (["mmap+mlock"], {"engine.load_mode": "mmap_mlock"}),
+    "--check-tensors": ([], {"engine.check_tensors": True}),
+    "--kv-offload": ([], {"engine.offload_kqv": True}),
+    "--op-offload": ([], {"engine.op_offload": True}),
+    "--repack": ([], {"engine.use_extra_bufts": True}),
+    "--predict": (["7"], {"sampling.max_tokens": 7}),
+    "--temp": (["0.3"], {"sampling.temperature": 0.3}),
+    "--top-k": (["5"], {"sampling.top_k": 5}),
+    "--top-p": (["0.5"], {"sampling.top_p": 0.5}),
+    "--min-p": (["0.1"], {"sampling.min_p": 0.1}),
+    "--top-nsigma": (["2"], {"sampling.top_n_sigma": 2.0}),
+    "--xtc-probability": (["0.2"], {"sampling.xtc_probability": 0.2}),
+    "--xtc-threshold": (["0.3"], {"sampling.xtc_threshold": 0.3}),
+    "--typical": (["0.9"], {"sampling.typical_p": 0.9}),
+    "--repeat-last-n": (["-1"], {"sampling.penalty_last_n": -1}),
+    "--repeat-penalty": (["1.1"], {"sampling.repeat_penalty": 1.1}),
+    "--presence-penalty": (["-.5"], {"sampling.presence_penalty": -0.5}),
+    "--frequency-penalty": (["1e-1"], {"sampling.frequency_penalty": 0.1}),
+    "--dry-multiplier": (["0.8"], {"sampling.dry_multiplier": 0.8}),
+    "--dry-base": (["2"], {"sampling.dry_base": 2.0}),
+    "--dry-allowed-length": (["3"], {"sampling.dry_allowed_length": 3}),
+    "--dry-penalty-last-n": (["32"], {"sampling.dry_penalty_last_n": 32}),
+    "--dry-sequence-breaker": ([r"\n"], {"sampling.dry_sequence_breakers": ("\n",)}),
+    "--adaptive-target": (["0.5"], {"sampling.adaptive_target": 0.5}),
+    "--adaptive-decay": (["0.8"], {"sampling.adaptive_decay": 0.8}),
+    "--dynatemp-range": (["0.2"], {"sampling.dynatemp_range": 0.2}),
+    "--dynatemp-exp": (["1.5"], {"sampling.dynatemp_exponent": 1.5}),
+    "--mirostat": (["2"], {"sampling.mirostat": 2}),
+    "--mirostat-lr": (["0.2"], {"sampling.mirostat_eta": 0.2}),
+    "--mirostat-ent": (["4"], {"sampling.mirostat_tau": 4.0}),
+    "--samplers": (["Top-K;nucleus;temp"], {"sampling.samplers": ("top_k", "top_p", "temperature")}),
+    "--sampler-seq": (["kpt"], {"sampling.samplers": ("top_k", "top_p", "temperature")}),
+    "--seed": (["42"], {"sampling.seed": 42}),
+    "--ignore-eos": ([], {"sampling.ignore_eos": True}),
+    "--logit-bias": (["15+1"], {"sampling.logit_bias": {15: 1.0}}),
+    "--grammar": (['root ::= "b"'], {"sampling.grammar": 'root ::= "b"'}),
+    "--grammar-file": (["g.gbnf"], {"sampling.grammar": 'root ::= "a"'}),
+    "--json-schema": (["{}"], {"sampling.json_schema": "{}"}),
+    "--json-schema-file": (["s.json"], {"sampling.json_schema": '{"type": "object"}'}),
+    "--reverse-prompt": (["x"], {"sampling.stop": ("x",)}),
+    "--escape": (["-r", r"\t"], {"sampling.stop": ("\t",)}),
+    "--chat-template": (["{{ x }}"], {"server.chat_template": "{{ x }}"}),
+    "--chat-template-file": (["t.jinja"], {"server.chat_template": "{{ messages }}"}),
+    "--chat-template-kwargs": (['{"a": 1}'], {"server.chat_template_kwargs": {"a": 1}}),
+    "--reasoning": (["off"], {"server.chat_template_kwargs": {"enable_thinking": False}}),
+    "--reasoning-effort": (["low"], {"server.chat_template_kwargs": {"reasoning_effort": "low"}}),
+    "--reasoning-preserve": ([], {"server.chat_template_kwargs": {"preserve_reasoning": True}}),
+    "--pooling": (["mean"], {"server.pooling": "mean"}),
+    "--embd-normalize": (["-1"], {"server.embd_normalize": -1}),
+    "--spm-infill": ([], {"server.spm_infill": True}),
+    "--host": (["::1"], {"server.host": "::1"}),
+    "--port": (["0"], {"server.port": 0}),
+    "--alias": (["a, b"], {"server.aliases": ("a", "b")}),
+    "--api-key": (["a,b"], {"server.api_keys": (ApiKey(secret="a"), ApiKey(secret="b"))}),
+    "--api-key-file": (["keys"], {"server.api_keys": (ApiKey(secret="one:two"), ApiKey(secret="three"))}),
+    "--tenant-key-file": (["tenants"], {"server.api_keys": (ApiKey(secret="one:two", tenant="acme"),)}),
+    "--ssl-key-file": (["k.pem", "--ssl-cert-file", "c.pem"], {"server.ssl_keyfile": Path("k.pem")}),
+    "--ssl-cert-file": (["c.pem", "--ssl-key-file", "k.pem"], {"server.ssl_certfile": Path("c.pem")}),
+    "--api-prefix": (["/llm/"], {"server.root_path": "/llm"}),
+    "--cors-origins": (["http://a,https://b:1/"], {"server.cors_origins": ("http://a", "https://b:1")}),
+    "--timeout": (["600"], {"server.body_timeout_s": 600.0}),
+    "--request-timeout-s": (["9"], {"server.timeout_s": 9.0}),
+    "--sse-ping-interval": (["-1"], {"server.heartbeat_s": math.inf}),
+    "--max-body-bytes": (["9"], {"server.max_body_bytes": 9}),
+    "--max-header-bytes": (["4096"], {"server.max_header_bytes": 4096}),
+    "--max-connections": (["9"], {"server.max_connections": 9}),
+    "--keep-alive-s": (["9"], {"server.keep_alive_s": 9.0}),
+    "--drain-s": (["0"], {"server.drain_s": 0.0}),
+    "--embedding": ([], {"server.embeddings": True}),
+    "--rerank": ([], {"server.reranking": True}),
+    "--metrics": ([], {"server.metrics": True}),
+    "--slots": ([], {"server.slots": True}),
+    "--props": ([], {"server.props": True}),
+    "--docs": ([], {"server.docs": True}),
+    "--slot-save-path": (["states"], {"server.state_folder": Path("states"), "engine.state_folder": "states"}),
+    "--verbose": ([], {"server.log_level": "debug"}),
+    "--verbosity": (["2"], {"server.log_level": "warning"}),
+    "--log-level": (["error"], {"server.log_level": "error"}),
+    "--log-disable": ([], {"server.log_level": "off"}),
+    "--log-file": (["x.log"], {"server.log_file": Path("x.log")}),
+    "--log-jsonl": ([], {"server.log_json": True}),
+}
+
+
+def setting(found: Resolved, target: str) -> Any:
+    """The value of a target such as "engine.n_ctx"."""
+    place, _, name = target.partition(".")
+    if place == "server":
+        return getattr(found.settings, name)
+    return {"engine": found.settings.engine_options, "sampling": found.settings.sampling}[place][name]

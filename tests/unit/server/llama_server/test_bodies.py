@@ -1,0 +1,75 @@
+"""The bodies of llama-server's requests: what is taken, what is refused, what is said to be ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.server.llama_server.bodies import CompletionBody, RerankBody, SlotBody
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", True),
+        ("temperature", "0.5"),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("n_predict", 1.5),
+        ("n_predict", -2),
+        ("n_predict", True),
+        ("n_predict", 2**31),
+        ("stream", 1),
+        ("n_cmpl", 0),
+        ("stop", [1]),
+        ("top_k", "40"),
+        ("lora", [{"scale": 1}]),
+        ("lora", {"id": 0}),
+        ("logit_bias", 3),
+        ("repeat_last_n", -2),
+    ],
+)
+def test_a_value_of_another_type_or_beyond_its_bounds_is_refused(field: str, value: Any) -> None:
+    """A bool is no number, a text is none, and a number with a fraction is no integer."""
+    with pytest.raises(ValidationError, match=field):
+        CompletionBody.model_validate({"prompt": "x", field: value})
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    """JSON has one kind of number."""
+    body = CompletionBody.model_validate({"n_predict": 12.0, "temperature": 1, "seed": -1.0})
+    assert (body.n_predict, body.temperature, body.seed) == (12, 1.0, -1)
+
+
+def test_null_is_as_good_as_absent() -> None:
+    """For every field, and nothing is said to be ignored."""
+    names = [*CompletionBody.model_fields, "unheard_of"]
+    body = CompletionBody.model_validate(dict.fromkeys(names))
+    assert body == CompletionBody(unheard_of=None)
+    assert body.ignored() == []
+
+
+def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
+    """Unknown fields, and known ones without effect here, unless they have the value that they have anyway."""
+    body = CompletionBody.model_validate(
+        {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_max": 3, "preserved_tokens": [], "verbose": False}
+    )
+    assert [one.split()[0] for one in body.ignored()] == ["'n_keep'", "'speculative.n_max'", "'foo'"]
+
+
+def test_text_that_utf8_cannot_carry_is_refused() -> None:
+    """Where it would come back in the answer, as the names of unknown fields do."""
+    with pytest.raises(ValidationError, match="surrogate"):
+        RerankBody.model_validate({"query": "q", "model": "\ud800"})
+    with pytest.raises(ValidationError, match="unicode"):
+        CompletionBody.model_validate({"\ud800": 1})
+
+
+def test_required_fields_are_required() -> None:
+    """A query, and the name of a file."""
+    with pytest.raises(ValidationError, match="query"):
+        RerankBody.model_validate({"documents": ["a"]})
+    with pytest.raises(ValidationError, match="filename"):
+        SlotBody.model_validate({"file": "a"})

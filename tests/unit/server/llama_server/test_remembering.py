@@ -1,0 +1,86 @@
+"""Numbered slots, norms of vectors, settings as they are shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.params import SamplingParams
+from paceline.server.llama_server.asking import RANDOM_SEED
+from paceline.server.llama_server.biases import NEVER
+from paceline.server.llama_server.norms import normalised
+from paceline.server.llama_server.settings_shown import brief_settings, full_settings
+from paceline.server.llama_server.state import Adapters
+from paceline.server.llama_server.virtual_slots import Held, VirtualSlots
+
+
+def test_a_request_that_does_not_say_runs_under_the_number_longest_unused() -> None:
+    """Of those where nothing runs; where all are taken, one runs beside another."""
+    slots = VirtualSlots(2)
+    assert [slots.begin("") for _ in range(3)] == [0, 1, 0]
+    slots.end("", 1, None)
+    assert slots.begin("") == 1
+
+
+def test_a_number_beyond_the_last_begins_again() -> None:
+    """As llama-server counts."""
+    assert VirtualSlots(4).begin("", 6) == 2
+
+
+def test_a_number_holds_what_ran_last_for_each_tenant_alone() -> None:
+    """What left nothing changes nothing."""
+    slots = VirtualSlots(2)
+    slots.begin("a", 1)
+    slots.end("a", 1, Held((1, 2)))
+    slots.begin("a", 1)
+    slots.end("a", 1, None)
+    assert slots.held("a", 1).token_ids == (1, 2)
+    assert slots.held("b", 1).token_ids == slots.held("a", 0).token_ids == ()
+    slots.put("a", 1)
+    assert slots.held("a", 1) == Held()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [(-1, [3.0, -4.0]), (0, [24570.0, -32760.0]), (1, [3 / 7, -4 / 7]), (2, [0.6, -0.8]), (400, [0.75, -1.0])],
+)
+def test_vectors_have_llama_servers_norms(kind: int, wanted: list[float]) -> None:
+    """None, largest component, sum, length, and higher powers without overflow."""
+    assert normalised(np.array([3, -4], dtype=np.float32), kind) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("kind", [-1, 0, 1, 2, 7])
+def test_a_vector_of_nothing_stays_one(kind: int) -> None:
+    """And is not divided by nothing."""
+    assert normalised(np.zeros(3, dtype=np.float32), kind).tolist() == [0, 0, 0]
+
+
+def test_settings_are_shown_under_llama_servers_names() -> None:
+    """No limit of tokens is -1, a drawn seed is the largest one, and what never comes has null for a bias."""
+    params = SamplingParams(max_tokens=None, ignore_eos=True, logit_bias={5: 1.5, 6: NEVER}, penalty_last_n=9, stop="x")
+    shown = full_settings(params, (8, 7), stream=True, told={"lora": [{"id": 0, "scale": 1.0}]})
+    assert (shown["n_predict"], shown["max_tokens"], shown["seed"], shown["repeat_last_n"]) == (-1, -1, RANDOM_SEED, 9)
+    assert shown["logit_bias"] == [
+        {"bias": 1.5, "token": 5}, {"bias": None, "token": 6}, {"bias": None, "token": 7}, {"bias": None, "token": 8},
+    ]  # fmt: skip
+    assert (shown["stop"], shown["stream"], shown["lora"]) == (["x"], True, [{"id": 0, "scale": 1.0}])
+    assert set(brief_settings(params)) == set(shown) - {
+        "dry_sequence_breakers", "stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens",
+    }  # fmt: skip
+
+
+def test_grammars_and_schemas_are_shown() -> None:
+    """A schema as it is, beside an empty grammar."""
+    lazy = SamplingParams(grammar="root ::= x", grammar_lazy=True, grammar_triggers=("a", 3))
+    shown = full_settings(lazy, (), stream=False, told={})
+    assert shown["grammar_triggers"] == [{"type": 1, "value": "a"}, {"type": 0, "value": "", "token": 3}]
+    assert "json_schema" not in shown
+    shown = full_settings(SamplingParams(json_schema={"type": "object"}), (), stream=False, told={})
+    assert (shown["grammar"], shown["json_schema"]) == ("", {"type": "object"})
+
+
+def test_adapters_are_numbered_as_they_were_given() -> None:
+    """Named by their keys or by their files; of a path only the file is told."""
+    assert Adapters.of(None) == Adapters((), ())
+    assert Adapters.of(["x/a.gguf", "b.gguf"]) == Adapters(("a", "b"), ("a.gguf", "b.gguf"))
+    assert Adapters.of({"n": "x/a.gguf"}) == Adapters(("n",), ("a.gguf",))
