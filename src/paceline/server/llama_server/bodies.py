@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from paceline import validation
 
 _INT32 = 2**31 - 1
+_MOST_WARNINGS = 32
 _MANY = 1024  # members of lists that are checked on the event loop; others are checked where they are read
 
 
@@ -39,7 +40,13 @@ class Body(BaseModel):
     def ignored(self) -> list[str]:
         """A sentence for each field that is not known here, and not null."""
         extra = self.model_extra or {}
-        return [_unknown(name) for name, value in extra.items() if value is not None]
+        return capped([_unknown(name) for name, value in extra.items() if value is not None])
+
+
+def capped(sentences: list[str]) -> list[str]:
+    """The first of them, and how many there are beside: nobody reads more, and an answer stays smaller than its request."""
+    rest = len(sentences) - _MOST_WARNINGS
+    return sentences if rest <= 0 else [*sentences[:_MOST_WARNINGS], f"and {rest} more"]
 
 
 def _unknown(name: str) -> str:

@@ -13,7 +13,7 @@ from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
 from paceline.server.llama_server.asking import Setting, lora_scales, request_options, sampling_params
-from paceline.server.llama_server.bodies import CompletionBody, InfillBody
+from paceline.server.llama_server.bodies import CompletionBody, InfillBody, capped
 from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.line_limits import LineLimits
 from paceline.server.llama_server.prompts import all_prompts
@@ -83,7 +83,7 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
         texts=tuple(setting.tokenizer.decode(ids, special=True) if needs_text else "" for ids in prompts),
         params=params,
         settings=full_settings(params, setting.tokenizer.eog_ids, stream=stream, told=told),
-        warnings=tuple(warnings),
+        warnings=tuple(capped(warnings)),
         line_limits=_line_limits(body),
         options=options,
         stream=stream,
