@@ -102,11 +102,11 @@ def setting(event: threading.Event) -> Iterator[None]:
         event.set()
 
 
-def kills(model: Path, wanted: int) -> None:
-    """Random moments, 12 streams at a time; greedy and seeded."""
+def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, float]) -> None:
+    """Random moments, so long after each other, 12 streams at a time; greedy and seeded."""
     rng = random.Random(1)
     asked = [
-        ([index + 5, 6, 7], {"seed": index, "max_tokens": 200, "ignore_eos": True, "logprobs": 2})
+        ([index + 5, 6, 7], {"seed": index, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": 2})
         for index in range(12)
     ]
     for index in range(0, 12, 3):
@@ -120,7 +120,7 @@ def kills(model: Path, wanted: int) -> None:
 
         def kill_on() -> None:
             nonlocal num_killed
-            while num_killed < wanted and not done.wait(rng.uniform(0.2, 1.2)):
+            while num_killed < wanted and not done.wait(rng.uniform(*between_s)):
                 pid = worker_pid(llm)
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--between", type=float, nargs=2, default=(0.2, 1.2), help="seconds from one kill to the next")
     options = parser.parse_args()
     print(f"paceline {paceline.__version__}, {options.model.name}", flush=True)
     if options.part in ("overhead", "all"):
@@ -169,7 +170,7 @@ def main() -> None:
     if options.part in ("restart", "all"):
         restart(options.model, 5)
     if options.part in ("kills", "all"):
-        kills(options.model, options.kills)
+        kills(options.model, options.kills, options.tokens, tuple(options.between))
 
 
 if __name__ == "__main__":

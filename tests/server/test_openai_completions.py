@@ -255,6 +255,14 @@ def test_what_is_no_json_is_refused(world: OpenAIServer, body: bytes) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_body_of_very_many_fields_is_refused(world: OpenAIServer) -> None:
+    """Before anybody looks at them one by one."""
+    with world.client() as client:
+        answer = client.post("/v1/completions", json=dict.fromkeys(map(str, range(2000)), 1))
+    assert answer.status_code == 400
+    assert "2000 fields" in answer.json()["error"]["message"]
+
+
 def test_a_large_body_is_read_like_a_small_one(world: OpenAIServer) -> None:
     """It is decoded in a thread."""
     with world.client() as client:

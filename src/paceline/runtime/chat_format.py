@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import _native, validation
@@ -34,6 +34,12 @@ _CHATML = """\
 {%- endif -%}
 """
 NAMED = {"chatml": _CHATML}
+
+# Ends of turns that models of two families also spell out as plain text, by what their templates have in common.
+_SPELT_ENDS = {
+    ("<role>ASSISTANT</role>", "<arg_key>"): "<|role_end|>",
+    ("laguna_glm_thinking",): "</assistant>",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class ChatFormat:
         """
         self._tokenizer = model.tokenizer
         self._template = _native.ChatTemplate(model.native, _source(model, template))
+        source = self._template.source
+        self._stops = tuple(end for marks, end in _SPELT_ENDS.items() if all(mark in source for mark in marks))
 
     @property
     def source(self) -> str:
@@ -90,22 +98,28 @@ class ChatFormat:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt of a conversation.
 
         messages: each has a `role` and a `content`, a text or a list of {"type": "text", "text": ...}, and may have a
         `name`; what `paceline.chat.messages.checked_messages` answers. add_generation_prompt: whether the prompt ends where
-        the assistant's answer begins. kwargs: further variables for the template, as JSON knows them.
+        the assistant's answer begins. continue_final_message: the last message is the beginning of an answer, and the
+        prompt ends where its text does; add_generation_prompt does not matter then. kwargs: further variables for the
+        template, as JSON knows them.
 
         Raises `InvalidParams` for messages of another shape, `TextTooLong` for more than 32 MiB of them, `TemplateError`
         where the template refuses the conversation, fails, or takes more steps, time or memory than it may. The GIL is
         released meanwhile.
         """
-        conversation = _encoded_messages(messages)
+        plain = _plain_messages(messages)
         variables = _encoded_kwargs(kwargs)
         generate = validation.boolean("add_generation_prompt", add_generation_prompt)
-        return _joined(self._template.render(conversation, variables, generate))
+        if validation.boolean("continue_final_message", continue_final_message):
+            beginning = plain[-1]["content"] = _beginning(plain[-1])
+            return _cut_behind(self._rendered(plain, variables, False), beginning)
+        return self._rendered(plain, variables, generate)
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """The token ids of a prompt. Text of the messages stays text, also where it spells a control token.
@@ -113,6 +127,9 @@ class ChatFormat:
         Raises as `Tokenizer.encode`.
         """
         return self._tokenizer.encode_prompt(prompt.text, prompt.inputs)
+
+    def _rendered(self, messages: list[dict[str, Any]], variables: bytes, generate: bool) -> RenderedPrompt:
+        return _joined(self._template.render(_encoded_messages(messages), variables, generate), self._stops)
 
     def __repr__(self) -> str:
         return f"<ChatFormat, {len(self.source)} characters>"
@@ -133,22 +150,27 @@ def _source(model: Model, template: str | None) -> str:
     return source
 
 
-def _encoded_messages(messages: object) -> bytes:
+def _plain_messages(messages: object) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidType(f"messages must be a list of mappings, not {type(messages).__name__}")
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidParams(f"messages must have 1 to {MAX_MESSAGES} messages, not {len(messages)}")
-    plain = [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-    encoded = json.dumps(plain, ensure_ascii=False).encode()
+    return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _encoded_messages(messages: list[dict[str, Any]]) -> bytes:
+    encoded = json.dumps(messages, ensure_ascii=False).encode()
     if len(encoded) > MAX_BYTES:
-        raise TextTooLong(f"messages has {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
+        raise TextTooLong(f"messages have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
     return encoded
 
 
 def _plain_message(place: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be a mapping, not {type(message).__name__}")
-    validation.reject_unknown(message, ("role", "content", "name"))
+    unknown = set(message) - {"role", "content", "name"}
+    if unknown:
+        raise InvalidParams(f"{place} has {min(map(repr, unknown))}; a message has role, content and name")
     role = validation.text(f"{place}.role", message.get("role"))
     if not role:
         raise InvalidParams(f"{place}.role must not be empty")
@@ -205,11 +227,32 @@ def _check_json(place: str, value: object, depth: int) -> None:
         validation.number(place, value)
 
 
-def _joined(parts: Sequence[tuple[str, bool]]) -> RenderedPrompt:
+def _joined(parts: Sequence[tuple[str, bool]], stops: tuple[str, ...]) -> RenderedPrompt:
     inputs: list[tuple[int, int]] = []
     start = 0
     for text, is_input in parts:
         if is_input and text:
             inputs.append((start, start + len(text)))
         start += len(text)
-    return RenderedPrompt("".join(text for text, _ in parts), inputs=tuple(inputs))
+    return RenderedPrompt("".join(text for text, _ in parts), stops, inputs=tuple(inputs))
+
+
+def _beginning(message: dict[str, Any]) -> str:
+    """The text of the last message, which a prompt shall end with."""
+    content = message["content"]
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    if message["role"] != "assistant" or not text.strip():
+        raise InvalidParams(
+            "continue_final_message wants the last message to be an assistant's, with some text as its content"
+        )
+    return text
+
+
+def _cut_behind(whole: RenderedPrompt, beginning: str) -> RenderedPrompt:
+    """The prompt up to the end of its last input, which must be this text; templates may have stripped it."""
+    start, end = whole.inputs[-1] if whole.inputs else (0, 0)
+    if whole.text[start:end].strip() != beginning.strip():
+        raise TemplateError(
+            "the chat template does not end with the text of the last message, so it cannot be continued"
+        )
+    return replace(whole, text=whole.text[:end])

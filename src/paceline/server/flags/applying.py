@@ -15,6 +15,7 @@ from paceline.server.settings import ApiKey
 
 MIB = 1 << 20
 NO_LIMIT = sys.maxsize
+NAMED_TEMPLATES = frozenset({"chatml"})  # those that have names here; llama-server has more
 
 
 def context_size(draft: Draft, value: int, label: str) -> None:
@@ -141,10 +142,10 @@ def sequence_breakers(draft: Draft, value: Sequence[str], label: str) -> None:
 
 
 def chat_template(draft: Draft, value: str, label: str) -> None:
-    """Jinja source. llama-server's names of templates are no such source."""
-    if "{" not in value:
+    """Jinja source, or a name. Most of llama-server's names are not known here, and none of them is Jinja."""
+    if "{" not in value and value not in NAMED_TEMPLATES:
         raise InvalidParams(
-            f"{label} must be the text of a Jinja template, not {value!r:.80}; names of built-in templates are not "
+            f"{label} must be chatml or the text of a Jinja template, not {value!r:.80}; other names of templates are not "
             "supported yet: give the text, or its file to --chat-template-file, or leave it out for the model's own"
         )
     draft.put("server.chat_template", value, label)

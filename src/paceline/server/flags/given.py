@@ -40,13 +40,8 @@ class Given:
         return Origin(self.kind, self.label)
 
     def value(self) -> Any:
-        """The value. Raises `InvalidParams`; without the text where it is secret."""
-        try:
-            values = [self.flag.read(self.label, text) for text in self.texts]
-        except InvalidParams:
-            if self.flag.secret:
-                raise InvalidParams(f"{self.label} has no value that could be used; it is not shown") from None
-            raise
+        """The value. Raises `InvalidParams`; readers of secrets say what is wrong without the text."""
+        values = [self.flag.read(self.label, text) for text in self.texts]
         return tuple(one for value in values for one in value) if self.flag.many else values[-1]
 
 

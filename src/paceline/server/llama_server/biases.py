@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline import validation
+from paceline.errors import InvalidType
 from paceline.runtime import Tokenizer
 
 NEVER = -1e6
@@ -17,6 +18,8 @@ def biases(tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warni
 
     What llama-server skips (entries of another shape, ids that the vocabulary has not) is skipped, and named in `warnings`.
     """
+    if value is not None and not isinstance(value, (list, dict)):
+        raise InvalidType(f"logit_bias must be a list of pairs or an object, not {type(value).__name__}")
     found: dict[int, float] = {}
     for token, bias in _entries(value or [], warnings):
         number = NEVER if bias is False else bias

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from paceline import validation
 from paceline.chat.messages import checked_messages
 from paceline.errors import Unsupported
 from paceline.runtime import Tokenizer
@@ -32,7 +33,7 @@ def routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeBody) -> Response:
         """`content`: the text, control tokens included."""
         tokenizer = service.engine().tokenizer
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens or [], special=True)
+        text = await asyncio.to_thread(_text, tokenizer, body)
         return await large_json_answer({"content": text} | _warnings(body))
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
@@ -68,6 +69,11 @@ def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
         return ids
     pieces = tokenizer.pieces(special=True)
     return [{"id": token, "piece": _piece(pieces[token])} for token in ids]
+
+
+def _text(tokenizer: Tokenizer, body: DetokenizeBody) -> str:
+    ids = [] if body.tokens is None else body.tokens
+    return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
 
 
 def _piece(piece: bytes) -> str | list[int]:

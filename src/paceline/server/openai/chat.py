@@ -33,7 +33,7 @@ def routes(service: Service) -> APIRouter:
         """As OpenAI's endpoint of this name, for text; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
         with naming_the_field(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs"):
-            asked = read_chat(body, base, service.options(request))
+            asked = await asyncio.to_thread(read_chat, body, base, service.options(request))
             ids, stops = await asyncio.to_thread(_prompt, service, body)
             params = with_stops(asked.params, stops)
             streaming = bool(body.stream)

@@ -36,7 +36,7 @@ def routes(service: Service) -> APIRouter:
         """As OpenAI's endpoint of this name; with `stream` as server-sent events."""
         base = service.sampling(COMPLETION_DEFAULTS)
         with naming_the_field(OpenAICompletionBody.model_fields):
-            asked = read_completion(body, base, service.options(request))
+            asked = await asyncio.to_thread(read_completion, body, base, service.options(request))
             prompts = await prompts_of(body, service.engine().tokenizer)
             check_number(service, len(prompts), asked.params.n)
             streaming = bool(body.stream)

@@ -1,6 +1,7 @@
 """Routes whose JSON bodies are decoded fast, strictly, and off the event loop where they are large.
 
-Strictly: no NaN, no lone surrogates, nothing nested too deep. FastAPI then checks what was decoded.
+Strictly: no NaN, no lone surrogates, nothing nested too deep, no more fields than a body can mean. FastAPI then checks what
+was decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.server.openai.refusing import refused
+
 _SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
+_MOST_FIELDS = 1000
 
 
 class JsonRequest(Request):
@@ -43,12 +47,15 @@ class JsonRoute(APIRoute):
 
 
 def decoded(body: bytes) -> Any:
-    """The value of a JSON text. Raises `JSONDecodeError`."""
+    """The value of a JSON text. Raises `JSONDecodeError`, and `Refused` where it has more fields than any body."""
     try:
-        return msgspec.json.decode(body)
+        value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
     except UnicodeDecodeError as error:
         raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from None
     except RecursionError:
         raise json.JSONDecodeError("nested too deep", "", 0) from None
+    if isinstance(value, dict) and len(value) > _MOST_FIELDS:
+        raise refused(f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read", None)
+    return value

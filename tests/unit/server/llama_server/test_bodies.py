@@ -27,8 +27,8 @@ from paceline.server.llama_server.bodies import CompletionBody, RerankBody, Slot
         ("top_k", "40"),
         ("lora", [{"scale": 1}]),
         ("lora", {"id": 0}),
-        ("logit_bias", 3),
         ("repeat_last_n", -2),
+        ("stop", ["x"] * 2000),
     ],
 )
 def test_a_value_of_another_type_or_beyond_its_bounds_is_refused(field: str, value: Any) -> None:

@@ -1,0 +1,105 @@
+"""What the messages of a chat may be, and how a wrong one is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.chat.messages import ROLES, checked_messages
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+
+
+def test_texts_and_text_parts_become_plain_mappings() -> None:
+    """A conversation comes out with nothing but role, content and name."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}], "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "annotations": []},
+    ]
+    assert checked_messages(messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}], "name": "Ann"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_a_refusal_counts_as_what_the_assistant_said() -> None:
+    """An answer that was a refusal keeps its words, as a field and as a part."""
+    part = {"type": "refusal", "refusal": "No."}
+    told = checked_messages(
+        [{"role": "assistant", "refusal": "No."}, {"role": "assistant", "content": [part], "refusal": "x"}]
+    )
+    assert told[0]["content"] == "No."
+    assert told[1]["content"] == [{"type": "text", "text": "No."}]
+
+
+def test_the_callers_objects_are_left_alone() -> None:
+    """What comes out shares nothing with what went in."""
+    part = {"type": "text", "text": "a"}
+    message = {"role": "user", "content": [part]}
+    (told,) = checked_messages([message])
+    told["content"][0]["text"] = "b"
+    assert message == {"role": "user", "content": [{"type": "text", "text": "a"}]}
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role not in ("tool", "function")] + ["ipython", "critic_2"])
+def test_roles_are_plain_words(role: str) -> None:
+    """Models may know more roles than OpenAI does."""
+    assert checked_messages([{"role": role, "content": "x"}])[0]["role"] == role
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hello", "messages must be a list of messages, not str"),
+        (None, "messages must be a list of messages, not NoneType"),
+        ({"role": "user"}, "messages must be a list of messages, not dict"),
+        ([], "messages must have at least one"),
+        (["hello"], r"messages\[0\] must be an object with role and content, not str"),
+        ([{"content": "x"}], r"messages\[0\]\.role is missing"),
+        ([{"role": 5, "content": "x"}], r"messages\[0\]\.role must be a str, not 5"),
+        ([{"role": "", "content": "x"}], r"messages\[0\]\.role must be one of 'system'.*, not ''"),
+        ([{"role": "a|>b", "content": "x"}], r"messages\[0\]\.role must be one of .*, or a plain word, not 'a\|>b'"),
+        ([{"role": "user\n", "content": "x"}], r"messages\[0\]\.role must be"),
+        ([{"role": "user"}], r"messages\[0\]\.content is missing"),
+        ([{"role": "assistant"}], r"messages\[0\]\.content is missing"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content must be a text or a list of text parts, not null"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be a text or .*, not int"),
+        ([{"role": "user", "content": {"text": "x"}}], r"messages\[0\]\.content must be .*, not dict"),
+        ([{"role": "user", "content": []}], r"messages\[0\]\.content must have at least one part"),
+        ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\.content has a lone surrogate \(U\+D800\)"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\]\.content\[0\] must be an object with type and text, not str"),
+        ([{"role": "user", "content": [{"text": "x"}]}], r"messages\[0\]\.content\[0\]\.type must be one of 'text', 'refusal'"),
+        ([{"role": "user", "content": [{"type": "txt"}]}], r"content\[0\]\.type must be .*; did you mean 'text'\?"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content\[0\]\.text is missing"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], r"content\[0\]\.text must be a str, not None"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x", "a": 1}]}], r"content\[0\]\.a is not known"),
+        ([{"role": "user", "content": "x", "name": 5}], r"messages\[0\]\.name must be a str"),
+        ([{"role": "user", "content": "x", "contents": 5}], r"messages\[0\]\.contents is not known; a message has role"),
+        ([{"role": "user", "content": "x"}, 5], r"messages\[1\] must be an object"),
+    ],
+)  # fmt: skip
+def test_a_wrong_message_is_refused_and_its_place_named(messages: object, words: str) -> None:
+    """Every error is the caller's and says where."""
+    with pytest.raises(InvalidParams, match=words):
+        checked_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "tool", "content": "5"}, r"messages\[0\]\.role: results of tools are not supported yet"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, r"messages\[0\]\.tool_calls: tools"),
+        ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, r"messages\[0\]\.reasoning_content: "),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, r"content\[0\]\.type: parts"),
+    ],
+)  # fmt: skip
+def test_what_is_known_but_not_served_says_so(message: object, words: str) -> None:
+    """Nothing of a message is dropped in silence."""
+    with pytest.raises(Unsupported, match=words):
+        checked_messages([message])
+
+
+def test_the_error_names_the_field_it_was_asked_for() -> None:
+    """A route may call its field otherwise."""
+    with pytest.raises(InvalidType, match=r"prompt\[0\] must be an object"):
+        checked_messages([5], "prompt")
