@@ -344,6 +344,17 @@ def test_timings_are_told_with_every_token_where_asked(client: httpx.Client) -> 
     assert "timings" not in streamed(client)[0]
 
 
+def test_progress_of_the_prompt_is_told_where_asked(client: httpx.Client) -> None:
+    """Up to all of it, before the first token."""
+    events = streamed(client, [30 + number % 90 for number in range(200)], return_progress=True)
+    progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
+    assert [one for one in events[: len(progress)] if one["tokens"]] == []
+    assert progress[-1]["processed"] == progress[-1]["total"] == 200
+    assert progress[-1]["cache"] == 0
+    assert progress[-1]["time_ms"] >= 0
+    assert "return_progress" in complete(client, return_progress=True)["warnings"][0]
+
+
 # ---- gaps
 
 

@@ -115,6 +115,18 @@ def test_what_is_wrong_with_a_request_is_raised_at_submit() -> None:
             start(one, "")
 
 
+def test_a_request_that_cannot_go_to_another_process_ends_alone() -> None:
+    """Options are plain values; should one not be, its request fails, and nobody else notices."""
+    with engine() as one:
+        other = start(one, "hello", max_tokens=200)
+        options = RequestOptions()
+        object.__setattr__(options, "request_id", object())
+        last = read(start(one, "hello", options=options))[2]
+        assert last.finish_reason is FinishReason.ERROR
+        assert "does not go between processes" in str(last.error)
+        assert read(other)[:2] == undisturbed("hello", max_tokens=200)
+
+
 def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
     """With the error that the worker met; nothing is left of it."""
     with pytest.raises(ModelLoadError, match="no model 'x'"):

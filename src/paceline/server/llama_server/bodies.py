@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from paceline import validation
 
 _INT32 = 2**31 - 1
+_MOST_WARNINGS = 32
 _MANY = 1024  # members of lists that are checked on the event loop; others are checked where they are read
 
 
@@ -39,7 +40,13 @@ class Body(BaseModel):
     def ignored(self) -> list[str]:
         """A sentence for each field that is not known here, and not null."""
         extra = self.model_extra or {}
-        return [_unknown(name) for name, value in extra.items() if value is not None]
+        return capped([_unknown(name) for name, value in extra.items() if value is not None])
+
+
+def capped(sentences: list[str]) -> list[str]:
+    """The first of them, and how many there are beside: nobody reads more, and an answer stays smaller than its request."""
+    rest = len(sentences) - _MOST_WARNINGS
+    return sentences if rest <= 0 else [*sentences[:_MOST_WARNINGS], f"and {rest} more"]
 
 
 def _unknown(name: str) -> str:
@@ -132,6 +139,7 @@ class CompletionBody(Extras):
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=_MANY)] | None = None
     cache_prompt: bool | None = None
     id_slot: Int | None = None
@@ -142,7 +150,6 @@ class CompletionBody(Extras):
     n_keep: CountOrMinusOne | None = None
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
-    return_progress: bool | None = None
     sse_ping_interval: CountOrMinusOne | None = None
     backend_sampling: bool | None = None
     verbose: bool | None = None
@@ -169,7 +176,7 @@ def _is_foreign(name: str) -> bool:
 
 
 _WITHOUT_EFFECT = (
-    "n_keep", "n_discard", "n_cache_reuse", "return_progress", "sse_ping_interval", "backend_sampling", "verbose",
+    "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose",
     "stream_options",
 )  # fmt: skip
 _FOREIGN = frozenset((

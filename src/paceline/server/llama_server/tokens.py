@@ -41,18 +41,17 @@ def routes(service: Service) -> APIRouter:
         """`prompt`: what the chat template makes of the messages."""
         if body.tools:
             raise Unsupported("tools are not supported yet; leave them out")
-        messages = checked_messages(body.messages)
-        rendered = await asyncio.to_thread(_rendered, service, messages, body)
+        rendered = await asyncio.to_thread(_rendered, service, body)
         return await large_json_answer({"prompt": rendered} | _warnings(body))
 
     return router
 
 
-def _rendered(service: Service, messages: list[dict[str, Any]], body: TemplateBody) -> str:
+def _rendered(service: Service, body: TemplateBody) -> str:
     return (
         service.chat_format()
         .render(
-            messages,
+            checked_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             kwargs={**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})},
         )

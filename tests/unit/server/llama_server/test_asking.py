@@ -164,6 +164,12 @@ def test_false_is_never_and_biases_of_one_token_add_up() -> None:
     assert params(logit_bias=[[97, 1], ["a", 2.5]]).logit_bias == ((97, 3.5),)
 
 
+def test_biases_have_an_end() -> None:
+    """More than a vocabulary needs are refused before they are looked at."""
+    with pytest.raises(InvalidParams, match="65536"):
+        read({"logit_bias": [None] * 65537})
+
+
 def test_biases_that_are_none_are_left_out_and_told() -> None:
     """Another shape, true, an id that the vocabulary has not."""
     found, warnings = read({"logit_bias": [[97], "x", [97, True], [97, None], [400, 1], [-1, 1], [97, 2]]})

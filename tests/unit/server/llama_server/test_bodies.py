@@ -73,3 +73,10 @@ def test_required_fields_are_required() -> None:
         RerankBody.model_validate({"documents": ["a"]})
     with pytest.raises(ValidationError, match="filename"):
         SlotBody.model_validate({"file": "a"})
+
+
+def test_of_many_ignored_fields_some_are_named() -> None:
+    """And how many there are beside them."""
+    sentences = RerankBody.model_validate({"query": "q", **{f"field{i}": i for i in range(100)}}).ignored()
+    assert len(sentences) == 33
+    assert sentences[-1] == "and 68 more"
