@@ -15,6 +15,8 @@ from paceline.request import OPTION_NAMES, RequestOptions
 class Fancy(str):
     """A text with something more."""
 
+    __slots__ = ()
+
 
 def test_values_are_kept_in_their_plain_types() -> None:
     """So that they can go to another process, whatever kind of number or text the caller had."""

@@ -127,6 +127,8 @@ def test_text_names_a_lone_surrogate_and_where_it_is() -> None:
 class Fancy(str):
     """A text with something more."""
 
+    __slots__ = ()
+
 
 def test_texts_and_choices_come_out_as_plain_str() -> None:
     """Subclasses, NumPy's among them, cannot go to another process."""
