@@ -125,9 +125,14 @@ class Program:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def close_stderr(self) -> None:
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
     def code(self) -> int:
         assert self._process.stderr is not None
-        self.said += self._process.stderr.read().decode().splitlines()
+        if not self._process.stderr.closed:
+            self.said += self._process.stderr.read().decode().splitlines()
         return self._process.wait(LONG_S)
 
     def kill(self) -> None:
@@ -176,6 +181,15 @@ def test_a_second_signal_ends_at_once(programs: Any) -> None:
         program.wait_for("ending")
         program.signal(signal.SIGTERM)
         assert program.code() == 128 + signal.SIGTERM
+
+
+def test_a_server_whose_stderr_nobody_reads_any_more_ends_all_the_same(programs: Any) -> None:
+    """It has words for the signal, and cannot get rid of them."""
+    program = programs(0)
+    program.wait_for("is ready")
+    program.close_stderr()
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
 
 
 def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) -> None:
