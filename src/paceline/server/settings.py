@@ -35,7 +35,7 @@ class ServerSettings:
     (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
-    `POST /props` is allowed), docs (the OpenAPI pages). state_folder: where slots are saved.
+    `POST /props` is allowed), docs (the OpenAPI pages). Slots are saved where engine_options have a state_folder.
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
@@ -74,7 +74,6 @@ class ServerSettings:
     slots: bool = True
     props: bool = False
     docs: bool = True
-    state_folder: Path | None = None
 
     log_level: str = "info"
     log_json: bool = False

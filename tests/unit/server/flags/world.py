@@ -178,7 +178,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--slots": ([], {"server.slots": True}),
     "--props": ([], {"server.props": True}),
     "--docs": ([], {"server.docs": True}),
-    "--slot-save-path": (["states"], {"server.state_folder": Path("states"), "engine.state_folder": "states"}),
+    "--slot-save-path": (["states"], {"engine.state_folder": "states"}),
     "--verbose": ([], {"server.log_level": "debug"}),
     "--verbosity": (["2"], {"server.log_level": "warning"}),
     "--log-level": (["error"], {"server.log_level": "error"}),
