@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ from paceline.engine.process_engine import ProcessEngine
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+
+NUM_LISTED = 20  # tokens whose log-probabilities are compared where two answers part
+CLOSE = 0.1  # difference of log-probabilities
 
 
 def worker_pid(llm: LLM) -> int | None:
@@ -102,11 +106,11 @@ def setting(event: threading.Event) -> Iterator[None]:
         event.set()
 
 
-def kills(model: Path, wanted: int) -> None:
-    """Random moments, 12 streams at a time; greedy and seeded."""
+def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, float]) -> None:
+    """Random moments, so long after each other, 12 streams at a time; greedy and seeded."""
     rng = random.Random(1)
     asked = [
-        ([index + 5, 6, 7], {"seed": index, "max_tokens": 200, "ignore_eos": True, "logprobs": 2})
+        ([index + 5, 6, 7], {"seed": index, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": NUM_LISTED})
         for index in range(12)
     ]
     for index in range(0, 12, 3):
@@ -120,7 +124,7 @@ def kills(model: Path, wanted: int) -> None:
 
         def kill_on() -> None:
             nonlocal num_killed
-            while num_killed < wanted and not done.wait(rng.uniform(0.2, 1.2)):
+            while num_killed < wanted and not done.wait(rng.uniform(*between_s)):
                 pid = worker_pid(llm)
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
@@ -130,27 +134,56 @@ def kills(model: Path, wanted: int) -> None:
         killer = threading.Thread(target=kill_on)
         killer.start()
         rounds = 0
-        different: list[bool] = []
+        different: list[Difference] = []
         with ThreadPoolExecutor(len(asked)) as threads, setting(done):
             while not done.is_set():
                 found = list(threads.map(lambda one: llm.generate(one[0], **one[1]), asked))
                 rounds += 1
-                pairs = zip(found, expected, strict=True)
-                different += [is_near_tie(a, b) for a, b in pairs if (a.token_ids, a.text) != (b.token_ids, b.text)]
+                pairs = zip(found, expected, range(len(asked)), strict=True)
+                different += [
+                    difference(a, b, is_greedy=index % 3 == 0)
+                    for a, b, index in pairs
+                    if (a.token_ids, a.text) != (b.token_ids, b.text)
+                ]
         killer.join()
     print(
-        f"{num_killed} kills, {rounds * len(asked)} streams, {len(different)} differ from when they ran alone, "
-        f"{sum(different)} of them from a near tie on"
+        f"{num_killed} kills, {rounds * len(asked)} streams, all complete; {len(different)} differ from when they ran alone "
+        f"({sum(one.is_greedy for one in different)} of them greedy), {sum(one.is_close for one in different)} of them where "
+        f"the two tokens were close, at a noise of the logits of {max((one.noise for one in different), default=0):.3f} at most"
     )
 
 
-def is_near_tie(one: Completion, other: Completion) -> bool:
-    """Whether the first tokens that differ were nearly equally likely: kernels sum in another order in another batch."""
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers to the same request part: how far the logits of the same tokens were apart there, and why.
+
+    noise: median difference of the log-probabilities of the tokens that both list; a lost or doubled token would make it large.
+    is_close: whether the two tokens were nearly equally likely, or neighbours in order, so that the same draw may hit either.
+    """
+
+    is_greedy: bool
+    noise: float
+    is_close: bool
+
+
+def difference(one: Completion, other: Completion, *, is_greedy: bool) -> Difference:
+    """Kernels sum in another order in another batch, so that logits differ a little."""
     assert one.logprobs is not None
     assert other.logprobs is not None
-    pairs = zip(one.token_ids, other.token_ids, strict=True)
-    at = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
-    return at is not None and abs(one.logprobs[at].own - other.logprobs[at].own) < 0.1
+    assert len(one.token_ids) == len(other.token_ids)
+    at = next(index for index, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b)
+    mine, theirs = one.logprobs[at], other.logprobs[at]
+    values = dict(zip(theirs.token_ids, theirs.values, strict=True))
+    apart = [
+        abs(value - values[token]) for token, value in zip(mine.token_ids, mine.values, strict=True) if token in values
+    ]
+    ranks = [
+        mine.token_ids.index(ids[at]) if ids[at] in mine.token_ids else None for ids in (one.token_ids, other.token_ids)
+    ]
+    is_close = abs(mine.own - theirs.own) < CLOSE
+    if ranks[0] is not None and ranks[1] is not None and not is_greedy:
+        is_close = is_close or abs(ranks[0] - ranks[1]) == 1
+    return Difference(is_greedy, statistics.median(apart) if apart else float("inf"), is_close)
 
 
 def main() -> None:
@@ -162,6 +195,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--between", type=float, nargs=2, default=(0.2, 1.2), help="seconds from one kill to the next")
     options = parser.parse_args()
     print(f"paceline {paceline.__version__}, {options.model.name}", flush=True)
     if options.part in ("overhead", "all"):
@@ -169,7 +203,7 @@ def main() -> None:
     if options.part in ("restart", "all"):
         restart(options.model, 5)
     if options.part in ("kills", "all"):
-        kills(options.model, options.kills)
+        kills(options.model, options.kills, options.tokens, tuple(options.between))
 
 
 if __name__ == "__main__":

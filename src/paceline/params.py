@@ -223,18 +223,18 @@ class SamplingParams:
             raise InvalidParams(f"{' and '.join(given)} exclude each other: set one of {', '.join(_CONSTRAINTS)}")
         for name in ("grammar", "regex"):
             if getattr(self, name) is not None:
-                validation.text(name, getattr(self, name))
+                self._set(name, validation.text(name, getattr(self, name)))
         if self.choice is not None:
             self._set("choice", _texts("choice", self.choice, 10_000, 4096))
             if not self.choice:
                 raise InvalidParams("choice must have at least one text to choose")
         if self.json_schema is not None:
             self._set("json_schema", _schema(self.json_schema))
-        validation.text("grammar_root", self.grammar_root)
+        self._set("grammar_root", validation.text("grammar_root", self.grammar_root))
         self._set("grammar_triggers", _triggers(self.grammar_triggers))
 
     def _check_together(self) -> None:
-        validation.choice("logprobs_mode", self.logprobs_mode, ("raw", "sampled"))
+        self._set("logprobs_mode", validation.choice("logprobs_mode", self.logprobs_mode, ("raw", "sampled")))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens must not exceed max_tokens ({self.max_tokens}), not {self.min_tokens}")
         if self.grammar_lazy and (self.grammar is None or not self.grammar_triggers):
@@ -265,11 +265,11 @@ def _texts(name: str, values: object, count: int, length: int) -> tuple[str, ...
     items = _items(name, values)
     if len(items) > count:
         raise InvalidParams(f"{name} must have at most {count} texts, not {len(items)}")
-    for index, item in enumerate(items):
-        size = len(validation.text(f"{name}[{index}]", item))
-        if not 1 <= size <= length:
-            raise InvalidParams(f"{name}[{index}] must have 1 to {length} characters, not {size}")
-    return tuple(items)
+    texts = tuple(validation.text(f"{name}[{index}]", item) for index, item in enumerate(items))
+    for index, text in enumerate(texts):
+        if not 1 <= len(text) <= length:
+            raise InvalidParams(f"{name}[{index}] must have 1 to {length} characters, not {len(text)}")
+    return texts
 
 
 def _biases(biases: object) -> tuple[tuple[int, float], ...]:
@@ -284,9 +284,11 @@ def _biases(biases: object) -> tuple[tuple[int, float], ...]:
 
 
 def _order(samplers: object) -> tuple[str, ...]:
-    items = tuple(_items("samplers", samplers))
-    for index, item in enumerate(items):
+    items = tuple(
         validation.choice(f"samplers[{index}]", item, SAMPLERS)
+        for index, item in enumerate(_items("samplers", samplers))
+    )
+    for index, item in enumerate(items):
         if item in items[:index]:
             raise InvalidParams(f"samplers names {item!r} twice")
     return items
@@ -302,10 +304,11 @@ def _triggers(triggers: object) -> tuple[str | int, ...]:
 def _trigger(name: str, trigger: object) -> str | int:
     if not isinstance(trigger, str):
         return validation.integer(name, trigger, 0, _INT32)
-    size = len(validation.text(name, trigger).removeprefix("^"))
+    text = validation.text(name, trigger)
+    size = len(text.removeprefix("^"))
     if not 1 <= size <= _MAX_TRIGGER_CHARS:
         raise InvalidParams(f"{name} must have 1 to {_MAX_TRIGGER_CHARS} characters (besides a ^), not {size}")
-    return trigger
+    return text
 
 
 def _schema(schema: object) -> str:

@@ -17,6 +17,7 @@ SECONDS_PER_PRIORITY = 10.0
 """Waiting turns into priority: so many seconds make up for one level."""
 
 _LARGE = 1_000_000
+_INT32 = 2**31 - 1
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
@@ -63,23 +64,27 @@ class RequestOptions:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        validation.integer("priority", self.priority, -_LARGE, _LARGE)
-        validation.integer("interval", self.interval, 1, _LARGE)
+        self._set("priority", validation.integer("priority", self.priority, -_LARGE, _LARGE))
+        self._set("interval", validation.integer("interval", self.interval, 1, _LARGE))
         for name in _TIMEOUTS:
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, validation.number(name, getattr(self, name), above=0, high=1e9))
+                self._set(name, validation.number(name, getattr(self, name), above=0, high=1e9))
         if self.truncate is not None:
-            validation.choice("truncate", self.truncate, ("left", "right", "middle"))
+            self._set("truncate", validation.choice("truncate", self.truncate, ("left", "right", "middle")))
         if self.max_buffered_tokens is not None:
-            validation.integer("max_buffered_tokens", self.max_buffered_tokens, 1)
-        validation.choice("slow_reader", self.slow_reader, ("pause", "cancel"))
+            most = validation.integer("max_buffered_tokens", self.max_buffered_tokens, 1, _INT32)
+            self._set("max_buffered_tokens", most)
+        self._set("slow_reader", validation.choice("slow_reader", self.slow_reader, ("pause", "cancel")))
         for name in ("add_special", "parse_special", "special", "cache_prompt"):
             validation.boolean(name, getattr(self, name))
         for name in ("tenant", "cache_salt"):
-            validation.text(name, getattr(self, name))
+            self._set(name, validation.text(name, getattr(self, name)))
         if self.request_id is not None:
-            validation.text("request_id", self.request_id)
-        object.__setattr__(self, "lora", _scales(self.lora))
+            self._set("request_id", validation.text("request_id", self.request_id))
+        self._set("lora", _scales(self.lora))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
 
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptions))

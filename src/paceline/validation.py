@@ -71,7 +71,7 @@ def boolean(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """The value as a `str` that UTF-8 can carry; a lone surrogate is refused and its position named."""
+    """The value as a plain `str` that UTF-8 can carry; a lone surrogate is refused and its position named."""
     if not isinstance(value, str):
         _refuse(InvalidType, name, "a str", value)
     try:
@@ -82,7 +82,7 @@ def text(name: str, value: object) -> str:
             "cannot carry; replace it before, for instance with "
             "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
         ) from None
-    return value
+    return _plain_text(value)
 
 
 def choice(name: str, value: object, options: Collection[str]) -> str:
@@ -92,7 +92,7 @@ def choice(name: str, value: object, options: Collection[str]) -> str:
         _refuse(InvalidType, name, wanted, value)
     if value not in options:
         _refuse(InvalidParams, name, wanted, value, _did_you_mean(value, options))
-    return value
+    return _plain_text(value)
 
 
 def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
@@ -141,6 +141,11 @@ def _array_list(name: str, values: Any) -> list[Any]:
         raise InvalidType(f"{name} must be a one-dimensional array of integers, not {values.dtype} of shape {shape}")
     result: list[Any] = values.tolist()
     return result
+
+
+def _plain_text(value: str) -> str:
+    """The characters alone, of a subclass too: what it adds could not go to another process."""
+    return str.__str__(value)
 
 
 def _wanted(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
 import paceline
+from paceline.engine.state_files import StateFiles
 from paceline.errors import EngineStopped, InvalidParams, InvalidType, StateError, Unsupported
+from paceline.runtime import CellState
+from paceline.runtime.sequence_state import SequenceState
 
 pytestmark = pytest.mark.native
 
@@ -82,6 +89,42 @@ def test_damaged_files_are_refused(tmp_path: Path, tiny_models: TinyModels) -> N
     with paceline.LLM(paceline.Model.load(tiny_models("llama")), state_folder=tmp_path, **EXACT) as other:
         with pytest.raises(StateError, match="another model"):
             other.load_prefix("good")
+
+
+def test_a_sound_file_of_nothing_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    """A range without tokens has no place in memory; asked to take it in, the engine's thread would fail with all requests."""
+    with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
+        llm.generate(PROMPT, max_tokens=1)
+        llm.save_prefix("good", PROMPT)
+        fingerprint = (tmp_path / "good").read_bytes()[28:44]  # of the first frame
+        frame = SequenceState(fingerprint, (), False, -1, np.zeros(0, dtype=np.uint8)).to_bytes()
+        (tmp_path / "empty").write_bytes(struct.pack("<4sIIQ", b"PLPR", 1, 1, len(frame)) + frame)
+        stream = llm.stream(PROMPT, max_tokens=50, ignore_eos=True)
+        with pytest.raises(StateError, match="gap"):
+            llm.load_prefix("empty")
+        assert sum(len(chunk.token_ids) for chunk in stream) == 50
+
+
+def test_two_threads_may_save_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes aside for itself, so the file is whole whoever comes last."""
+    both = threading.Barrier(2)
+    write = Path.write_bytes
+
+    def write_together(path: Path, data: bytes) -> int:
+        both.wait(60)
+        written = write(path, data)
+        both.wait(60)
+        return written
+
+    files = StateFiles(tmp_path, b"f" * 16)
+    monkeypatch.setattr(Path, "write_bytes", write_together)
+    ranges = [CellState(0, 3, np.arange(1000, dtype=np.uint8))]
+    with ThreadPoolExecutor(2) as threads:
+        saving = [threads.submit(files.write, "name", [index] * 3, ranges) for index in range(2)]
+        sizes = {one.result() for one in saving}
+    assert sizes == {(tmp_path / "name").stat().st_size}
+    assert files.read("name")[0] in ([0, 0, 0], [1, 1, 1])
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
 
 
 def test_saving_is_off_without_a_folder_and_after_the_end(tmp_path: Path) -> None:

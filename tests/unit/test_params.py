@@ -201,6 +201,23 @@ def test_numpy_scalars_become_python_numbers() -> None:
     assert (type(params.temperature), type(params.top_k)) == (float, int)
 
 
+def test_texts_become_plain_str() -> None:
+    """Whatever subclass of it the caller had."""
+    import numpy as np
+
+    text = np.str_("root")
+    params = SamplingParams(
+        stop=[text],
+        grammar=text,
+        grammar_root=text,
+        grammar_lazy=True,
+        grammar_triggers=[text],
+        samplers=[np.str_("top_k")],
+    )
+    kept = [params.grammar, params.grammar_root, *params.stop, *params.grammar_triggers, *params.samplers]
+    assert {type(one) for one in kept} == {str}
+
+
 def test_every_field_is_documented() -> None:
     """The docstring names every field."""
     assert SamplingParams.__doc__ is not None

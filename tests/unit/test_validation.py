@@ -124,6 +124,20 @@ def test_text_names_a_lone_surrogate_and_where_it_is() -> None:
         validation.text("prompt", "é!\ud83d!")
 
 
+class Fancy(str):
+    """A text with something more."""
+
+    __slots__ = ()
+
+
+def test_texts_and_choices_come_out_as_plain_str() -> None:
+    """Subclasses, NumPy's among them, cannot go to another process."""
+    for value in (Fancy("last"), np.str_("last")):
+        assert type(validation.text("prompt", value)) is str
+        assert type(validation.choice("pooling", value, ("last", "mean"))) is str
+        assert validation.text("prompt", value) == "last"
+
+
 @pytest.mark.parametrize("value", [b"abc", None, 3, ["a"]])
 def test_text_refuses_other_types(value: Any) -> None:
     """Bytes are no text."""

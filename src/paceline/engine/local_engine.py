@@ -151,6 +151,7 @@ class LocalEngine:
 
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """What each slot does after the tick that runs; waits for nothing. `EngineStopped` where there is no engine any more."""
+        self._runner.check_process()
         return mapped(self._delivery.ask(Inspect(self._inbox.next_key())), _only)
 
     def slots(self) -> SlotsSnapshot:

@@ -209,6 +209,7 @@ class ProcessEngine:
 
         `EngineStopped` where there is no engine any more.
         """
+        self._supervisor.check_process()
         return mapped(self._supervisor.questions.ask_slots(), self._or_idle)
 
     def slots(self) -> SlotsSnapshot:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class StateFiles:
         for frame in frames:
             data = frame.to_bytes()
             parts += [_SIZE.pack(len(data)), data]
-        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
         try:
             aside.write_bytes(b"".join(parts))
             aside.replace(path)
@@ -94,7 +95,7 @@ class StateFiles:
             frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), self._fingerprint)
             rest = rest[_SIZE.size + size :]
             end = frame.last + 1
-            if end - len(frame.token_ids) != len(token_ids):
+            if not frame.token_ids or end - len(frame.token_ids) != len(token_ids):
                 raise StateError(f"the saved prefix {name!r} has a gap")
             ranges.append(CellState(len(token_ids), end, frame.payload))
             token_ids += frame.token_ids

@@ -63,7 +63,10 @@ class StreamChannel:
     # ---- the reader
 
     def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """The next chunk; `TIMEOUT` where none came in time (None waits for ever), `END` after the terminal one."""
+        """The next chunk; `TIMEOUT` where none came in time (None waits for ever), `END` after the terminal one.
+
+        Raises `EngineStopped` in a forked child, where nothing more can come; so does whatever else waits.
+        """
         timeout_s = _seconds(timeout_s)
         taken = self._feed.take()
         while taken is TIMEOUT and timeout_s != 0 and self._feed.wait(timeout_s):

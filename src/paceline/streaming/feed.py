@@ -12,13 +12,14 @@ signal handlers. Callbacks are called without the lock.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
 from paceline import validation
-from paceline.errors import InvalidParams
+from paceline.errors import EngineStopped, InvalidParams
 from paceline.streaming.backlog import Backlog, whole
 from paceline.streaming.chunk import StreamChunk
 from paceline.streaming.waiting import Waiters, wake
@@ -44,6 +45,17 @@ TIMEOUT: Final = Nothing.TIMEOUT
 END: Final = Nothing.END
 """The terminal chunk was taken; nothing will ever come."""
 
+_num_forks = 0  # of this process's line: a feed of before has no engine here
+
+
+def _count_fork() -> None:
+    global _num_forks  # noqa: PLW0603 - a fact about the process
+    _num_forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
 _ATTACHED, _FINISHED = StreamState.ATTACHED, StreamState.FINISHED  # found faster, several times a token
 
 
@@ -63,6 +75,7 @@ class StreamFeed:
         self._is_terminal_taken = False
         self._is_cancelled = False
         self._is_released = False
+        self._num_forks = _num_forks
 
     def attach(
         self,
@@ -83,6 +96,7 @@ class StreamFeed:
             self._backlog = Backlog(interval, max_buffered_tokens)
             self._on_backlog = on_backlog
             self._state = _ATTACHED
+            self._num_forks = _num_forks
         if on_cancel is not None:
             self._on_cancel.append(on_cancel)
         if self._is_cancelled:  # before; one that comes now pops the callback itself, or leaves it to us
@@ -127,6 +141,7 @@ class StreamFeed:
 
     def take(self) -> StreamChunk | Nothing:
         """See `StreamChannel.get`; does not wait."""
+        self._check_process(is_over=self._state is _FINISHED)
         with self._lock:
             backlog = self._backlog
             if not backlog.ripe:
@@ -148,19 +163,27 @@ class StreamFeed:
 
     def wait_finished(self, timeout_s: float | None) -> bool:
         """See `StreamChannel.wait_finished`."""
+        self._check_process(is_over=self.is_finished)
         return self._end_waiters.wait(lambda: self.is_finished, timeout_s)
 
     async def wait_finished_async(self) -> None:
         """As `wait_finished`."""
+        self._check_process(is_over=self.is_finished)
         await self._end_waiters.wait_async(lambda: self.is_finished)
 
     def wait_released(self, timeout_s: float | None) -> bool:
         """See `StreamChannel.wait_released`."""
+        self._check_process(is_over=self._is_released)
         return self._release_waiters.wait(lambda: self._is_released, timeout_s)
 
     async def wait_released_async(self) -> None:
         """As `wait_released`."""
+        self._check_process(is_over=self._is_released)
         await self._release_waiters.wait_async(lambda: self._is_released)
+
+    def _check_process(self, *, is_over: bool) -> None:
+        if self._num_forks != _num_forks and not is_over:
+            raise EngineStopped("this process was forked from the stream's, and its engine is not here; make one here")
 
     def _has_something(self) -> bool:
         return bool(self._backlog.ripe) or self.is_finished

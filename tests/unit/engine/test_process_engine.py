@@ -115,6 +115,18 @@ def test_what_is_wrong_with_a_request_is_raised_at_submit() -> None:
             start(one, "")
 
 
+def test_a_request_that_cannot_go_to_another_process_ends_alone() -> None:
+    """Options are plain values; should one not be, its request fails, and nobody else notices."""
+    with engine() as one:
+        other = start(one, "hello", max_tokens=200)
+        options = RequestOptions()
+        object.__setattr__(options, "request_id", object())
+        last = read(start(one, "hello", options=options))[2]
+        assert last.finish_reason is FinishReason.ERROR
+        assert "does not go between processes" in str(last.error)
+        assert read(other)[:2] == undisturbed("hello", max_tokens=200)
+
+
 def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
     """With the error that the worker met; nothing is left of it."""
     with pytest.raises(ModelLoadError, match="no model 'x'"):
@@ -407,11 +419,12 @@ def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
     before = ({path.name for path in Path("/proc/self/fd").iterdir()}, set(threading.enumerate()))
     for _ in range(3):
         with engine() as one:
-            channel = start(one, "hello", max_tokens=200)
-            first = first_of(channel)
+            channel = start(one, "hello", max_tokens=None)
+            first_of(channel)
             pids = {one.worker_pid}
             kill(one)
-            read(channel, first)
+            while one.worker_pid in (None, *pids):
+                first_of(channel)
             pids.add(one.worker_pid)
         del one, channel
         gc.collect()
@@ -511,14 +524,21 @@ def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
         first = first_of(channel)
         pid = os.fork()
         if pid == 0:
-            status = 1
+            num_refused = 0
             try:
-                start(one, "hello")
-            except EngineStopped as error:
+                for call in (
+                    lambda: start(one, "hello"),
+                    one.slots,
+                    channel.get,
+                    channel.wait_finished,
+                    channel.wait_released,
+                ):
+                    with pytest.raises(EngineStopped, match="forked"):
+                        call()
+                    num_refused += 1
                 one.close()
-                status = 0 if "forked" in str(error) else 2
             finally:
-                os._exit(status)
+                os._exit(5 - num_refused)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert len(read(channel, first)[0]) == 300
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 import pytest
 from tests.unit.streaming.pieces import delta, ending
 
-from paceline.errors import DecodeError, InvalidParams
+from paceline.errors import DecodeError, EngineStopped, InvalidParams
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamState, Usage
 
 
@@ -229,3 +232,29 @@ def test_after_the_end_nobody_is_told_of_a_backlog() -> None:
     feed.finish(ending(2, FinishReason.SLOW_READER))
     assert [chunk.token_ids for chunk in channel] == [(1, 2), ()]
     assert calls == [True]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_told_that_nothing_more_will_come() -> None:
+    """Whatever waits raises at once; what has ended can still be read; a new channel works."""
+    open_one, ended = StreamChannel.create(), StreamChannel.create()
+    open_one.attach().push(delta(0, 1))
+    ended.attach().finish(ending(0, FinishReason.END))
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        status = 1
+        try:
+            for wait in (open_one.get, open_one.wait_finished, open_one.wait_released, ended.wait_released):
+                with pytest.raises(EngineStopped, match="forked"):
+                    wait()
+            with pytest.raises(EngineStopped, match="forked"):
+                asyncio.run(open_one.get_async())
+            assert [chunk.finish_reason for chunk in ended] == [FinishReason.END]
+            new = StreamChannel.create()
+            new.attach().push(delta(0, 1))
+            assert new.get() is not None
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert isinstance(open_one.get(), StreamChunk)

@@ -101,6 +101,11 @@ class BlackBox:
         keys = struct.unpack_from(f"={min(count, _MAX_KEYS)}Q", self._memory, _KEYS_AT)
         return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None)
 
+    def forget(self) -> None:
+        """As `close`, in a forked child, where a thread that is not there may have the lock for ever."""
+        self._closing = threading.Lock()
+        self.close()
+
     def close(self) -> None:
         """Gives memory and file back; idempotent."""
         with self._closing:

@@ -116,6 +116,7 @@ class Child:
     def forget(self) -> None:
         """In a forked child of the front: the worker is not ours, and must see its own front's end."""
         self._process.returncode = 0
+        self.box.forget()
         with contextlib.suppress(OSError):
             self._close()
 

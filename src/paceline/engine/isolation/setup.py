@@ -63,8 +63,12 @@ def _no_object(name: str, value: object) -> InvalidParams:
 
 def _plain(name: str, value: Any) -> Any:
     """The value as messages carry it."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, such as NumPy's, the plain value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, os.PathLike):
         return str(Path(value).absolute())
     if isinstance(value, Mapping):

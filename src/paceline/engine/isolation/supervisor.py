@@ -21,6 +21,7 @@ from typing import Literal
 
 from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, Inspect, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
+from paceline.engine.executor import as_paceline_error
 from paceline.engine.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of, starting
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.blame import Blame
@@ -377,8 +378,12 @@ class Supervisor:
         if child is None or not child.is_ready or self._stop_by is not None:
             return
         for key in self._blame.take():
-            child.send(self._ledger.message(key))
             request = self._ledger.find(key)
+            try:
+                child.send(self._ledger.message(key))
+            except Exception as error:  # noqa: BLE001 - what cannot go to another process is one request's misfortune
+                self._end(key, FinishReason.ERROR, as_paceline_error(error))
+                continue
             if isinstance(request, Request) and request.is_paused:
                 child.send(messages.SetPaused(key, True))
                 self._blame.clear(key)

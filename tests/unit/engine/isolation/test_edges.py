@@ -41,6 +41,14 @@ def test_a_black_box_keeps_as_many_keys_as_it_has_room_for() -> None:
     box.close()
 
 
+def test_a_forked_child_gives_a_black_box_back_whoever_was_reading_it() -> None:
+    """The lock of a thread that is not there is never let go."""
+    box = BlackBox.create()
+    box._closing.acquire()
+    box.forget()
+    assert box.read_beat() is None
+
+
 def test_last_words_are_the_last_lines_in_bounded_room() -> None:
     """However much was written, and broken characters among it."""
     read_end, write_end = os.pipe()
