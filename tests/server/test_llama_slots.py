@@ -75,9 +75,7 @@ def test_what_ran_in_a_slot_is_saved_and_found_by_the_next_server(slots: httpx.C
 def test_slots_and_files_belong_to_a_tenant(tmp_path: Path) -> None:
     """Another one's number holds nothing, and its file is not there, whatever it is called; nor for a key without a tenant."""
     keys = (ApiKey(secret="first", tenant="one"), ApiKey(secret="second", tenant="two"), ApiKey(secret="third"))
-    settings = ServerSettings(
-        engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, api_keys=keys
-    )
+    settings = ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, api_keys=keys)
     with RunningServer(settings) as running:
         one, two, none = (running.client(headers={"authorization": f"Bearer {key.secret}"}) for key in keys)
         with one, two, none:

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.asking import lora_scales
 from paceline.server.llama_server.bodies import LoraScale
 from paceline.server.llama_server.state import LlamaState
-from paceline.server.openai.json_bodies import JsonRoute
 
 
 def routes(state: LlamaState) -> APIRouter:

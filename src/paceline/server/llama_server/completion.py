@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.server.generating import Generation, begin
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
@@ -24,8 +25,7 @@ from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import failure_event, json_answer, large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
-from paceline.server.openai.reading import merged
+from paceline.server.options import merged
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
 

@@ -20,11 +20,11 @@ from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
 from paceline.scheduling.slots_snapshot import SlotView
 from paceline.server.exchange import Exchange
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import SlotBody
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import bad_request, json_answer, not_enabled
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
 

@@ -12,10 +12,10 @@ from paceline import validation
 from paceline.chat.messages import checked_messages
 from paceline.errors import Unsupported
 from paceline.runtime import Tokenizer
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import Body, DetokenizeBody, TemplateBody, TokenizeBody
 from paceline.server.llama_server.prompts import mixed_ids
 from paceline.server.llama_server.writing import large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
 

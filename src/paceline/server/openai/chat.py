@@ -11,12 +11,12 @@ from starlette.responses import Response
 from paceline.chat.messages import checked_messages
 from paceline.params import SamplingParams
 from paceline.server.generating import Generation, begin
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.openai.answers import Telling
 from paceline.server.openai.body_fields import OpenAIChatBody
 from paceline.server.openai.chat_answer import ChatStream, chat_body
 from paceline.server.openai.completions import failure_event
 from paceline.server.openai.documents import STREAMS
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import CHAT_DEFAULTS, read_chat
 from paceline.server.openai.refusing import naming_the_field
 from paceline.server.openai.telling import scores_prompt, telling_of

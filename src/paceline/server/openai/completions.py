@@ -14,11 +14,11 @@ from starlette.responses import Response
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.server.generating import Generation, begin
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.openai.answers import Telling
 from paceline.server.openai.body_fields import OpenAICompletionBody
 from paceline.server.openai.completion_answer import CompletionStream, completion_body
 from paceline.server.openai.documents import STREAMS
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import COMPLETION_DEFAULTS, read_completion
 from paceline.server.openai.refusing import naming_the_field
 from paceline.server.openai.telling import scores_prompt, telling_of

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.openai.refusing import refused
+from paceline.server.problems import Problem, Refused
 
 _SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
 _MOST_FIELDS = 1000
@@ -57,5 +57,6 @@ def decoded(body: bytes) -> Any:
     except RecursionError:
         raise json.JSONDecodeError("nested too deep", "", 0) from None
     if isinstance(value, dict) and len(value) > _MOST_FIELDS:
-        raise refused(f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read", None)
+        text = f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read"
+        raise Refused(Problem(400, "invalid_request_error", "invalid_params", text))
     return value
