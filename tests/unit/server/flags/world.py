@@ -160,6 +160,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--api-key": (["a,b"], {"server.api_keys": (ApiKey(secret="a"), ApiKey(secret="b"))}),
     "--api-key-file": (["keys"], {"server.api_keys": (ApiKey(secret="one:two"), ApiKey(secret="three"))}),
     "--tenant-key-file": (["tenants"], {"server.api_keys": (ApiKey(secret="one:two", tenant="acme"),)}),
+    "--prefill-assistant": ([], {"server.prefill_assistant": True}),
     "--ssl-key-file": (["k.pem", "--ssl-cert-file", "c.pem"], {"server.ssl_keyfile": Path("k.pem")}),
     "--ssl-cert-file": (["c.pem", "--ssl-key-file", "k.pem"], {"server.ssl_certfile": Path("c.pem")}),
     "--api-prefix": (["/llm/"], {"server.root_path": "/llm"}),
