@@ -51,9 +51,7 @@ async def begin(
     """
     service.check_accepting()
     engine = service.engine()
-    most = engine.config.num_slots + engine.config.max_queue
-    if len(prompts) > most:
-        raise InvalidParams(f"prompt: {len(prompts)} prompts are more than the {most} that this server takes at once")
+    check_number(engine, len(prompts), params.n)
     reading = _streamed(options) if streaming else {**options, "interval": _WHOLE}
     wanted = RequestOptions(**reading)
     exchange = Exchange.of(request.scope)
@@ -66,6 +64,19 @@ async def begin(
         hang_up.close()
         raise
     return Generation(service, exchange, prepared, channels, hang_up)
+
+
+def check_number(engine: AnyEngine, num_prompts: int, num_choices: int) -> None:
+    """Raises `InvalidParams` where all choices together are more than the server takes at once; a queue cannot help then."""
+    most = most_prompts(engine)
+    if num_prompts * num_choices > most:
+        asked = f"prompt: {num_prompts} prompts are" if num_choices == 1 else f"n: {num_prompts} times {num_choices} is"
+        raise InvalidParams(f"{asked} more than the {most} that this server takes at once; ask in parts")
+
+
+def most_prompts(engine: AnyEngine) -> int:
+    """How many prompts one HTTP request may have."""
+    return engine.config.num_slots + engine.config.max_queue
 
 
 def _streamed(options: Mapping[str, Any]) -> dict[str, Any]:

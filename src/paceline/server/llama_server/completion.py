@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.generating import Generation, begin
+from paceline.server.generating import Generation, begin, check_number, most_prompts
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
@@ -56,10 +56,12 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
         base=service.sampling(API_DEFAULTS),
         tokenizer=engine.tokenizer,
         adapters=state.adapters.names,
+        max_prompts=most_prompts(engine),
         spm_infill=service.settings.spm_infill,
     )
     room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch)
     request = await asyncio.to_thread(read_request, body, setting, room)
+    check_number(engine, len(request.prompts), request.params.n)
     options = merged(service.options(http), request.options)
     running = _Running(service, state, request, options)
     try:
@@ -117,9 +119,9 @@ class _Running:
         async with generation:
             answers, watched = await self.start(generation)
             completions = await watched.collected()
-        content = answers.whole(completions)
-        is_large = self._request.params.logprobs is not None or sum(map(len, self._request.prompts)) > _LARGE
-        return await large_json_answer(content) if is_large else json_answer(content)
+        if self._request.params.logprobs is None and sum(map(len, self._request.prompts)) <= _LARGE:
+            return json_answer(answers.whole(completions))
+        return await large_json_answer(await asyncio.to_thread(answers.whole, completions))
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""

@@ -100,7 +100,9 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
         add, parse = body.add_special is not False, body.parse_special is not False
-        prompts = all_prompts(setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
+        prompts = all_prompts(
+            setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse, most=setting.max_prompts
+        )
     longest = max(map(len, prompts))
     if longest > room.n_ctx > 0 and body.truncate is None:
         message = (

@@ -12,17 +12,25 @@ _SHAPES = "a text, a list of token ids and texts, or an object with prompt_strin
 
 
 def all_prompts(
-    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
+    tokenizer: Tokenizer,
+    name: str,
+    value: Any,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+    most: int | None = None,
 ) -> list[list[int]]:
     """The token ids of one prompt or of each of several. A list is several prompts unless there is a number in it.
 
-    add_special, parse_special: as in `Tokenizer.encode`; llama-server does both.
+    add_special, parse_special: as in `Tokenizer.encode`; llama-server does both. most: so many prompts are taken.
 
     Raises `InvalidParams` where there is none, `InvalidType` for another shape, and what tokenising raises.
     """
     if isinstance(value, list) and not any(_is_number(one) for one in value):
         if not value:
             raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
+        if most is not None and len(value) > most:
+            raise InvalidParams(f"{name}: {len(value)} prompts are more than the {most} that this server takes at once")
         named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
     else:
         named = [(name, value)]
