@@ -16,7 +16,7 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
-from paceline.errors import ModelLoadError
+from paceline.errors import InvalidParams, ModelLoadError
 from paceline.server.settings import ServerSettings
 
 
@@ -38,9 +38,10 @@ def test_the_port_is_open_while_the_model_loads() -> None:
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_is_told_without_its_folder() -> None:
-    """By every health route."""
-    llm = StandInLLM(failure=ModelLoadError("cannot read the model file /srv/private/model.gguf: no such file"))
+@pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
+def test_a_model_that_cannot_be_loaded_is_told_without_its_folder(kind: type[Exception]) -> None:
+    """By every health route, and whoever set the server up wrongly."""
+    llm = StandInLLM(failure=kind("cannot read the model file /srv/our private/model.gguf: no such file"))
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.do(server.service.loaded.wait())
         for path in ("/health", "/health/live", "/health/ready"):
