@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.server.documents import STREAMS
 from paceline.server.generating import Generation, begin
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
@@ -36,13 +37,13 @@ def routes(service: Service, state: LlamaState) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
-    @router.post("/completion", summary="Complete a text, as llama-server does")
+    @router.post("/completion", summary="Complete a text, as llama-server does", responses=STREAMS)
     @router.post("/completions", include_in_schema=False)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """One answer, a list of answers where there are several prompts or choices, or their events with `stream`."""
         return await _answer(service, state, request, body)
 
-    @router.post("/infill", summary="Fill the gap between two texts")
+    @router.post("/infill", summary="Fill the gap between two texts", responses=STREAMS)
     async def infill(body: InfillBody, request: Request) -> Response:
         """As POST /completion; the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
         return await _answer(service, state, request, body)
