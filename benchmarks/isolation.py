@@ -18,26 +18,29 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import paceline
 from benchmarks.engine import prompts
-from paceline import LLM, SamplingParams
+from paceline import LLM, Model, Sampler, SamplingParams
 from paceline.completion import Completion
 from paceline.demo import demo_model_path
 from paceline.engine.isolation import restarts
 from paceline.engine.process_engine import ProcessEngine
+from paceline.streaming import TokenLogprobs
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
 
-NUM_LISTED = 20  # tokens whose log-probabilities are compared where two answers part
-CLOSE = 0.1  # difference of log-probabilities
+NUM_LISTED = 40  # as top_k: tokens whose log-probabilities are compared where two answers part
+CLOSE = 0.1  # difference of log-probabilities of two greedy tokens
 
 
 def worker_pid(llm: LLM) -> int | None:
@@ -115,6 +118,7 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
     ]
     for index in range(0, 12, 3):
         asked[index][1]["temperature"] = 0
+    vocabulary = Model.load(model, vocab_only=True)
     with LLM(model, isolation="process", num_slots=8, n_ctx=8192, **EXACT) as llm:
         expected = [llm.generate(ids, **options) for ids, options in asked]
         engine = llm._engine  # noqa: SLF001 - its limit on restarts
@@ -139,51 +143,64 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
             while not done.is_set():
                 found = list(threads.map(lambda one: llm.generate(one[0], **one[1]), asked))
                 rounds += 1
-                pairs = zip(found, expected, range(len(asked)), strict=True)
                 different += [
-                    difference(a, b, is_greedy=index % 3 == 0)
-                    for a, b, index in pairs
+                    difference(vocabulary, one, a, b)
+                    for one, a, b in zip(asked, found, expected, strict=True)
                     if (a.token_ids, a.text) != (b.token_ids, b.text)
                 ]
         killer.join()
     print(
         f"{num_killed} kills, {rounds * len(asked)} streams, all complete; {len(different)} differ from when they ran alone "
-        f"({sum(one.is_greedy for one in different)} of them greedy), {sum(one.is_close for one in different)} of them where "
-        f"the two tokens were close, at a noise of the logits of {max((one.noise for one in different), default=0):.3f} at most"
+        f"({sum(one.is_greedy for one in different)} of them greedy), {sum(one.is_explained for one in different)} of these by "
+        f"the noise of the logits, which was {max((one.noise for one in different), default=0):.3f} at most"
     )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers to the same request part: how far the logits of the same tokens were apart there, and why.
+    """Where two answers to the same request part.
 
-    noise: median difference of the log-probabilities of the tokens that both list; a lost or doubled token would make it large.
-    is_close: whether the two tokens were nearly equally likely, or neighbours in order, so that the same draw may hit either.
+    noise: median difference there of the log-probabilities of the tokens that both list; a lost or doubled token before would
+    make it large. is_explained: whether each is what its request's sampler draws from its own logits, and, of greedy ones,
+    whether the two tokens were nearly equally likely.
     """
 
     is_greedy: bool
     noise: float
-    is_close: bool
+    is_explained: bool
 
 
-def difference(one: Completion, other: Completion, *, is_greedy: bool) -> Difference:
-    """Kernels sum in another order in another batch, so that logits differ a little."""
+def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Completion, other: Completion) -> Difference:
+    """Kernels sum in another order in another batch, so that logits differ a little, and the draws from them may."""
     assert one.logprobs is not None
     assert other.logprobs is not None
     assert len(one.token_ids) == len(other.token_ids)
     at = next(index for index, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b)
     mine, theirs = one.logprobs[at], other.logprobs[at]
     values = dict(zip(theirs.token_ids, theirs.values, strict=True))
-    apart = [
-        abs(value - values[token]) for token, value in zip(mine.token_ids, mine.values, strict=True) if token in values
-    ]
-    ranks = [
-        mine.token_ids.index(ids[at]) if ids[at] in mine.token_ids else None for ids in (one.token_ids, other.token_ids)
-    ]
-    is_close = abs(mine.own - theirs.own) < CLOSE
-    if ranks[0] is not None and ranks[1] is not None and not is_greedy:
-        is_close = is_close or abs(ranks[0] - ranks[1]) == 1
-    return Difference(is_greedy, statistics.median(apart) if apart else float("inf"), is_close)
+    apart = [abs(v - values[token]) for token, v in zip(mine.token_ids, mine.values, strict=True) if token in values]
+    is_greedy = asked[1].get("temperature") == 0
+    is_explained = all(
+        redrawn(model, asked, each.token_ids[:at], logprobs) == each.token_ids[at]
+        for each, logprobs in ((one, mine), (other, theirs))
+    )
+    if is_greedy:
+        is_explained = is_explained and abs(mine.own - theirs.own) < CLOSE
+    return Difference(is_greedy, statistics.median(apart) if apart else float("inf"), is_explained)
+
+
+def redrawn(
+    model: Model, asked: tuple[list[int], dict[str, Any]], before: Sequence[int], logprobs: TokenLogprobs
+) -> int:
+    """What a sampler of this request draws after these tokens, from the most likely ones."""
+    prompt, options = asked
+    sampler = Sampler(SamplingParams(**options), model)
+    sampler.accept_prompt(prompt)
+    for token in before:
+        sampler.accept(token)
+    logits = np.full(model.n_vocab, -np.inf, dtype=np.float32)
+    logits[list(logprobs.token_ids)] = logprobs.values
+    return sampler.sample(logits)
 
 
 def main() -> None:

@@ -20,16 +20,6 @@ from paceline.server.llama_server.prompts import all_prompts
 from paceline.server.llama_server.settings_shown import full_settings
 
 
-class ContextExceeded(PromptTooLong):
-    """A prompt that has more tokens than the context; told with both numbers, as llama-server does."""
-
-    def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        super().__init__(
-            f"request ({num_tokens} tokens) exceeds the available context size ({max_tokens} tokens), try increasing it"
-        )
-        self.num_tokens, self.max_tokens = num_tokens, max_tokens
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """prompts: token ids of each; texts: the same as text, control tokens included. settings: as answers show them.
@@ -63,7 +53,7 @@ class CompletionRequest:
 
 
 def read_request(body: CompletionBody, setting: Setting, room: Room) -> CompletionRequest:
-    """Raises what is wrong with the body, `ContextExceeded` for a prompt that is too long."""
+    """Raises what is wrong with the body, `PromptTooLong` for a prompt that is too long."""
     warnings = body.ignored()
     prompts = _prompts(body, setting, room)
     params = sampling_params(body, setting, warnings)
@@ -113,7 +103,10 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
         prompts = all_prompts(setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
     longest = max(map(len, prompts))
     if longest > room.n_ctx > 0 and body.truncate is None:
-        raise ContextExceeded(longest, room.n_ctx)
+        message = (
+            f"request ({longest} tokens) exceeds the available context size ({room.n_ctx} tokens), try increasing it"
+        )
+        raise PromptTooLong(message, longest, room.n_ctx)
     return prompts
 
 
