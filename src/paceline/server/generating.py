@@ -52,8 +52,10 @@ async def begin(
     service.check_accepting()
     engine = service.engine()
     most = engine.config.num_slots + engine.config.max_queue
-    if len(prompts) > most:
-        raise InvalidParams(f"prompt: {len(prompts)} prompts are more than the {most} that this server takes at once")
+    if len(prompts) * params.n > most:
+        raise InvalidParams(
+            f"n: {len(prompts)} prompts with {params.n} choices each are more than the {most} that this server takes at once"
+        )
     reading = _streamed(options) if streaming else {**options, "interval": _WHOLE}
     wanted = RequestOptions(**reading)
     exchange = Exchange.of(request.scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fastapi import APIRouter
@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.completion import Completion
+from paceline.server.documents import STREAMS
 from paceline.server.generating import Generation, begin
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
@@ -30,19 +32,20 @@ from paceline.server.service import Service
 from paceline.server.sse import event_stream
 
 _LARGE = 1 << 14  # prompt tokens, beyond which an answer that repeats them takes a while to write
+_MANY = 8  # answers
 
 
 def routes(service: Service, state: LlamaState) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
-    @router.post("/completion", summary="Complete a text, as llama-server does")
+    @router.post("/completion", summary="Complete a text, as llama-server does", responses=STREAMS)
     @router.post("/completions", include_in_schema=False)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """One answer, a list of answers where there are several prompts or choices, or their events with `stream`."""
         return await _answer(service, state, request, body)
 
-    @router.post("/infill", summary="Fill the gap between two texts")
+    @router.post("/infill", summary="Fill the gap between two texts", responses=STREAMS)
     async def infill(body: InfillBody, request: Request) -> Response:
         """As POST /completion; the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
         return await _answer(service, state, request, body)
@@ -58,7 +61,8 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
         adapters=state.adapters.names,
         spm_infill=service.settings.spm_infill,
     )
-    room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch)
+    most = engine.config.num_slots + engine.config.max_queue
+    room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch, max_prompts=most)
     request = await asyncio.to_thread(read_request, body, setting, room)
     options = merged(service.options(http), request.options)
     running = _Running(service, state, request, options)
@@ -117,9 +121,15 @@ class _Running:
         async with generation:
             answers, watched = await self.start(generation)
             completions = await watched.collected()
-        content = answers.whole(completions)
-        is_large = self._request.params.logprobs is not None or sum(map(len, self._request.prompts)) > _LARGE
-        return await large_json_answer(content) if is_large else json_answer(content)
+        if self._is_large(completions):
+            return await large_json_answer(await asyncio.to_thread(answers.whole, completions))
+        return json_answer(answers.whole(completions))
+
+    def _is_large(self, completions: Sequence[Completion]) -> bool:
+        params, prompts = self._request.params, self._request.prompts
+        if params.logprobs is not None or sum(map(len, prompts)) > _LARGE:
+            return True
+        return len(completions) * params.n > _MANY
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""

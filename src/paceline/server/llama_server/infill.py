@@ -23,10 +23,14 @@ _NEEDED = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick."""
+    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick.
+
+    max_prompts: that it takes at once.
+    """
 
     n_ctx: int
     n_batch: int
+    max_prompts: int = 256
 
 
 def check_infill(tokenizer: Tokenizer) -> None:

@@ -20,7 +20,7 @@ def all_prompts(
 
     Raises `InvalidParams` where there is none, `InvalidType` for another shape, and what tokenising raises.
     """
-    if isinstance(value, list) and not any(_is_number(one) for one in value):
+    if is_several(value):
         if not value:
             raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
         named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
@@ -29,6 +29,11 @@ def all_prompts(
     return [
         _one_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special) for each, one in named
     ]
+
+
+def is_several(value: object) -> bool:
+    """Whether it is a list of prompts, where `all_prompts` is asked."""
+    return isinstance(value, list) and not any(_is_number(one) for one in value)
 
 
 def _one_prompt(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
