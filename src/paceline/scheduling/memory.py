@@ -62,10 +62,8 @@ class Memory:
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
-        for other in self._running:
-            self._extend(other)
         tokens = sequence.token_bytes(sequence.num_known - 1)
-        match = self._tree.match(sequence.namespace, tokens)
+        match = self._match(sequence.namespace, tokens)
         self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
             return place(match, sequence.num_known - 1, sequence)
@@ -203,9 +201,7 @@ class Memory:
         """Sees to it that host memory has what there is of a path, after the next operations."""
         if not self._limits.can_share_part:
             return  # whole states were saved when they could be
-        for sequence in self._running:
-            self._extend(sequence)
-        match = self._tree.match(namespace, tokens)
+        match = self._match(namespace, tokens)
         source, num_device = best_holder(match.nodes, match.length)
         for node in match.nodes:
             if source is None or source.seq_id is None or node.start >= num_device:
@@ -311,6 +307,24 @@ class Memory:
         node = self._insert_end(sequence.namespace, sequence.token_bytes(sequence.num_prompt))
         self._tree.hold(sequence, node)
         return node
+
+    def _match(self, namespace: Namespace, tokens: bytes) -> Match:
+        """The longest known beginning of these tokens, among them what running sequences have generated."""
+        match = self._tree.match(namespace, tokens)
+        while behind := self._behind(match):
+            for sequence in behind:
+                self._extend(sequence)
+            match = self._tree.match(namespace, tokens)
+        return match
+
+    def _behind(self, match: Match) -> list[Sequence]:
+        """Running sequences of whom the tree knows no more than lies on the way of a match, though there is more."""
+        on_the_way = frozenset(match.nodes)
+        return [
+            one
+            for one, end in self._running.items()
+            if end.end <= match.length and one.num_computed > end.end and end in on_the_way
+        ]
 
     def _extend(self, sequence: Sequence) -> None:
         """Tells the tree of generated tokens that were computed since it was told last."""

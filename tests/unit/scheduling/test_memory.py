@@ -137,6 +137,21 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
     world.check_done()
 
 
+def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
+    """What others have generated is not copied for it, however many they are."""
+    world = Rig()
+    one, other = world.begin(text(100, 1), 300), world.begin(text(100, 2), 300)
+    world.tick(20)
+    memory, (first,), (second,) = world.scheduler.memory, one.request.sequences, other.request.sequences
+    fork = world.begin([*first.known, 7, 9], 3)
+    world.tick(2)
+    assert memory._running[first].end > 110
+    assert memory._running[second].end == 100
+    world.run()
+    assert world.shared(fork) == [(len(fork.request.prompt) - 3, "running")]
+    world.check_says_as_alone(one, other, fork)
+
+
 @pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
 @pytest.mark.parametrize("strategy", ["paced", "balanced"])
 def test_a_prefix_that_many_ask_for_at_once_is_computed_once(strategy: str, chunk_size: int) -> None:
