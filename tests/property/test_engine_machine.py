@@ -28,10 +28,11 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
 
 from paceline.errors import Aborted, DecodeError
+from paceline.scheduling import moving
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import EOS
+from paceline.testing.fake_backend import EOS, FakeCost
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "recurrent")
@@ -127,15 +128,18 @@ class Machine(RuleBasedStateMachine):
         max_scored=st.sampled_from([1, 5]),
         host_bytes=st.sampled_from([0, 200, 1000, 16_000]),
         is_tidy=st.booleans(),
+        saved_token_s=st.sampled_from([0.0, 0.01]),
     )
-    def begin(self, num_cells: int, is_tidy: bool, **limits: int) -> None:
+    def begin(self, num_cells: int, is_tidy: bool, saved_token_s: float, **limits: int) -> None:
         self.make = {
             "kind": self.kind,
             "strategy": self.strategy,
             "num_cells": num_cells,
             "eos_every": 25,
             "adapters": ("one", "two"),
+            "cost": FakeCost(saved_token_s=saved_token_s),
         }
+        moving._LEAST = 2 if saved_token_s else 32  # so that small paths leave in parts, too
         self.world = World(limits=limits, instruments=(Sources(event),), **self.make)
         if is_tidy:  # no idle cell may stay where it is
             self.world.scheduler._idle_cells = lambda: 0  # type: ignore[method-assign]
@@ -281,6 +285,7 @@ class Machine(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
+        moving._LEAST = 32
         if not hasattr(self, "world"):
             return
         for outcome in self.open():

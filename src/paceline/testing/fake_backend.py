@@ -28,10 +28,11 @@ Failure = Callable[[int, Many[Row]], Exception | None]
 
 @dataclass(frozen=True, slots=True)
 class FakeCost:
-    """What a pass takes on the manual clock: base_s + token_s for each of its tokens."""
+    """What a pass takes on the manual clock: base_s + token_s for each of its tokens; saved_token_s: each that is saved."""
 
     base_s: float = 0.01
     token_s: float = 0.001
+    saved_token_s: float = 0.0
 
 
 class FakeSampler:
@@ -151,6 +152,8 @@ class FakeBackend:
 
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
         """As the kind of memory allows."""
+        if self._clock is not None:
+            self._clock.advance(self._cost.saved_token_s * (end - start))
         return self.memory.save(seq_id, start, end)
 
     def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
