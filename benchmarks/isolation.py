@@ -18,22 +18,29 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import paceline
 from benchmarks.engine import prompts
-from paceline import LLM, SamplingParams
+from paceline import LLM, Model, Sampler, SamplingParams
 from paceline.completion import Completion
 from paceline.demo import demo_model_path
 from paceline.engine.isolation import restarts
 from paceline.engine.process_engine import ProcessEngine
+from paceline.streaming import TokenLogprobs
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+
+NUM_LISTED = 40  # as top_k: tokens whose log-probabilities are compared where two answers part
+CLOSE = 0.1  # difference of log-probabilities of two greedy tokens
 
 
 def worker_pid(llm: LLM) -> int | None:
@@ -102,15 +109,16 @@ def setting(event: threading.Event) -> Iterator[None]:
         event.set()
 
 
-def kills(model: Path, wanted: int) -> None:
-    """Random moments, 12 streams at a time; greedy and seeded."""
+def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, float]) -> None:
+    """Random moments, so long after each other, 12 streams at a time; greedy and seeded."""
     rng = random.Random(1)
     asked = [
-        ([index + 5, 6, 7], {"seed": index, "max_tokens": 200, "ignore_eos": True, "logprobs": 2})
+        ([index + 5, 6, 7], {"seed": index, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": NUM_LISTED})
         for index in range(12)
     ]
     for index in range(0, 12, 3):
         asked[index][1]["temperature"] = 0
+    vocabulary = Model.load(model, vocab_only=True)
     with LLM(model, isolation="process", num_slots=8, n_ctx=8192, **EXACT) as llm:
         expected = [llm.generate(ids, **options) for ids, options in asked]
         engine = llm._engine  # noqa: SLF001 - its limit on restarts
@@ -120,7 +128,7 @@ def kills(model: Path, wanted: int) -> None:
 
         def kill_on() -> None:
             nonlocal num_killed
-            while num_killed < wanted and not done.wait(rng.uniform(0.2, 1.2)):
+            while num_killed < wanted and not done.wait(rng.uniform(*between_s)):
                 pid = worker_pid(llm)
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
@@ -130,27 +138,69 @@ def kills(model: Path, wanted: int) -> None:
         killer = threading.Thread(target=kill_on)
         killer.start()
         rounds = 0
-        different: list[bool] = []
+        different: list[Difference] = []
         with ThreadPoolExecutor(len(asked)) as threads, setting(done):
             while not done.is_set():
                 found = list(threads.map(lambda one: llm.generate(one[0], **one[1]), asked))
                 rounds += 1
-                pairs = zip(found, expected, strict=True)
-                different += [is_near_tie(a, b) for a, b in pairs if (a.token_ids, a.text) != (b.token_ids, b.text)]
+                different += [
+                    difference(vocabulary, one, a, b)
+                    for one, a, b in zip(asked, found, expected, strict=True)
+                    if (a.token_ids, a.text) != (b.token_ids, b.text)
+                ]
         killer.join()
     print(
-        f"{num_killed} kills, {rounds * len(asked)} streams, {len(different)} differ from when they ran alone, "
-        f"{sum(different)} of them from a near tie on"
+        f"{num_killed} kills, {rounds * len(asked)} streams, all complete; {len(different)} differ from when they ran alone "
+        f"({sum(one.is_greedy for one in different)} of them greedy), {sum(one.is_explained for one in different)} of these by "
+        f"the noise of the logits, which was {max((one.noise for one in different), default=0):.3f} at most"
     )
 
 
-def is_near_tie(one: Completion, other: Completion) -> bool:
-    """Whether the first tokens that differ were nearly equally likely: kernels sum in another order in another batch."""
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers to the same request part.
+
+    noise: median difference there of the log-probabilities of the tokens that both list; a lost or doubled token before would
+    make it large. is_explained: whether each is what its request's sampler draws from its own logits, and, of greedy ones,
+    whether the two tokens were nearly equally likely.
+    """
+
+    is_greedy: bool
+    noise: float
+    is_explained: bool
+
+
+def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Completion, other: Completion) -> Difference:
+    """Kernels sum in another order in another batch, so that logits differ a little, and the draws from them may."""
     assert one.logprobs is not None
     assert other.logprobs is not None
-    pairs = zip(one.token_ids, other.token_ids, strict=True)
-    at = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
-    return at is not None and abs(one.logprobs[at].own - other.logprobs[at].own) < 0.1
+    assert len(one.token_ids) == len(other.token_ids)
+    at = next(index for index, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b)
+    mine, theirs = one.logprobs[at], other.logprobs[at]
+    values = dict(zip(theirs.token_ids, theirs.values, strict=True))
+    apart = [abs(v - values[token]) for token, v in zip(mine.token_ids, mine.values, strict=True) if token in values]
+    is_greedy = asked[1].get("temperature") == 0
+    is_explained = all(
+        redrawn(model, asked, each.token_ids[:at], logprobs) == each.token_ids[at]
+        for each, logprobs in ((one, mine), (other, theirs))
+    )
+    if is_greedy:
+        is_explained = is_explained and abs(mine.own - theirs.own) < CLOSE
+    return Difference(is_greedy, statistics.median(apart) if apart else float("inf"), is_explained)
+
+
+def redrawn(
+    model: Model, asked: tuple[list[int], dict[str, Any]], before: Sequence[int], logprobs: TokenLogprobs
+) -> int:
+    """What a sampler of this request draws after these tokens, from the most likely ones."""
+    prompt, options = asked
+    sampler = Sampler(SamplingParams(**options), model)
+    sampler.accept_prompt(prompt)
+    for token in before:
+        sampler.accept(token)
+    logits = np.full(model.n_vocab, -np.inf, dtype=np.float32)
+    logits[list(logprobs.token_ids)] = logprobs.values
+    return sampler.sample(logits)
 
 
 def main() -> None:
@@ -162,6 +212,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--between", type=float, nargs=2, default=(0.2, 1.2), help="seconds from one kill to the next")
     options = parser.parse_args()
     print(f"paceline {paceline.__version__}, {options.model.name}", flush=True)
     if options.part in ("overhead", "all"):
@@ -169,7 +220,7 @@ def main() -> None:
     if options.part in ("restart", "all"):
         restart(options.model, 5)
     if options.part in ("kills", "all"):
-        kills(options.model, options.kills)
+        kills(options.model, options.kills, options.tokens, tuple(options.between))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,10 @@ std::string joined(const common_json & content) {
     }
     std::string text;
     for (const common_json & part : content) {
-        text += (text.empty() ? "" : "\n") + part.at("text").get<std::string>();
+        if (!text.empty()) {
+            text += '\n';
+        }
+        text += part.at("text").get<std::string>();
     }
     return text;
 }

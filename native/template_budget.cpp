@@ -111,7 +111,8 @@ struct Sized : jinja::expression {
             a = as_marked_text(a);
             b = as_marked_text(b);
         }
-        const jinja::binary_expression plain(op, std::make_unique<Constant>(std::move(a)), std::make_unique<Constant>(std::move(b)));
+        const jinja::binary_expression plain(op, std::make_unique<Constant>(std::move(a)),
+                                             std::make_unique<Constant>(std::move(b)));
         return plain.execute_impl(ctx);
     }
 

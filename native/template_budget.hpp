@@ -35,7 +35,7 @@ public:
     TemplateBudget(const TemplateBudget &)             = delete;
     TemplateBudget & operator=(const TemplateBudget &) = delete;
 
-    static TemplateBudget & current() { return *current_; }
+    static TemplateBudget & current() { return *current_; } // there must be one wherever a template is run
 
     // All of these throw once something is used up, and from then on: a template cannot go on after that.
     void step();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
 import jinja2.sandbox
 import pytest
 from tests.native.chat_templates import CHATML, HEADERS, SYSTEM, TALK, TEMPLATES, TURNS, Messages, demo, text_of
@@ -29,14 +31,28 @@ def with_bos(tiny_models: TinyModels) -> Model:
     return Model.load(tiny_models("llama"), vocab_only=True)
 
 
+class Generation(jinja2.ext.Extension):
+    """The tag {% generation %}, which marks answers for those who train and shows what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def by_jinja(chat: ChatFormat, messages: Messages, *, generate: bool, **variables: Any) -> str:
     """The same text as the transformers library would make it."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda spelling: f"{dt.datetime.now():{spelling}}"  # noqa: DTZ005
     values = {"bos_token": chat.bos, "eos_token": chat.eos, "add_generation_prompt": generate, **variables}
     return environment.from_string(chat.source).render(messages=messages, **values)
 
@@ -52,6 +68,32 @@ def test_a_template_renders_as_jinja_does(name: str, generate: bool) -> None:
         told = chat.render(messages, add_generation_prompt=generate, kwargs={"date_string": "1 May 2026"})
         wanted = by_jinja(chat, messages, generate=generate, date_string="1 May 2026", enable_thinking=True)
         assert told.text == wanted
+
+
+def test_the_templates_of_known_models_render_as_jinja_does(llama_cpp_source: Path) -> None:
+    """Seventy templates that llama.cpp comes with, each with an old answer that has thoughts in it."""
+    paths = sorted((llama_cpp_source / "models" / "templates").glob("*.jinja"))
+    assert len(paths) > 60
+    for path in paths:
+        chat = ChatFormat(demo(), path.read_text())
+        for messages in (TALK, TALK[:1], SYSTEM + TALK):
+            if messages[0]["role"] == "system" and not chat.knows_system:
+                continue
+            variables = {"date_string": "1 May 2026", "datetime": "May 1 2026", "functions": "none"}
+            while True:
+                day = dt.datetime.now().date()  # noqa: DTZ005 - some templates tell it
+                told = chat.render(messages, kwargs=variables)
+                wanted = by_jinja(chat, messages, generate=True, enable_thinking=True, **variables)
+                if day == dt.datetime.now().date():  # noqa: DTZ005
+                    break
+            assert told.text == wanted, path.name
+
+
+def test_ends_that_models_spell_out_are_stops() -> None:
+    """Two families of models write the end of a turn as text at times."""
+    assert ChatFormat(demo(), "{# laguna_glm_thinking #}{{ 1 }}").render(TALK).stops == ("</assistant>",)
+    assert ChatFormat(demo(), "<role>ASSISTANT</role><arg_key>{{ 1 }}").render(TALK).stops == ("<|role_end|>",)
+    assert ChatFormat(demo()).render(TALK).stops == ()
 
 
 def test_a_system_message_that_a_template_refuses_goes_into_the_next_message() -> None:

@@ -13,8 +13,10 @@ from paceline import _native, demo_model_path
 from paceline.engine.arguments import engine_arguments
 from paceline.errors import ModelLoadError
 from paceline.runtime import Model
+from paceline.runtime.chat_format import NAMED
 from paceline.runtime.context_options import ContextOptions
 from paceline.server.flags import Disk, resolve
+from paceline.server.flags.applying import NAMED_TEMPLATES
 
 pytestmark = pytest.mark.native
 
@@ -72,3 +74,8 @@ def test_the_disk_tells_files_from_folders(tmp_path: Path) -> None:
     assert [disk.is_folder(tmp_path / name) for name in ("file", "", "no")] == [False, True, False]
     with pytest.raises(OSError, match="No such file"):
         disk.read(tmp_path / "no")
+
+
+def test_the_names_of_templates_are_those_that_chat_formats_know() -> None:
+    """So that none is refused that could be used."""
+    assert set(NAMED) == NAMED_TEMPLATES

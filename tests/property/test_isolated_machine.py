@@ -131,6 +131,15 @@ class Machine(RuleBasedStateMachine):
     def take_over(self) -> None:
         self.world.start()
 
+    @precondition(lambda self: len(self.world.ledger) and self.world.is_served)
+    @rule(before=st.integers(1, 12), loses_a_tick=st.booleans(), after=st.integers(0, 12))
+    def change_workers(self, before: int, loses_a_tick: bool, after: int) -> None:
+        """In the middle of whatever goes on."""
+        self.tick(before)
+        self.die(loses_a_tick)
+        self.take_over()
+        self.tick(after)
+
     # ---- time
 
     @rule(times=st.integers(1, 8))
@@ -228,6 +237,6 @@ def test_whatever_dies_each_request_ends_once_and_says_what_it_says_alone(kind: 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

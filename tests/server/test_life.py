@@ -49,13 +49,13 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_folder() -> None:
             assert "model file model.gguf: no such file" in answer.json()["error"]["message"]
 
 
-def test_an_engine_that_has_ended_is_neither_live_nor_ready() -> None:
+def test_an_engine_that_has_ended_is_neither_healthy_nor_live_nor_ready() -> None:
     """The server itself goes on to say so."""
     llm = StandInLLM()
     with RunningServer(ServerSettings(), llm) as server, server.client() as client:
         llm.engine.close()
-        assert client.get("/health/live").status_code == 503
-        assert client.get("/health/ready").status_code == 503
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert client.get(path).status_code == 503
 
 
 def test_a_draining_server_takes_nothing_new_and_answers_what_it_has() -> None:

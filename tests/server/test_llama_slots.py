@@ -13,7 +13,7 @@ from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import ApiKey, ServerSettings
 
 pytestmark = pytest.mark.native
 
@@ -70,6 +70,23 @@ def test_what_ran_in_a_slot_is_saved_and_found_by_the_next_server(slots: httpx.C
         assert restored["n_restored"] >= len(FRANCE)
         timings = complete(client, GERMANY, id_slot=0)["timings"]
         assert (timings["cache_n"], timings["prompt_n"]) == (34, 6)
+
+
+def test_slots_and_files_belong_to_a_tenant(tmp_path: Path) -> None:
+    """Another one's number holds nothing, and its file is not there, whatever it is called."""
+    keys = (ApiKey(secret="first", tenant="one"), ApiKey(secret="second", tenant="two"))
+    settings = ServerSettings(
+        engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, state_folder=tmp_path, api_keys=keys
+    )
+    with RunningServer(settings) as running:
+        one, two = (running.client(headers={"authorization": f"Bearer {key.secret}"}) for key in keys)
+        with one, two:
+            complete(one, FRANCE, id_slot=1)
+            assert act(one, 1, "save", filename="mine").status_code == 200
+            assert act(two, 1, "erase").json()["n_erased"] == 0
+            for name in ("mine", *(path.name for path in tmp_path.iterdir())):
+                assert act(two, 1, "restore", filename=name).status_code == 400
+            assert act(one, 0, "restore", filename="mine").status_code == 200
 
 
 def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:

@@ -120,3 +120,49 @@ def test_a_model_that_writes_neither_embeds_nor_reranks(client: httpx.Client) ->
     ):
         answer = client.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def template(client: httpx.Client, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
+    """What the chat template makes of messages."""
+    return client.post("/apply-template", json={"messages": list(messages), **fields})
+
+
+USER = {"role": "user", "content": "What is today?"}
+
+
+def test_messages_become_the_text_of_a_prompt(client: httpx.Client, server: RunningServer) -> None:
+    """It ends where the assistant's answer begins, unless it says otherwise; nothing is generated."""
+    system = {"role": "system", "content": "You are kind."}
+    answer = template(client, system, USER)
+    assert answer.status_code == 200, answer.text
+    prompt = answer.json()["prompt"]
+    assert prompt == server.call(server.service.chat_format).render([system, USER]).text
+    assert "What is today?" in prompt
+    without = template(client, system, USER, add_generation_prompt=False).json()["prompt"]
+    assert prompt.startswith(without)
+    assert len(without) < len(prompt)
+
+
+def test_a_prompt_made_of_messages_can_be_completed(client: httpx.Client) -> None:
+    """Its control tokens are parsed."""
+    prompt = template(client, USER).json()["prompt"]
+    answer = client.post("/completion", json={"prompt": prompt, "n_predict": 4}).json()
+    assert answer["prompt"].endswith(prompt[-20:])
+    assert answer["tokens_evaluated"] < len(prompt)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, [], "x", [5], [{}], [{"role": "user"}], [{"role": "user", "content": 5}], [{"role": 1, "content": "a"}]],
+)
+def test_messages_that_are_none_are_refused(client: httpx.Client, messages: Any) -> None:
+    """In llama-server's shape."""
+    answer = client.post("/apply-template", json={"messages": messages})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_tools_are_refused_and_no_tools_are_none(client: httpx.Client) -> None:
+    """501, as what this server cannot do yet."""
+    assert template(client, USER, tools=[]).status_code == 200
+    answer = template(client, USER, tools=[{"type": "function"}])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")

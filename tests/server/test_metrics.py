@@ -83,3 +83,24 @@ def test_a_server_whose_metrics_are_off_says_so() -> None:
         answer = client.get("/metrics")
         error: dict[str, Any] = answer.json()["error"]
         assert (answer.status_code, error["code"], error["type"]) == (501, 501, "not_supported_error")
+
+
+def test_streams_are_counted_by_their_bytes(client: httpx.Client) -> None:
+    """What a client read is what was sent; soon none is open."""
+    before = scrape(client)
+    with client.stream("POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 20, "stream": True}) as answer:
+        num_bytes = sum(map(len, answer.iter_raw()))
+    while (after := scrape(client))["paceline_http_streams_open", ()]:
+        pass
+    gained = after["paceline_http_streamed_bytes_total", ()] - before["paceline_http_streamed_bytes_total", ()]
+    assert gained == num_bytes > 0
+
+
+def test_the_worker_s_process_is_told_of_too() -> None:
+    """Memory, time and descriptors of the process that computes."""
+    options = {**DEMO_ENGINE, "isolation": "process"}
+    with RunningServer(ServerSettings(engine_options=options)) as running, running.client() as client:
+        found = scrape(client)
+        assert found["paceline_worker_process_resident_memory_bytes", ()] > 0
+        assert found["paceline_engine_alive", ()] == 1
+        assert found["paceline_slots", ()] == 0  # as of the last tick, and there was none

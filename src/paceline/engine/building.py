@@ -73,7 +73,16 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
         raise
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
     limits = _limits(loaded, context, arguments)
-    _log.info("%s, %s memory: %s", loaded.desc, loaded.memory_class.value, limits)
+    _log.info(
+        "%s with %s memory: %d slots, %d cells, %d of them for one sequence, %d sequence ids, %d MiB of host memory",
+        loaded.desc,
+        loaded.memory_class.value,
+        limits.num_slots,
+        limits.num_cells,
+        limits.max_positions,
+        limits.num_seq_ids,
+        limits.host_bytes >> 20,
+    )
     return Built(loaded, owns, context, adapters, options, limits)
 
 

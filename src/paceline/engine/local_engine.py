@@ -51,7 +51,7 @@ class LocalEngine:
     def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
         config = arguments.config
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.num_slots)
         self.instruments = Instruments(arguments.instruments, own=self.metrics)
         self._clock = MonotonicClock()
         parts = assemble(model, arguments, self._clock, self.instruments)

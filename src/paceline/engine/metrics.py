@@ -19,9 +19,12 @@ from paceline.streaming.chunk import FinishReason, Usage
 
 
 class Metrics(Instrument):
-    """Give it to an engine from the start; one that is added later counts only requests that were queued since."""
+    """Give it to an engine from the start; one that is added later counts only requests that were queued since.
 
-    def __init__(self) -> None:
+    num_slots: of the engine, to be told before its first tick.
+    """
+
+    def __init__(self, num_slots: int = 0) -> None:
         self._lock = threading.Lock()
         self._numbers: dict[str, dict[str, float]] = {
             metric.name: dict.fromkeys(_known(metric), 0) for metric in METRICS if not metric.buckets
@@ -31,6 +34,7 @@ class Metrics(Instrument):
             for metric in METRICS
             if metric.buckets
         }
+        self._gauge(table.SLOTS, num_slots)
         self._times = TokenTimes()
         self._in_slots: set[tuple[int, int]] = set()
         self._num_stray = 0

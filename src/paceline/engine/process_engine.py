@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import queue
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -45,6 +46,8 @@ from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
 from paceline.streaming import StreamChannel
 
 _STATS_S = 2.0  # that a worker has to answer; beyond, its last report counts
+_LOOK_S = 0.1  # between two looks whether loading is to end
+_CANCELLED = "loading the model was cancelled"
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
@@ -79,7 +82,7 @@ class ProcessEngine:
             setup = messages.replaced(setup, trial.backend, dict(trial.backend_options))
         self.tokenizer, self.model = self._front.tokenizer, self._front.model
         self.sampling_defaults = self._front.sampling_defaults
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.num_slots)
         self._clock = MonotonicClock()
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)
@@ -101,11 +104,17 @@ class ProcessEngine:
     def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
         """Waits for the worker; progress is called here, on the caller's thread. Raises `Aborted` where that is wanted."""
         progress, cancel = options.get("progress"), options.get("cancel")
-        while (fraction := self._supervisor.loading.get()) is not None:
-            is_cancelled = cancel is not None and cancel.is_set()
-            if is_cancelled or (progress is not None and progress(fraction) is False):
-                raise Aborted("loading the model was cancelled")
+        while (fraction := self._next_progress(cancel)) is not None:
+            if progress is not None and progress(fraction) is False:
+                raise Aborted(_CANCELLED)
         return self._supervisor.ready.result()
+
+    def _next_progress(self, cancel: Any) -> float | None:
+        """What the worker says next of its loading; a worker that says nothing can be cancelled as well."""
+        while cancel is None or not cancel.is_set():
+            with suppress(queue.Empty):
+                return self._supervisor.loading.get(timeout=None if cancel is None else _LOOK_S)
+        raise Aborted(_CANCELLED)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""

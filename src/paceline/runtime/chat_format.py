@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import _native, validation
@@ -34,6 +34,12 @@ _CHATML = """\
 {%- endif -%}
 """
 NAMED = {"chatml": _CHATML}
+
+# Ends of turns that models of two families also spell out as plain text, by what their templates have in common.
+_SPELT_ENDS = {
+    ("<role>ASSISTANT</role>", "<arg_key>"): "<|role_end|>",
+    ("laguna_glm_thinking",): "</assistant>",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class ChatFormat:
         """
         self._tokenizer = model.tokenizer
         self._template = _native.ChatTemplate(model.native, _source(model, template))
+        source = self._template.source
+        self._stops = tuple(end for marks, end in _SPELT_ENDS.items() if all(mark in source for mark in marks))
 
     @property
     def source(self) -> str:
@@ -110,9 +118,8 @@ class ChatFormat:
         generate = validation.boolean("add_generation_prompt", add_generation_prompt)
         if validation.boolean("continue_final_message", continue_final_message):
             beginning = plain[-1]["content"] = _beginning(plain[-1])
-            whole = _joined(self._template.render(_encoded_messages(plain), variables, False))
-            return _cut_behind(whole, beginning)
-        return _joined(self._template.render(_encoded_messages(plain), variables, generate))
+            return _cut_behind(self._rendered(plain, variables, False), beginning)
+        return self._rendered(plain, variables, generate)
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """The token ids of a prompt. Text of the messages stays text, also where it spells a control token.
@@ -120,6 +127,9 @@ class ChatFormat:
         Raises as `Tokenizer.encode`.
         """
         return self._tokenizer.encode_prompt(prompt.text, prompt.inputs)
+
+    def _rendered(self, messages: list[dict[str, Any]], variables: bytes, generate: bool) -> RenderedPrompt:
+        return _joined(self._template.render(_encoded_messages(messages), variables, generate), self._stops)
 
     def __repr__(self) -> str:
         return f"<ChatFormat, {len(self.source)} characters>"
@@ -217,14 +227,14 @@ def _check_json(place: str, value: object, depth: int) -> None:
         validation.number(place, value)
 
 
-def _joined(parts: Sequence[tuple[str, bool]]) -> RenderedPrompt:
+def _joined(parts: Sequence[tuple[str, bool]], stops: tuple[str, ...]) -> RenderedPrompt:
     inputs: list[tuple[int, int]] = []
     start = 0
     for text, is_input in parts:
         if is_input and text:
             inputs.append((start, start + len(text)))
         start += len(text)
-    return RenderedPrompt("".join(text for text, _ in parts), inputs=tuple(inputs))
+    return RenderedPrompt("".join(text for text, _ in parts), stops, inputs=tuple(inputs))
 
 
 def _beginning(message: dict[str, Any]) -> str:
@@ -245,4 +255,4 @@ def _cut_behind(whole: RenderedPrompt, beginning: str) -> RenderedPrompt:
         raise TemplateError(
             "the chat template does not end with the text of the last message, so it cannot be continued"
         )
-    return RenderedPrompt(whole.text[:end], inputs=whole.inputs)
+    return replace(whole, text=whole.text[:end])

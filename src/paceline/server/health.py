@@ -51,7 +51,8 @@ def routes(service: Service) -> APIRouter:
 
 def _health(service: Service) -> Response:
     try:
-        service.engine()
+        if service.engine().is_closed:
+            return _refusal(_DEAD, status="ended")
     except Loading as loading:
         return _refusal(loading.problem, status="loading", progress=round(loading.progress, 4))
     except LoadFailed as failed:

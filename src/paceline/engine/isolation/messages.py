@@ -270,7 +270,8 @@ def restarted(setup: Setup, num_restarts: int) -> Setup:
 
 
 def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]]]:
-    yield base.code, base
+    if "code" in vars(base):  # others say more to those that raise them, and come over as what they are kinds of
+        yield base.code, base
     for child in base.__subclasses__():
         yield from _codes(child)
 
@@ -291,6 +292,7 @@ def _decode_error(kind: type, value: object) -> PacelineError:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 _down = msgspec.msgpack.Decoder(Down, dec_hook=_decode_error)
 _up = msgspec.msgpack.Decoder(Up, dec_hook=_decode_error)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter where the name of a message is no text
 
 
 def encode(message: Down | Up) -> bytes:
@@ -302,7 +304,7 @@ def decode_down(data: bytes) -> Down:
     """What the front said. Raises `EngineError` for bytes that are no such message."""
     try:
         return _down.decode(data)  # type: ignore[no-any-return]
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise EngineError(f"the front sent what this worker does not know: {error}") from None
 
 
@@ -310,7 +312,7 @@ def decode_up(data: bytes) -> Up:
     """What the worker said. Raises `EngineError` for bytes that are no such message."""
     try:
         return _up.decode(data)  # type: ignore[no-any-return]
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise EngineError(f"the worker sent what this engine does not know: {error}") from None
 
 

@@ -13,7 +13,10 @@ from paceline.streaming.chunk import FinishReason
 
 
 class RequestsWatch:
-    """Calls the hooks of one instrument that are about whole requests. Supervising thread."""
+    """Calls the hooks of one instrument that are about whole requests. Supervising thread.
+
+    Slots are the worker's: a request is said to have slot 0 from its start to its end, whatever dies in between.
+    """
 
     def __init__(self, instrument: Instrument, clock: Clock) -> None:
         self._instrument, self._clock = instrument, clock
@@ -37,6 +40,7 @@ class RequestsWatch:
                 self._instrument.request_started(key, 0, 0, request.started_s or self._clock.now())
             case Ended(key, chunk), Request():
                 self._ended(request, worst_reason(request), chunk.error)
+                self._instrument.slot_freed(key, 0, 0, self._clock.now())
             case Embedded(key, _, error), EmbeddingRequest():
                 self._ended(request, _reason(error), error)
 

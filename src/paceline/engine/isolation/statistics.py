@@ -13,7 +13,7 @@ from paceline.engine import metric_table as table
 from paceline.engine.histogram import Histogram
 from paceline.engine.metrics_snapshot import MetricsSnapshot, Sample
 
-_OF_REQUESTS = frozenset(
+_OF_FRONT = frozenset(
     metric.name
     for metric in (
         table.REQUESTS,
@@ -27,6 +27,7 @@ _OF_REQUESTS = frozenset(
         table.SLOW_READERS,
         table.RESTARTS,
         table.TOKENS_MAX,
+        table.SLOTS,
     )
 )
 _Place = tuple[str, tuple[tuple[str, str], ...]]
@@ -54,11 +55,11 @@ class WorkerTotals:
             self._now = {}
 
     def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
-        """All metrics, in the order of the table; those of requests are the front's."""
+        """All metrics, in the order of the table; those of requests, and how many slots there are, the front's."""
         samples: dict[_Place, Sample] = {(one.name, one.labels): one for one in front}
         with self._lock:
             for place, sample in (self._past | self._now).items():
-                if place[0] not in _OF_REQUESTS:
+                if place[0] not in _OF_FRONT:
                     both = place in self._past and place in self._now
                     samples[place] = _sum(self._past[place], sample) if both else sample
         order = {name: index for index, name in enumerate(table.NAMES)}

@@ -10,11 +10,12 @@ from typing import Any
 
 from paceline.errors import InvalidParams
 from paceline.server.flags.draft import Draft
-from paceline.server.flags.reading import UNSET
+from paceline.server.flags.reading import UNSET, on_one_line
 from paceline.server.settings import ApiKey
 
 MIB = 1 << 20
 NO_LIMIT = sys.maxsize
+NAMED_TEMPLATES = frozenset({"chatml"})  # those that have names here; llama-server has more
 
 
 def context_size(draft: Draft, value: int, label: str) -> None:
@@ -66,21 +67,21 @@ def scaled_adapters(draft: Draft, value: Sequence[tuple[Path, float]], label: st
     """Adds adapters; their names are made when all are known."""
     for path, _ in value:
         if not draft.files.is_file(path):
-            raise InvalidParams(f"{label}: there is no file {path}")
+            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}")
     draft.put("aside.adapters", (*draft.get("aside.adapters", ()), *value), label)
 
 
 def model(draft: Draft, value: Path, label: str) -> None:
     """A file that is there."""
     if not draft.files.is_file(value):
-        raise InvalidParams(f"{label}: there is no file {value}")
+        raise InvalidParams(f"{label}: there is no file {on_one_line(value)}")
     draft.put("server.model", value, label)
 
 
 def state_folder(draft: Draft, value: Path, label: str) -> None:
     """A folder that is there; the engine saves prefixes in it, and the server slots."""
     if not draft.files.is_folder(value):
-        raise InvalidParams(f"{label}: there is no folder {value}; make it first")
+        raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}; make it first")
     draft.put("server.state_folder", value, label)
     draft.put("engine.state_folder", str(value), label)
 
@@ -141,10 +142,10 @@ def sequence_breakers(draft: Draft, value: Sequence[str], label: str) -> None:
 
 
 def chat_template(draft: Draft, value: str, label: str) -> None:
-    """Jinja source. llama-server's names of templates are no such source."""
-    if "{" not in value:
+    """Jinja source, or a name. Most of llama-server's names are not known here, and none of them is Jinja."""
+    if "{" not in value and value not in NAMED_TEMPLATES:
         raise InvalidParams(
-            f"{label} must be the text of a Jinja template, not {value!r:.80}; names of built-in templates are not "
+            f"{label} must be chatml or the text of a Jinja template, not {value!r:.80}; other names of templates are not "
             "supported yet: give the text, or its file to --chat-template-file, or leave it out for the model's own"
         )
     draft.put("server.chat_template", value, label)
@@ -213,7 +214,7 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
     for number, line in enumerate(_lines(draft.text_of(value, label)), start=1):
         tenant, _, secret = line.partition(":")
         if not tenant.strip() or not secret.strip():
-            raise InvalidParams(f"{label}: key {number} of {value} is not TENANT:KEY")
+            raise InvalidParams(f"{label}: key {number} of {on_one_line(value)} is not TENANT:KEY")
         found.append(ApiKey(secret=secret.strip(), tenant=tenant.strip()))
     _add_keys(draft, _some(found, label, value), label)
 
@@ -258,7 +259,9 @@ def _lines(text: str) -> list[str]:
 
 def _some(keys: list[ApiKey], label: str, path: Path) -> list[ApiKey]:
     if not keys:
-        raise InvalidParams(f"{label}: {path} has no key, so the server would be open; leave the flag out for that")
+        raise InvalidParams(
+            f"{label}: {on_one_line(path)} has no key, so the server would be open; leave the flag out for that"
+        )
     return keys
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams
 from paceline.params import FIELDS, SamplingParams
-from paceline.server.flags.reading import UNSET
+from paceline.server.flags.reading import UNSET, on_one_line
 
 Kind = Literal["flag", "environment", "file", "default", "derived"]
 
@@ -89,9 +89,11 @@ class Draft:
         try:
             return self.files.read(path).decode()
         except UnicodeDecodeError as error:
-            raise InvalidParams(f"{label}: {path} is not UTF-8: stray byte at offset {error.start}") from None
+            raise InvalidParams(
+                f"{label}: {on_one_line(path)} is not UTF-8: stray byte at offset {error.start}"
+            ) from None
         except OSError as error:
-            raise InvalidParams(f"{label}: cannot read {path}: {error.strerror or error}") from None
+            raise InvalidParams(f"{label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
 
 
 def checked(target: str, value: Any, label: str) -> Any:

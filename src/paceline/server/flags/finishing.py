@@ -10,6 +10,7 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.flags.draft import DEFAULT, Draft
+from paceline.server.flags.reading import on_one_line
 
 _CELLS: Final = 256  # llama.cpp rounds contexts up to it
 _N_BATCH: Final = 2048
@@ -78,7 +79,7 @@ def _lora(draft: Draft) -> None:
         same = sum(other.stem == path.stem for other in paths.values())
         name = path.stem if not same else f"{path.stem}-{same + 1}"
         if name in paths:
-            raise InvalidParams(f"two adapters would be called {name!r}; rename the file {path}")
+            raise InvalidParams(f"two adapters would be called {name!r}; rename the file {on_one_line(path)}")
         paths[name], scales[name] = path, scale
     draft.origin = draft.origins["aside.adapters"]
     draft.put("engine.lora", {name: str(path) for name, path in paths.items()}, "--lora")
@@ -106,7 +107,7 @@ def _tls(draft: Draft) -> None:
         raise InvalidParams(f"{next(iter(given))} needs {missing} beside it: TLS takes a certificate and its key")
     for name, path in given.items():
         if not draft.files.is_file(path):
-            raise InvalidParams(f"{name}: there is no file {path}")
+            raise InvalidParams(f"{name}: there is no file {on_one_line(path)}")
 
 
 def _together(draft: Draft) -> None:

@@ -16,6 +16,7 @@ from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.server.flags.draft import Kind, Origin
 from paceline.server.flags.flag import ENV_PREFIX, SWITCH, Flag
+from paceline.server.flags.reading import on_one_line
 from paceline.server.flags.table import BY_KEY, BY_NAME, ENV_NAMES, FLAGS
 
 _SEE: Final = "paceline serve --help"
@@ -40,13 +41,8 @@ class Given:
         return Origin(self.kind, self.label)
 
     def value(self) -> Any:
-        """The value. Raises `InvalidParams`; without the text where it is secret."""
-        try:
-            values = [self.flag.read(self.label, text) for text in self.texts]
-        except InvalidParams:
-            if self.flag.secret:
-                raise InvalidParams(f"{self.label} has no value that could be used; it is not shown") from None
-            raise
+        """The value. Raises `InvalidParams`; readers of secrets say what is wrong without the text."""
+        values = [self.flag.read(self.label, text) for text in self.texts]
         return tuple(one for value in values for one in value) if self.flag.many else values[-1]
 
 
@@ -84,9 +80,9 @@ def from_file(path: Path, data: bytes) -> list[Given]:
     try:
         table = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
-        raise InvalidParams(f"{path} is not UTF-8: stray byte at offset {error.start}") from None
+        raise InvalidParams(f"{on_one_line(path)} is not UTF-8: stray byte at offset {error.start}") from None
     except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
-        raise InvalidParams(f"{path} is no TOML: {error}") from None
+        raise InvalidParams(f"{on_one_line(path)} is no TOML: {error}") from None
     return [_from_key(path, key, value) for key, value in table.items()]
 
 
@@ -166,9 +162,9 @@ def _from_key(path: Path, key: str, value: Any) -> Given:
     try:
         validation.reject_unknown([name], BY_KEY, "docs/guide/flags.md")
     except InvalidParams as error:
-        raise InvalidParams(f"{path}: {error}") from None
+        raise InvalidParams(f"{on_one_line(path)}: {error}") from None
     flag, says_true = BY_KEY[name]
-    label = f"{path}: {key}"
+    label = f"{on_one_line(path)}: {key}"
     if not says_true and not isinstance(value, bool):
         raise InvalidParams(f"{label} must be true or false")
     many = isinstance(value, list) and flag.many

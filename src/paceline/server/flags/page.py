@@ -82,11 +82,7 @@ def _variables(flag: Flag) -> str:
 
 def _meaning(flag: Flag) -> str:
     parts = [flag.text, _fate(flag.fate)]
-    parts += [
-        f"With `{_value(value)}`: {_fate(fate).lower()}"
-        for value, fate in flag.but.items()
-        if not isinstance(fate, Same)
-    ]
+    parts += [f"`{_value(value)}`: {_fate(fate)}" for value, fate in flag.but.items() if not isinstance(fate, Same)]
     parts += [
         f"`{_value(value)}` is fine." for value, fate in flag.but.items() if isinstance(fate, Same) and flag.metavar
     ]

@@ -111,6 +111,12 @@ def path(label: str, text: str) -> Path:
     return Path(text)
 
 
+def on_one_line(given: str | Path) -> str:
+    """A text or path for a message: as it is, or in quotes where it has characters that would break a line."""
+    text = str(given)
+    return text if text.isprintable() else repr(text)
+
+
 def items(label: str, text: str) -> tuple[str, ...]:
     """What stands between commas, without blanks at the ends; an item with a comma is put in double quotes."""
     validation.text(label, text)

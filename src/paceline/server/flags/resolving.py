@@ -12,6 +12,7 @@ from paceline.server.flags.draft import Draft, Files, Origin
 from paceline.server.flags.finishing import finish
 from paceline.server.flags.flag import Flag, Ignored, Prints, ReadsConfig, Refused, Sets
 from paceline.server.flags.given import Given, from_arguments, from_environment, from_file, odd_variables, strongest
+from paceline.server.flags.reading import on_one_line
 from paceline.server.settings import ServerSettings
 
 
@@ -63,7 +64,7 @@ def _config_file(givens: Sequence[Given], files: Files) -> list[Given]:
     try:
         return from_file(path, files.read(path))
     except OSError as error:
-        raise InvalidParams(f"{named[-1].label}: cannot read {path}: {error.strerror or error}") from None
+        raise InvalidParams(f"{named[-1].label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
 
 
 def _apply(draft: Draft, given: Given) -> None:
@@ -90,7 +91,7 @@ def _asked(given: Given) -> str:
     """The flag as it was given, with its value where that matters."""
     flag: Flag = given.flag
     shows = given.kind != "flag" or (flag.but and flag.metavar)
-    return f"{given.label} {given.texts[-1]:.80}" if shows and not flag.secret else given.label
+    return f"{given.label} {on_one_line(given.texts[-1]):.80}" if shows and not flag.secret else given.label
 
 
 def _settings(draft: Draft) -> ServerSettings:

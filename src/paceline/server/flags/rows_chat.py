@@ -16,7 +16,7 @@ _CHAT: Final = (
         "JINJA",
         reading.some_text,
         Sets(("server.chat_template",), applying.chat_template),
-        "Chat template in place of the model's.",
+        "Chat template in place of the model's; or chatml, which has a name.",
         env="LLAMA_ARG_CHAT_TEMPLATE",
         default="the model's",
     ),

@@ -15,6 +15,7 @@ from paceline.completion import Completion
 from paceline.runtime import Tokenizer
 from paceline.server.llama_server.completion_request import CompletionRequest
 from paceline.server.llama_server.probabilities import ProbabilityShapes
+from paceline.server.llama_server.progress import ProgressChunk
 from paceline.server.llama_server.timings import shaped, timings_of
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -88,6 +89,9 @@ class Answers:
     def events(self, prompt: int, chunk: StreamChunk) -> Iterator[bytes]:
         """The events that a chunk becomes. The last one of every choice comes when all choices of its prompt have ended."""
         sequence = self._sequence(prompt, chunk.choice)
+        if isinstance(chunk, ProgressChunk):
+            yield _encode(self._partial(sequence, chunk) | {"prompt_progress": self._progress(chunk)})
+            return
         if chunk.token_ids or chunk.text:
             yield _encode(self._partial(sequence, chunk))
         if chunk.finish_reason is not None:
@@ -128,6 +132,14 @@ class Answers:
             predicted=len(sequence.token_ids),
             predicted_s=now - sequence.first_s,
         )
+
+    def _progress(self, chunk: ProgressChunk) -> dict[str, int]:
+        return {
+            "total": len(self._request.prompts[0]),
+            "cache": chunk.cache,
+            "processed": chunk.processed,
+            "time_ms": round(1000 * (self._setup.clock() - self._began_s)),
+        }
 
     # ---- both
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import validation
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
@@ -172,6 +172,8 @@ def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
         return {"grammar": body.grammar, "grammar_triggers": triggers if body.grammar_lazy else ()}
     if body.json_schema is None:
         return {}
+    if not isinstance(body.json_schema, (dict, bool)):
+        raise InvalidType(f"json_schema must be an object or a bool, not {type(body.json_schema).__name__}")
     return {"json_schema": {"type": "object"} if body.json_schema == {} else body.json_schema}
 
 

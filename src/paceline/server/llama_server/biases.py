@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline import validation
+from paceline.errors import InvalidParams, InvalidType
 from paceline.runtime import Tokenizer
 
+_MOST = 2**16
 NEVER = -1e6
 """The bias that stands for minus infinity: no logit makes up for it."""
 
@@ -17,6 +19,10 @@ def biases(tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warni
 
     What llama-server skips (entries of another shape, ids that the vocabulary has not) is skipped, and named in `warnings`.
     """
+    if value is not None and not isinstance(value, (list, dict)):
+        raise InvalidType(f"logit_bias must be a list of pairs or an object, not {type(value).__name__}")
+    if value is not None and len(value) > _MOST:
+        raise InvalidParams(f"logit_bias must have at most {_MOST} entries, not {len(value)}")
     found: dict[int, float] = {}
     for token, bias in _entries(value or [], warnings):
         number = NEVER if bias is False else bias

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation
 
 from paceline import validation
 
 _INT32 = 2**31 - 1
+_MOST_WARNINGS = 32
+_MANY = 1024  # members of lists that are checked on the event loop; others are checked where they are read
 
 
 def _whole(value: object) -> object:
@@ -38,7 +40,13 @@ class Body(BaseModel):
     def ignored(self) -> list[str]:
         """A sentence for each field that is not known here, and not null."""
         extra = self.model_extra or {}
-        return [_unknown(name) for name, value in extra.items() if value is not None]
+        return capped([_unknown(name) for name, value in extra.items() if value is not None])
+
+
+def capped(sentences: list[str]) -> list[str]:
+    """The first of them, and how many there are beside: nobody reads more, and an answer stays smaller than its request."""
+    rest = len(sentences) - _MOST_WARNINGS
+    return sentences if rest <= 0 else [*sentences[:_MOST_WARNINGS], f"and {rest} more"]
 
 
 def _unknown(name: str) -> str:
@@ -92,7 +100,7 @@ class CompletionBody(Extras):
     max_completion_tokens: CountOrMinusOne | None = None
     n_cmpl: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
     n: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
-    stop: list[str] | str | None = None
+    stop: Annotated[list[str], Field(max_length=_MANY)] | str | None = None
     seed: Int | None = None
     temperature: float | None = None
     dynatemp_range: float | None = None
@@ -112,36 +120,36 @@ class CompletionBody(Extras):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrMinusOne | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=_MANY)] | None = None
     mirostat: Int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     adaptive_target: float | None = None
     adaptive_decay: float | None = None
-    samplers: list[str] | str | None = None
+    samplers: Annotated[list[str], Field(max_length=_MANY)] | Annotated[str, Field(max_length=_MANY)] | None = None
     min_keep: Count | None = None
-    logit_bias: list[Any] | dict[str, Any] | None = None
+    logit_bias: Annotated[list[Any] | dict[str, Any] | None, SkipValidation] = None
     ignore_eos: bool | None = None
     grammar: str | None = None
     grammar_lazy: bool | None = None
-    grammar_triggers: list[dict[str, Any]] | None = None
-    json_schema: dict[str, Any] | bool | None = None
+    grammar_triggers: Annotated[list[dict[str, Any]], Field(max_length=_MANY)] | None = None
+    json_schema: Annotated[dict[str, Any] | bool | None, SkipValidation] = None
     n_probs: Count | None = None
     logprobs: Count | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
-    response_fields: list[str] | None = None
+    return_progress: bool | None = None
+    response_fields: Annotated[list[str], Field(max_length=_MANY)] | None = None
     cache_prompt: bool | None = None
     id_slot: Int | None = None
-    lora: list[LoraScale] | None = None
+    lora: Annotated[list[LoraScale], Field(max_length=_MANY)] | None = None
     t_max_predict_ms: CountOrMinusOne | None = None
     n_indent: Count | None = None
     # What has no meaning here; see `ignored`.
     n_keep: CountOrMinusOne | None = None
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
-    return_progress: bool | None = None
     sse_ping_interval: CountOrMinusOne | None = None
     backend_sampling: bool | None = None
     verbose: bool | None = None
@@ -168,7 +176,7 @@ def _is_foreign(name: str) -> bool:
 
 
 _WITHOUT_EFFECT = (
-    "n_keep", "n_discard", "n_cache_reuse", "return_progress", "sse_ping_interval", "backend_sampling", "verbose",
+    "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose",
     "stream_options",
 )  # fmt: skip
 _FOREIGN = frozenset((
@@ -194,7 +202,7 @@ class InfillBody(CompletionBody):
     prompt: str | None = None
     input_prefix: Any = None
     input_suffix: Any = None
-    input_extra: list[InfillChunk] | None = None
+    input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
 
 
 class TokenizeBody(Body):
@@ -209,7 +217,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Of POST /detokenize."""
 
-    tokens: list[Int] | None = None
+    tokens: Annotated[list[int] | None, SkipValidation] = None
 
 
 class TemplateBody(Body):
@@ -236,8 +244,8 @@ class RerankBody(Body):
     """Of POST /rerank. With `texts` in place of `documents` the answer has the shape of TEI's."""
 
     query: str
-    documents: list[str] | None = None
-    texts: list[str] | None = None
+    documents: Annotated[list[str] | None, SkipValidation] = None
+    texts: Annotated[list[str] | None, SkipValidation] = None
     top_n: Int | None = None
     return_text: bool | None = None
     model: Text | None = None

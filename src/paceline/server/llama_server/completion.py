@@ -19,6 +19,7 @@ from paceline.server.llama_server.bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.completion_request import CompletionRequest, read_request, truncated
 from paceline.server.llama_server.infill import Room
 from paceline.server.llama_server.limited import LimitedGeneration
+from paceline.server.llama_server.progress import ProgressingGeneration
 from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
@@ -103,6 +104,9 @@ class _Running:
             clock=time.monotonic,
         )
         self._request, self._answers = request, Answers(request, setup, self._slots)
+        if request.return_progress:
+            asked = ProgressingGeneration(generation, lambda: asyncio.wrap_future(engine.ask_slots()), self._id)
+            generation = cast("Generation", asked)
         if request.line_limits.has_any:
             watched = LimitedGeneration(generation, request.line_limits, setup.clock, request.params)
             generation = cast("Generation", watched)

@@ -13,21 +13,11 @@ from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
 from paceline.server.llama_server.asking import Setting, lora_scales, request_options, sampling_params
-from paceline.server.llama_server.bodies import CompletionBody, InfillBody
+from paceline.server.llama_server.bodies import CompletionBody, InfillBody, capped
 from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.line_limits import LineLimits
 from paceline.server.llama_server.prompts import all_prompts
 from paceline.server.llama_server.settings_shown import full_settings
-
-
-class ContextExceeded(PromptTooLong):
-    """A prompt that has more tokens than the context; told with both numbers, as llama-server does."""
-
-    def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        super().__init__(
-            f"request ({num_tokens} tokens) exceeds the available context size ({max_tokens} tokens), try increasing it"
-        )
-        self.num_tokens, self.max_tokens = num_tokens, max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +37,7 @@ class CompletionRequest:
     stream: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False
+    return_progress: bool = False
     response_fields: tuple[str, ...] = ()
     id_slot: int = -1
 
@@ -62,13 +53,14 @@ class CompletionRequest:
 
 
 def read_request(body: CompletionBody, setting: Setting, room: Room) -> CompletionRequest:
-    """Raises what is wrong with the body, `ContextExceeded` for a prompt that is too long."""
+    """Raises what is wrong with the body, `PromptTooLong` for a prompt that is too long."""
     warnings = body.ignored()
     prompts = _prompts(body, setting, room)
     params = sampling_params(body, setting, warnings)
     options = request_options(body, warnings)
     if body.lora is not None:
         options["lora"] = lora_scales(body.lora, setting.adapters, warnings)
+    tells_progress = _tells_progress(body, len(prompts), warnings)
     stream = bool(body.stream)
     told = {
         "timings_per_token": bool(body.timings_per_token),
@@ -81,12 +73,13 @@ def read_request(body: CompletionBody, setting: Setting, room: Room) -> Completi
         texts=tuple(setting.tokenizer.decode(ids, special=True) if needs_text else "" for ids in prompts),
         params=params,
         settings=full_settings(params, setting.tokenizer.eog_ids, stream=stream, told=told),
-        warnings=tuple(warnings),
+        warnings=tuple(capped(warnings)),
         line_limits=_line_limits(body),
         options=options,
         stream=stream,
         return_tokens=bool(body.return_tokens),
         timings_per_token=bool(body.timings_per_token),
+        return_progress=tells_progress,
         response_fields=fields,
         id_slot=-1 if body.id_slot is None else body.id_slot,
     )
@@ -110,8 +103,18 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
         prompts = all_prompts(setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
     longest = max(map(len, prompts))
     if longest > room.n_ctx > 0 and body.truncate is None:
-        raise ContextExceeded(longest, room.n_ctx)
+        message = (
+            f"request ({longest} tokens) exceeds the available context size ({room.n_ctx} tokens), try increasing it"
+        )
+        raise PromptTooLong(message, longest, room.n_ctx)
     return prompts
+
+
+def _tells_progress(body: CompletionBody, num_prompts: int, warnings: list[str]) -> bool:
+    if body.return_progress and (num_prompts > 1 or not body.stream):
+        warnings.append("return_progress has an effect on a stream of one prompt only and was ignored")
+        return False
+    return bool(body.return_progress)
 
 
 def _line_limits(body: CompletionBody) -> LineLimits:

@@ -12,12 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.abilities import check_embedding, plain_options
+from paceline.server.llama_server.abilities import check_embedding, vectors_of
 from paceline.server.llama_server.bodies import EmbeddingBody
 from paceline.server.llama_server.norms import normalised
 from paceline.server.llama_server.prompts import all_prompts
 from paceline.server.llama_server.writing import bad_request, large_json_answer
-from paceline.server.openai.asking import ask
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
@@ -33,8 +32,7 @@ def routes(service: Service) -> APIRouter:
         engine = service.engine()
         check_embedding(service)
         ids = await asyncio.to_thread(_all_ids, engine.tokenizer, body)
-        options = plain_options(service.options(request))
-        rows = await ask(service, request, lambda: engine.embed(ids, service.settings.pooling, options))
+        rows = await vectors_of(service, request, ids, service.settings.pooling)
         return await large_json_answer(await asyncio.to_thread(_shaped, rows, body, service.settings.embd_normalize))
 
     return router

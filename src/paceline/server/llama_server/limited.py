@@ -6,8 +6,6 @@ On the event loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -15,30 +13,22 @@ from paceline.completion import Completion, completion_of
 from paceline.params import SamplingParams
 from paceline.server.generating import Batch, Generation
 from paceline.server.llama_server.line_limits import LineLimits, LineWatch
+from paceline.server.llama_server.wrapped import WrappedGeneration
 from paceline.server.problems import FAILED_ENDINGS, ClientGone, Refused, problem_of_ending
 from paceline.streaming import FinishReason, StreamChunk
 
 
-class LimitedGeneration:
+class LimitedGeneration(WrappedGeneration):
     """Reads like the generation that it has; it ends that one when the last of its answers is over."""
 
     def __init__(
         self, generation: Generation, limits: LineLimits, clock: Callable[[], float], params: SamplingParams
     ) -> None:
-        self._generation, self._limits, self._clock = generation, limits, clock
+        super().__init__(generation)
+        self._limits, self._clock = limits, clock
         self._watches: dict[tuple[int, int], LineWatch] = {}
         self._wants_logprobs = params.logprobs is not None
         self._num_open = len(generation.prompts) * params.n
-
-    @property
-    def heartbeat_s(self) -> float:
-        """See `Generation`."""
-        return self._generation.heartbeat_s
-
-    @property
-    def is_abandoned(self) -> bool:
-        """See `Generation`."""
-        return self._generation.is_abandoned
 
     async def batches(self) -> AsyncIterator[Batch]:
         """See `Generation`; an answer that was cut ends with LENGTH."""
@@ -54,19 +44,6 @@ class LimitedGeneration:
         if self.is_abandoned:
             raise ClientGone
         return [self._completion(index, chunks) for index, chunks in enumerate(parts)]
-
-    def cancel(self) -> None:
-        """See `Generation`."""
-        self._generation.cancel()
-
-    async def __aenter__(self) -> Self:
-        await self._generation.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._generation.__aexit__(kind, error, trace)
 
     def _limited(self, index: int, chunk: StreamChunk) -> StreamChunk:
         watch = self._watches.get((index, chunk.choice))

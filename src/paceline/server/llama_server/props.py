@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.demo import demo_model_path
-from paceline.errors import Unsupported
+from paceline.errors import PacelineError
 from paceline.server.llama_server.asking import API_DEFAULTS
 from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.writing import json_answer, not_enabled
@@ -29,8 +28,7 @@ def routes(service: Service) -> APIRouter:
     async def props() -> Response:
         """`model_path` is the file's name alone."""
         engine = service.engine()
-        template = await asyncio.to_thread(_chat_template, service)
-        return json_answer(_props(service, engine) | {"chat_template": template})
+        return json_answer(_props(service, engine) | {"chat_template": _chat_template(service)})
 
     @router.post("/props", summary="Change properties")
     async def set_props() -> dict[str, Any]:
@@ -74,9 +72,7 @@ def _spelt(engine: AnyEngine, token: int | None) -> str:
 
 
 def _chat_template(service: Service) -> str:
-    if service.settings.chat_template is not None:
-        return service.settings.chat_template
     try:
-        return service.engine().model.chat_template() or ""
-    except Unsupported:
+        return service.chat_format().source
+    except PacelineError:  # there is none, or it does not parse
         return ""

@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.pairs import all_pairs
-from paceline.server.llama_server.abilities import check_reranking, plain_options
+from paceline.server.llama_server.abilities import check_reranking, vectors_of
 from paceline.server.llama_server.bodies import RerankBody
 from paceline.server.llama_server.writing import bad_request, large_json_answer
-from paceline.server.openai.asking import ask
 from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
@@ -31,11 +30,10 @@ def routes(service: Service) -> APIRouter:
         engine = service.engine()
         check_reranking(service)
         documents = body.documents or body.texts
-        if not documents:
+        if not isinstance(documents, list) or not documents:
             raise bad_request('"documents" must be a non-empty string array', "documents")
         ids = await asyncio.to_thread(all_pairs, engine.model, body.query, documents)
-        options = plain_options(service.options(request))
-        rows = await ask(service, request, lambda: engine.embed(ids, "rank", options))
+        rows = await vectors_of(service, request, ids, "rank")
         found = _ranked([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if body.texts is not None:
             return await large_json_answer(_as_tei(found, documents, with_text=bool(body.return_text)))

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from paceline import validation
 from paceline.chat.messages import checked_messages
 from paceline.errors import Unsupported
 from paceline.runtime import Tokenizer
@@ -32,7 +33,7 @@ def routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeBody) -> Response:
         """`content`: the text, control tokens included."""
         tokenizer = service.engine().tokenizer
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens or [], special=True)
+        text = await asyncio.to_thread(_text, tokenizer, body)
         return await large_json_answer({"content": text} | _warnings(body))
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
@@ -40,18 +41,17 @@ def routes(service: Service) -> APIRouter:
         """`prompt`: what the chat template makes of the messages."""
         if body.tools:
             raise Unsupported("tools are not supported yet; leave them out")
-        messages = checked_messages(body.messages)
-        rendered = await asyncio.to_thread(_rendered, service, messages, body)
+        rendered = await asyncio.to_thread(_rendered, service, body)
         return await large_json_answer({"prompt": rendered} | _warnings(body))
 
     return router
 
 
-def _rendered(service: Service, messages: list[dict[str, Any]], body: TemplateBody) -> str:
+def _rendered(service: Service, body: TemplateBody) -> str:
     return (
         service.chat_format()
         .render(
-            messages,
+            checked_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             kwargs={**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})},
         )
@@ -68,6 +68,11 @@ def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
         return ids
     pieces = tokenizer.pieces(special=True)
     return [{"id": token, "piece": _piece(pieces[token])} for token in ids]
+
+
+def _text(tokenizer: Tokenizer, body: DetokenizeBody) -> str:
+    ids = [] if body.tokens is None else body.tokens
+    return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
 
 
 def _piece(piece: bytes) -> str | list[int]:

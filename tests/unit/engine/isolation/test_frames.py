@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline import errors
@@ -11,7 +11,8 @@ from paceline.engine.histogram import Histogram
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.frames import MAX_BYTES, FrameReader, framed
 from paceline.engine.metrics_snapshot import Sample
-from paceline.errors import EngineDied, EngineError, PacelineError, QueueFull
+from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 numbers = st.floats(allow_nan=False)
@@ -52,9 +53,21 @@ parts = st.one_of(
     st.builds(messages.Freed, keys),
     st.builds(messages.Vectors, keys, st.lists(st.binary(max_size=12), max_size=2), st.none()),
 )
+slots = st.builds(
+    SlotView,
+    id=st.integers(0, 9),
+    state=st.sampled_from(["idle", "prefilling", "decoding", "paused"]),
+    key=st.none() | st.integers(1, 9),
+    request_id=st.none() | texts,
+    max_tokens=st.none() | st.integers(0, 9),
+    running_s=numbers,
+)
+snapshots = st.builds(SlotsSnapshot, st.lists(slots, max_size=3).map(tuple), st.integers(0, 9))
 ups = st.one_of(
     st.builds(messages.Happened, st.lists(parts, max_size=4)),
     st.builds(messages.Logged, texts, st.integers(0, 50), texts),
+    st.builds(messages.SlotsTold, keys, st.none() | snapshots),
+    st.builds(messages.Loading, st.floats(0, 1)),
     st.builds(
         messages.Ready, st.just(1), st.just({"num_slots": 3}), st.just({"desc": "x"}), st.lists(texts, max_size=2)
     ),
@@ -83,6 +96,7 @@ downs = st.one_of(
     st.builds(messages.Cancel, keys),
     st.builds(messages.SetPaused, keys, st.booleans()),
     st.builds(messages.StopAll),
+    st.builds(messages.AskSlots, keys),
 )
 
 
@@ -120,6 +134,7 @@ def test_a_length_that_makes_no_sense_is_an_error() -> None:
 
 
 @given(st.binary(max_size=60))
+@example(b"\x91\xa1\x80")
 def test_bytes_that_are_no_message_are_an_error_of_ours(data: bytes) -> None:
     """Nothing else is ever raised."""
     for decode in (messages.decode_up, messages.decode_down):
@@ -132,7 +147,9 @@ def test_bytes_that_are_no_message_are_an_error_of_ours(data: bytes) -> None:
 
 
 def classes(base: type[PacelineError] = PacelineError) -> list[type[PacelineError]]:
-    return [base, *(each for child in base.__subclasses__() for each in classes(child))]
+    """Those with a code of their own; some of a server have that of their base."""
+    own = [base] if "code" in vars(base) else []
+    return [*own, *(each for child in base.__subclasses__() for each in classes(child))]
 
 
 @pytest.mark.parametrize("kind", classes())
@@ -143,6 +160,18 @@ def test_every_error_keeps_its_class_and_message(kind: type[PacelineError]) -> N
     assert isinstance(part, messages.Failed)
     assert type(part.error) is kind
     assert str(part.error) == "why, and the way out"
+
+
+def test_an_error_without_a_code_of_its_own_comes_over_as_its_base() -> None:
+    """However it is made, and whichever class was defined last."""
+
+    class Narrower(PromptTooLong):
+        def __init__(self, num_tokens: int, max_tokens: int) -> None:
+            super().__init__(f"{num_tokens} of {max_tokens}")
+
+    sent = messages.Happened([messages.Failed(3, Narrower(7, 5))])
+    (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
+    assert (type(part.error), str(part.error)) == (PromptTooLong, "7 of 5")
 
 
 def test_an_error_of_a_later_version_is_still_an_error_of_ours() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.statistics import WorkerTotals
 from paceline.engine.metrics import Metrics
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.events import Ended, Started
 from paceline.scheduling.instrument import RequestRecord, TickRecord
+from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason, StreamChunk
+from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.manual_clock import ManualClock
 
 
 def worker_with(num_ticks: int, elapsed_s: float) -> Metrics:
@@ -32,17 +40,44 @@ def worker_with(num_ticks: int, elapsed_s: float) -> Metrics:
 
 def test_counters_go_on_over_a_death_and_gauges_do_not() -> None:
     """Histograms are added up, their smallest and largest too."""
-    totals, front = WorkerTotals(), Metrics()
+    totals, front = WorkerTotals(), Metrics(num_slots=4)
     totals.report(worker_with(2, 0.5).snapshot())
-    totals.report(worker_with(3, 0.5).snapshot())
-    assert totals.together(front.snapshot()).number("paceline_slots") == 4
+    running = worker_with(3, 0.5)
+    running.request_started(1, 0, 0, 0.0)
+    totals.report(running.snapshot())
+    assert totals.together(front.snapshot()).number("paceline_slots_in_use") == 1
     totals.died()
-    assert totals.together(front.snapshot()).number("paceline_slots") == 0
+    assert totals.together(front.snapshot()).number("paceline_slots_in_use") == 0
     totals.report(worker_with(4, 0.01).snapshot())
     both = totals.together(front.snapshot())
     assert both.number("paceline_texts_embedded_total") == 14
     ticks = both.histogram("paceline_tick_seconds", "embed")
     assert (ticks.count, ticks.smallest, ticks.largest) == (7, 0.01, 0.5)
+    assert both.number("paceline_slots") == 4
+
+
+def test_a_request_has_a_slot_in_the_front_until_it_ends() -> None:
+    """However it ends; nothing is kept of it, and nobody is taken for running when all have ended."""
+    metrics, clock = Metrics(), ManualClock()
+    watch = RequestsWatch(metrics, clock)
+    request = Request(
+        key=7,
+        prompt=[1, 2],
+        params=SamplingParams(),
+        options=RequestOptions(),
+        samplers=(),
+        submitted_s=0.0,
+        lora=(),
+        vocabulary=FakeBackend(clock=clock).vocabulary,
+        echo="",
+    )
+    watch.queued(request)
+    watch.saw(Started(7), request)
+    assert metrics.snapshot().number("paceline_slots_in_use") == 1
+    request.sequences[0].end(FinishReason.CANCELLED)
+    watch.saw(Ended(7, StreamChunk(index=0, finish_reason=FinishReason.CANCELLED)), request)
+    assert metrics.snapshot().number("paceline_slots_in_use") == 0
+    metrics.check()
 
 
 def test_requests_are_the_fronts_however_often_a_worker_saw_them() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.unit.server.flags.llama_flags import LLAMA_FLAGS, Known
 from tests.unit.server.flags.world import EXAMPLES, resolved, setting
 
+import paceline.server
 from paceline.config import CONFIG_NAMES
 from paceline.errors import InvalidParams
 from paceline.params import FIELDS
@@ -22,7 +22,7 @@ from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[4] / "docs" / "guide" / "flags.md"
-SERVER = Path(str(files("paceline"))) / "server"
+SERVER = Path(paceline.server.__file__).parent
 SETTING = [flag for flag in FLAGS if isinstance(flag.fate, Sets)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.server.llama_server.letters import letters
 
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.server.llama_server.asking import API_DEFAULTS, RANDOM_SEED, Setting, lora_scales, sampling_params
 from paceline.server.llama_server.biases import NEVER
@@ -164,11 +164,26 @@ def test_false_is_never_and_biases_of_one_token_add_up() -> None:
     assert params(logit_bias=[[97, 1], ["a", 2.5]]).logit_bias == ((97, 3.5),)
 
 
+def test_biases_have_an_end() -> None:
+    """More than a vocabulary needs are refused before they are looked at."""
+    with pytest.raises(InvalidParams, match="65536"):
+        read({"logit_bias": [None] * 65537})
+
+
 def test_biases_that_are_none_are_left_out_and_told() -> None:
     """Another shape, true, an id that the vocabulary has not."""
     found, warnings = read({"logit_bias": [[97], "x", [97, True], [97, None], [400, 1], [-1, 1], [97, 2]]})
     assert found.logit_bias == ((97, 2.0),)
     assert len(warnings) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_bias", 3), ("logit_bias", "x"), ("json_schema", "{}"), ("json_schema", 4)]
+)
+def test_values_that_may_be_large_are_checked_where_they_are_read(name: str, value: Any) -> None:
+    """And not on the event loop."""
+    with pytest.raises(InvalidType, match=name):
+        read({name: value})
 
 
 def test_samplers_have_names_other_names_and_letters() -> None:

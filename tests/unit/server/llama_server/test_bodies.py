@@ -27,8 +27,8 @@ from paceline.server.llama_server.bodies import CompletionBody, RerankBody, Slot
         ("top_k", "40"),
         ("lora", [{"scale": 1}]),
         ("lora", {"id": 0}),
-        ("logit_bias", 3),
         ("repeat_last_n", -2),
+        ("stop", ["x"] * 2000),
     ],
 )
 def test_a_value_of_another_type_or_beyond_its_bounds_is_refused(field: str, value: Any) -> None:
@@ -73,3 +73,10 @@ def test_required_fields_are_required() -> None:
         RerankBody.model_validate({"documents": ["a"]})
     with pytest.raises(ValidationError, match="filename"):
         SlotBody.model_validate({"file": "a"})
+
+
+def test_of_many_ignored_fields_some_are_named() -> None:
+    """And how many there are beside them."""
+    sentences = RerankBody.model_validate({"query": "q", **{f"field{i}": i for i in range(100)}}).ignored()
+    assert len(sentences) == 33
+    assert sentences[-1] == "and 68 more"

@@ -1,0 +1,269 @@
+"""`paceline serve` as a new user meets it: curl, the `openai` package, signals, and what becomes of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.e2e.served import LONG_S, Served
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
+]
+
+FLAGS = ("-t", "1", "-np", "4")
+TOLD: dict[str, Any] = {"model": "paceline-demo", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+ENDLESS: dict[str, Any] = {**TOLD, "max_tokens": 900}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """One that the tests share which leave it as it was."""
+    with Served(*FLAGS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    """The package's client, set up as its users do."""
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="none", timeout=LONG_S, max_retries=0) as client:
+        yield client
+
+
+# ---- the openai package
+
+
+def test_the_package_gets_the_same_text_whole_and_streamed(client: openai.OpenAI) -> None:
+    """Completions and chats; the stream has a usage where one is asked for."""
+    whole = client.completions.create(**TOLD)
+    assert whole.usage is not None and whole.usage.completion_tokens == 12
+    chunks = list(client.completions.create(**TOLD, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 12
+    asked: dict[str, Any] = {
+        "model": "paceline-demo",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "temperature": 0,
+        "max_completion_tokens": 12,
+    }
+    chat = client.chat.completions.create(**asked)
+    parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(parts) == chat.choices[0].message.content
+    assert [model.id for model in client.models.list()] == ["paceline-demo"]
+
+
+def test_breaking_out_of_a_stream_frees_its_slot(served: Served, client: openai.OpenAI) -> None:
+    """As leaving the loop and closing the stream does."""
+    before = served.metrics()['paceline_requests_finished_total{reason="cancelled"}']
+    with client.completions.create(**ENDLESS, stream=True, extra_body={"ignore_eos": True}) as stream:
+        for _ in stream:
+            break
+    served.assert_idle()
+    assert served.metrics()['paceline_requests_finished_total{reason="cancelled"}'] == before + 1
+
+
+def test_the_asynchronous_client_has_many_streams_at_once(served: Served) -> None:
+    """More than there are slots, whole ones and some that are left."""
+
+    async def told(client: openai.AsyncOpenAI, seed: int) -> int:
+        asked = {**TOLD, "temperature": 1, "extra_body": {"ignore_eos": True}}
+        stream = await client.completions.create(**asked, seed=seed, stream=True)
+        return len("".join([chunk.choices[0].text async for chunk in stream]))
+
+    async def left(client: openai.AsyncOpenAI) -> None:
+        async with await client.completions.create(**ENDLESS, stream=True) as stream:
+            async for _ in stream:
+                break
+
+    async def asked() -> int | None:
+        async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="none", timeout=LONG_S) as client:
+            lengths = await asyncio.gather(
+                *(told(client, seed) for seed in range(12)), *(left(client) for _ in range(6))
+            )
+            assert all(lengths[:12])
+            whole = await client.completions.create(**TOLD)
+            return whole.usage and whole.usage.completion_tokens
+
+    assert asyncio.run(asked()) == 12
+    served.assert_idle()
+
+
+def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
+    """By status, with message and field."""
+    with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+        client.completions.create(**{**TOLD, "temperature": -1})
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+# ---- curl
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_curl_shows_the_events_as_they_come(served: Served) -> None:
+    """With no header but what curl sends of itself; the last one is the mark of the end."""
+    body = json.dumps({**TOLD, "stream": True, "stream_options": {"include_usage": True}})
+    done = subprocess.run(
+        ["curl", "-sN", served.url + "/v1/completions", "-d", body], capture_output=True, timeout=LONG_S, check=True
+    )
+    events = done.stdout.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    told = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert told[-2]["choices"][0]["finish_reason"] == "length"
+    assert told[-1]["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_a_curl_that_is_interrupted_frees_its_slot(served: Served) -> None:
+    """In the middle of its answer."""
+    body = json.dumps({**ENDLESS, "stream": True, "ignore_eos": True})
+    command = ["curl", "-sN", served.url + "/completion", "-d", body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as curl:
+        assert curl.stdout is not None
+        assert curl.stdout.read(6) == b"data: "
+        curl.send_signal(signal.SIGINT)
+    served.assert_idle()
+
+
+# ---- how it begins and ends
+
+HOLD = """
+import os, sys
+if "paceline.engine.worker" in sys.orig_argv:
+    with open(os.environ["TEST_HOLD"]) as file:
+        file.read()
+"""
+
+
+def held_worker(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A pipe, and the environment in which a worker begins when somebody has written to it."""
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    (folder / "sitecustomize.py").write_text(HOLD)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return gate, {"PYTHONPATH": path, "TEST_HOLD": str(gate)}
+
+
+def test_health_is_loading_and_then_ok(tmp_path: Path) -> None:
+    """The port is open and answers while the worker has not even begun; requests are told to come back."""
+    gate, held = held_worker(tmp_path)
+    with Served(*FLAGS, is_ready=False, **held) as served:
+        answer = served.get("/health")
+        assert answer.status_code == 503
+        assert (answer.json()["status"], answer.json()["progress"]) == ("loading", 0)
+        assert served.get("/health/live").status_code == 200
+        assert served.get("/health/ready").status_code == 503
+        refused = httpx.post(served.url + "/v1/completions", json=TOLD, timeout=LONG_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+        assert int(refused.headers["retry-after"]) > 0
+        gate.write_text("go on")
+        served.wait_for("is ready")
+        assert served.get("/health").json() == {"status": "ok"}
+        assert served.get("/health/ready").status_code == 200
+        served.signal(signal.SIGTERM)
+        assert served.code() == 0
+
+
+def test_a_signal_while_it_loads_ends_it(tmp_path: Path) -> None:
+    """Without an error, and without its worker."""
+    _, held = held_worker(tmp_path)
+    with Served(*FLAGS, is_ready=False, **held) as served, served.worker() as worker:
+        served.signal(signal.SIGTERM)
+        assert served.code() == 0
+        worker.wait_gone()
+
+
+def test_a_signal_lets_streams_end_and_takes_nothing_new() -> None:
+    """The worker stands still meanwhile, so that the stream certainly runs when the signal comes."""
+    with ThreadPoolExecutor(1) as threads, Served(*FLAGS) as served, served.worker() as worker:
+        worker.signal(signal.SIGSTOP)
+        asked = {**TOLD, "max_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        reading = threads.submit(events_of, served, asked)
+        served.wait_until(lambda: served.metrics()["paceline_http_streams_open"] == 1, "the stream has begun")
+        served.signal(signal.SIGTERM)
+        served.wait_for("ending")
+        refused = httpx.post(served.url + "/v1/completions", json=TOLD, timeout=LONG_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutdown")
+        worker.signal(signal.SIGCONT)
+        events = reading.result(LONG_S)
+        assert served.code() == 0
+        worker.wait_gone()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 300
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) -> None:
+    """Also where the worker stands still."""
+    with Served(*FLAGS) as served, served.worker() as worker:
+        worker.signal(signal.SIGSTOP)
+        body = {**TOLD, "stream": True}
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
+            assert answer.status_code == 200
+            served.signal(number)
+            served.wait_for("ending")
+            served.signal(number)
+            assert served.code() == 128 + number
+        worker.wait_gone()
+
+
+def test_a_killed_server_takes_its_worker_along() -> None:
+    """Whatever the worker is at; the client sees that its stream was cut."""
+    with Served(*FLAGS) as served, served.worker() as worker:
+        body = {**ENDLESS, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            served.signal(signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+        assert served.code() == -signal.SIGKILL
+        worker.wait_gone()
+
+
+def test_a_killed_worker_is_replaced_and_its_streams_go_on() -> None:
+    """The stream has every token, once; there is one worker afterwards, and another one."""
+    with Served(*FLAGS) as served, served.worker() as worker:
+        alone = events_of(served, {**ENDLESS, "ignore_eos": True})
+        body = {**ENDLESS, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            worker.signal(signal.SIGKILL)
+            events = [line.removeprefix("data: ") for line in [first, *lines] if line]
+        worker.wait_gone()
+        assert (text_of(events), events[-1]) == (text_of(alone), "[DONE]")
+        with served.worker() as successor:
+            assert served.children() == [successor.pid]
+            assert successor.pid != worker.pid
+            served.assert_idle()
+            assert served.metrics()["paceline_engine_restarts_total"] == 1
+            served.signal(signal.SIGTERM)
+            assert served.code() == 0
+            successor.wait_gone()
+
+
+def events_of(served: Served, body: dict[str, Any]) -> list[str]:
+    """The data of a completion's events."""
+    with httpx.stream("POST", served.url + "/v1/completions", json={**body, "stream": True}, timeout=LONG_S) as answer:
+        assert answer.status_code == 200, answer.read()
+        return [line.removeprefix("data: ") for line in answer.iter_lines() if line and not line.startswith(":")]
+
+
+def text_of(events: list[str]) -> str:
+    """What they say together."""
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])

@@ -1,0 +1,70 @@
+"""A connection's patience with a client that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.server import ServerState
+
+from paceline.server.connection import Connection
+from paceline.server.serving import uvicorn_config
+from paceline.server.settings import ServerSettings
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def is_closing(self) -> bool:
+        return self.aborted.is_set()
+
+    def close(self) -> None:
+        pass
+
+
+def connected(settings: ServerSettings) -> tuple[Connection, Wire]:
+    config = uvicorn_config(None, settings)  # type: ignore[arg-type]  # no request comes
+    rest: Any = {"config": config, "server_state": ServerState(), "app_state": {}}
+    config.app = lambda _: None  # type: ignore[assignment]
+    config.load()
+    connection, wire = Connection(settings, _loop=asyncio.get_running_loop(), **rest), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    """After as long as it may take to send."""
+
+    async def main() -> None:
+        connection, wire = connected(ServerSettings(body_timeout_s=0.01))
+        connection.pause_writing()
+        await wire.aborted.wait()
+        connection.connection_lost(None)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_one_that_reads_again_has_all_the_time_anew() -> None:
+    """No clock runs while it reads."""
+
+    async def main() -> None:
+        connection, wire = connected(ServerSettings(body_timeout_s=60))
+        connection.pause_writing()
+        first = connection._stall
+        assert first is not None
+        connection.resume_writing()
+        assert first.cancelled()
+        connection.pause_writing()
+        assert connection._stall is not first
+        connection.connection_lost(None)
+        assert connection._stall is None
+        assert not wire.aborted.is_set()
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,0 +1,112 @@
+"""What the counting middleware sees of an answer, whatever the application behind it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.server import http_metrics
+from paceline.server.http_metrics import HttpMetrics
+from paceline.server.middleware.http_counts import HttpCounts
+from paceline.server.middleware.request_ids import RequestIds
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def start(kind: bytes, status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]}
+
+
+def body(data: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def serve(app: App, metrics: HttpMetrics, method: str = "GET") -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope: Scope = {"type": "http", "method": method, "path": "/secret", "headers": []}
+    asyncio.run(RequestIds(HttpCounts(app, metrics))(scope, receive, send))
+
+
+def numbers(metrics: HttpMetrics) -> dict[Any, Any]:
+    return {(one.name, *[value for _, value in one.labels]): one.value for one in metrics.samples()}
+
+
+def test_a_stream_is_open_until_its_answer_is_over() -> None:
+    """Its bytes count as they go."""
+    metrics = HttpMetrics()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = SimpleNamespace(path="/v1/things/{id}")
+        await send(start(b"text/event-stream; charset=utf-8"))
+        await send(body(b"data: 1", more=True))
+        assert numbers(metrics)[http_metrics.STREAMS,] == 1
+        assert numbers(metrics)[http_metrics.BYTES,] == 7
+        await send(body(b"data: 22"))
+
+    serve(app, metrics, "POST")
+    found = numbers(metrics)
+    assert (found[http_metrics.STREAMS,], found[http_metrics.BYTES,]) == (0, 15)
+    assert found[http_metrics.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
+
+
+def test_an_answer_that_is_no_stream_has_no_bytes_here() -> None:
+    """And what matched no route counts as other, like a method that nobody knows."""
+    metrics = HttpMetrics()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start(b"application/json", 404))
+        await send(body(b"{}"))
+
+    serve(app, metrics, "BREW")
+    found = numbers(metrics)
+    assert (found[http_metrics.STREAMS,], found[http_metrics.BYTES,]) == (0, 0)
+    assert found[http_metrics.REQUESTS, "other", "other", "404"] == 1
+
+
+def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
+    """Whatever ends it."""
+    metrics = HttpMetrics()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start(b"text/event-stream"))
+        raise OSError("the client is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        serve(app, metrics)
+    found = numbers(metrics)
+    assert found[http_metrics.STREAMS,] == 0
+    assert found[http_metrics.REQUESTS, "other", "GET", "200"] == 1
+
+
+def test_a_client_that_left_before_its_answer_is_told_apart() -> None:
+    """Nothing was sent: 499."""
+    metrics = HttpMetrics()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+    serve(app, metrics)
+    assert numbers(metrics)[http_metrics.REQUESTS, "other", "GET", "499"] == 1
+
+
+def test_what_is_no_request_passes_uncounted() -> None:
+    """The lifespan."""
+    metrics = HttpMetrics()
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    asyncio.run(HttpCounts(app, metrics)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    assert seen == ["lifespan"]
+    assert numbers(metrics) == {(http_metrics.STREAMS,): 0, (http_metrics.BYTES,): 0}
