@@ -139,7 +139,6 @@ class Machine(RuleBasedStateMachine):
             "adapters": ("one", "two"),
             "cost": FakeCost(saved_token_s=saved_token_s),
         }
-        moving._LEAST = 2 if saved_token_s else 32  # so that small paths leave in parts, too
         self.world = World(limits=limits, instruments=(Sources(event),), **self.make)
         if is_tidy:  # no idle cell may stay where it is
             self.world.scheduler._idle_cells = lambda: 0  # type: ignore[method-assign]
@@ -285,7 +284,6 @@ class Machine(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
-        moving._LEAST = 32
         if not hasattr(self, "world"):
             return
         for outcome in self.open():
@@ -396,8 +394,12 @@ def lone(make: str, asked: str) -> Outcome:
 
 
 @pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
-def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(strategy: str, kind: str) -> None:
+def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
+    strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
+    monkeypatch.setattr(moving, "_LEAST", 2)  # small paths leave in parts, too
+    monkeypatch.setattr(moving, "PIECE", 4)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,
