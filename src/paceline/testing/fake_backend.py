@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.backend import Lora
+from paceline.engine.text_requests import check_adapters
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Vocabulary
@@ -132,12 +133,6 @@ class FakeBackend:
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         return b"%d %d" % (sampler.num_generated, sampler.mood)
 
-    def check_lora(self, lora: Lora) -> None:
-        """Raises `InvalidParams` for an unknown name."""
-        for name, _ in lora:
-            if name not in self._adapters:
-                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {sorted(self._adapters)}")
-
     def prepare_embedding(self, pooling: str | None) -> str:
         """Everything is pooled in the same way."""
         return pooling or "mean"
@@ -165,7 +160,8 @@ class FakeBackend:
         self.memory.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """All rows, or none of them."""
+        """All rows, or none of them. Raises `InvalidParams` for adapters that it was not given."""
+        check_adapters(lora, sorted(self._adapters))
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
