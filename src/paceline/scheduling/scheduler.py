@@ -120,7 +120,7 @@ class Scheduler:
     ) -> None:
         """Puts saved ranges of a path into host memory."""
         self.memory.take_in(namespace, tokens, ranges, self._clock.now())
-        self._events.append(Imported(key))
+        self._events.append(Imported(key, self.memory.ranges_of(namespace, tokens)))
 
     def inspect(self, key: int) -> None:
         """Answers with the next events what each slot does."""
