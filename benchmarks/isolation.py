@@ -179,14 +179,18 @@ def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Compl
     mine, theirs = one.logprobs[at], other.logprobs[at]
     values = dict(zip(theirs.token_ids, theirs.values, strict=True))
     apart = [abs(v - values[token]) for token, v in zip(mine.token_ids, mine.values, strict=True) if token in values]
-    is_greedy = asked[1].get("temperature") == 0
-    is_explained = all(
-        redrawn(model, asked, each.token_ids[:at], logprobs) == each.token_ids[at]
-        for each, logprobs in ((one, mine), (other, theirs))
-    )
+    is_greedy, noise = asked[1].get("temperature") == 0, statistics.median(apart) if apart else float("inf")
+    again = [redrawn(model, asked, each.token_ids[:at], logprobs) for each, logprobs in ((one, mine), (other, theirs))]
+    is_explained = again == [one.token_ids[at], other.token_ids[at]]
     if is_greedy:
         is_explained = is_explained and abs(mine.own - theirs.own) < CLOSE
-    return Difference(is_greedy, statistics.median(apart) if apart else float("inf"), is_explained)
+    if not is_explained:
+        drawn = (one.token_ids[at], other.token_ids[at])
+        print(
+            f"token {at} of {asked}: {drawn}, again {again}; likeliest {mine.token_ids[:5]} {mine.values[:5]}, "
+            f"{theirs.token_ids[:5]} {theirs.values[:5]}; own {mine.own}, {theirs.own}; noise {noise}"
+        )
+    return Difference(is_greedy, noise, is_explained)
 
 
 def redrawn(

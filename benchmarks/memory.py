@@ -7,7 +7,7 @@ shared  24 requests with a shared prefix, 8 at a time, cold: prompt tokens compu
 turns   12 conversations of 4 turns on 4 slots, driven by ids: tokens that later turns compute beyond their new ones.
 half    eight requests that each need half of the KV cache: all are answered in full.
 idle    30,000 idle cached tokens: what they cost a running stream.
-lookup  finding a path of 32,768 tokens among 200.
+lookup  finding a path of 32,768 tokens among 200; and a prompt's beginning among 200 that are in host memory.
 
 Figures are ratios within one run, medians of several where time is measured; run it on a quiet machine.
 """
@@ -26,7 +26,16 @@ import paceline
 from benchmarks.engine import ENDLESS, Ticks
 from benchmarks.model import half_billion
 from paceline import LLM, Completion, Model
+from paceline.engine.instruments import Instruments
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.memory import Memory
+from paceline.scheduling.placement import Placement
 from paceline.scheduling.prefix_tree import PrefixTree
+from paceline.scheduling.reports import Reports
+from paceline.scheduling.sequence import Request, packed, prefix_namespace
+from paceline.testing import FakeBackend
+from paceline.testing.fake_process import limits_of
 
 
 def prefill_tokens(llm: LLM) -> int:
@@ -162,6 +171,44 @@ def lookup(_: Model) -> None:
         match = tree.match(("all",), base)
         times.append(time.perf_counter() - start)
     print(f"lookup: {1e6 * statistics.median(times):.0f} us for {match.length} tokens over {len(match.nodes)} nodes")
+    placement()
+
+
+class Blank:
+    """Saved cells that are none."""
+
+    nbytes = 0
+
+
+def placement() -> None:
+    """All that a waiting prompt costs before it starts, in a memory as the scheduler has it; nothing is loaded."""
+    backend = FakeBackend(num_cells=2**17, num_seq_ids=8)
+    limits = limits_of(backend, 8)
+    source, memory = random.Random(1), Memory(limits, Reports(Instruments(), limits))
+    base = [source.randrange(250) for _ in range(32769)]
+    times = []
+    for number in range(200):
+        at = source.randrange(1, 32768)
+        tokens = packed([*base[:at], *(source.randrange(250) for _ in range(32768 - at))])
+        memory.take_in(prefix_namespace(RequestOptions()), tokens, ((0, 32768, Blank()),), float(number))
+    for key in range(1, 201):
+        request = Request(
+            key=key,
+            prompt=base,
+            params=SamplingParams(),
+            options=RequestOptions(),
+            samplers=(None,),
+            submitted_s=0.0,
+            vocabulary=backend.vocabulary,
+        )
+        start = time.perf_counter()
+        found = memory.placement(request.sequences[0], 0.0)
+        times.append(time.perf_counter() - start)
+        assert isinstance(found, Placement)
+        assert found.num_tokens > 0
+    print(
+        f"lookup: {1e6 * statistics.median(times):.0f} us to place a prompt of {len(base)} tokens among 200 saved ones"
+    )
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_generate_writes_the_text_to_stdout_and_numbers_to_stderr() -> None:
 def test_generate_streams(long_model: Path) -> None:
     """Text arrives while the rest is still to come."""
     with started(*endless(long_model)) as process:
-        assert process.stdout is not None and len(process.stdout.read(10)) == 10
+        assert process.stdout is not None and process.stdout.read(10) != b""
         assert process.poll() is None
 
 

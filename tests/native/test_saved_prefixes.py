@@ -105,6 +105,20 @@ def test_a_sound_file_of_nothing_is_refused_and_harms_nobody(tmp_path: Path) -> 
         assert sum(len(chunk.token_ids) for chunk in stream) == 50
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_without_room_in_host_memory_a_prefix_is_not_said_to_be_loaded(isolation: Any, tmp_path: Path) -> None:
+    """It says what to raise; saving needs the same room."""
+    with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
+        llm.generate(PROMPT, max_tokens=1)
+        llm.save_prefix("good", PROMPT)
+    with paceline.LLM(state_folder=tmp_path, num_slots=1, host_cache_bytes=0, isolation=isolation) as small:
+        with pytest.raises(StateError, match="no room.*host_cache_bytes"):
+            small.load_prefix("good")
+        small.generate(PROMPT, max_tokens=1)
+        with pytest.raises(StateError, match=r"nothing of this prompt.*host_cache_bytes"):
+            small.save_prefix("more", PROMPT)
+
+
 def test_two_threads_may_save_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writes aside for itself, so the file is whole whoever comes last."""
     both = threading.Barrier(2)

@@ -28,10 +28,11 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
 
 from paceline.errors import Aborted, DecodeError
+from paceline.scheduling import moving
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import EOS
+from paceline.testing.fake_backend import EOS, FakeCost
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "recurrent")
@@ -127,14 +128,16 @@ class Machine(RuleBasedStateMachine):
         max_scored=st.sampled_from([1, 5]),
         host_bytes=st.sampled_from([0, 200, 1000, 16_000]),
         is_tidy=st.booleans(),
+        saved_token_s=st.sampled_from([0.0, 0.01]),
     )
-    def begin(self, num_cells: int, is_tidy: bool, **limits: int) -> None:
+    def begin(self, num_cells: int, is_tidy: bool, saved_token_s: float, **limits: int) -> None:
         self.make = {
             "kind": self.kind,
             "strategy": self.strategy,
             "num_cells": num_cells,
             "eos_every": 25,
             "adapters": ("one", "two"),
+            "cost": FakeCost(saved_token_s=saved_token_s),
         }
         self.world = World(limits=limits, instruments=(Sources(event),), **self.make)
         if is_tidy:  # no idle cell may stay where it is
@@ -391,8 +394,12 @@ def lone(make: str, asked: str) -> Outcome:
 
 
 @pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
-def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(strategy: str, kind: str) -> None:
+def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
+    strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
+    monkeypatch.setattr(moving, "_LEAST", 2)  # small paths leave in parts, too
+    monkeypatch.setattr(moving, "PIECE", 4)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,

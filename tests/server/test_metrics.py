@@ -103,4 +103,4 @@ def test_the_worker_s_process_is_told_of_too() -> None:
         found = scrape(client)
         assert found["paceline_worker_process_resident_memory_bytes", ()] > 0
         assert found["paceline_engine_alive", ()] == 1
-        assert found["paceline_slots", ()] == 0  # as of the last tick, and there was none
+        assert found["paceline_slots", ()] == DEMO_ENGINE["num_slots"]

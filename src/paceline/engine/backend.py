@@ -33,9 +33,6 @@ class Backend(Protocol):
     def sampler_state(self, sampler: object) -> bytes:
         """What a sampler has become; needed for those alone whose draws follow from more than seed and tokens."""
 
-    def check_lora(self, lora: Lora) -> None:
-        """Raises `InvalidParams` for a name that the engine was not given."""
-
     def prepare_embedding(self, pooling: str | None) -> str:
         """Makes ready for texts pooled so, and answers the way of pooling; may take long. Raises `RequestError`s."""
 

@@ -107,10 +107,8 @@ class Delivery:
                     self._inbox.started(key)
                 case Released(key):
                     self._release(key)
-                case Exported(key, ranges):
+                case Exported(key, ranges) | Imported(key, ranges):
                     self._answer(key, ranges, None)
-                case Imported(key):
-                    self._answer(key, [], None)
                 case Inspected(key, snapshot):
                     self._answer(key, [snapshot], None)
                 case Embedded(key, vectors, error):

@@ -84,9 +84,13 @@ class Executor:
             case Copy(from_seq_id, to_seq_id, num_tokens):
                 self._backend.copy(from_seq_id, to_seq_id, num_tokens)
             case Load(seq_id, data, start, end):
+                begin = self._clock.now()
                 self._backend.load(seq_id, data, start, end)
+                output.loading_s += self._clock.now() - begin
             case Save(seq_id, start, end):
+                begin = self._clock.now()
                 output.saved.append((operation, self._backend.save(seq_id, start, end)))
+                output.saving_s += self._clock.now() - begin
             case Remove(seq_id):
                 self._backend.remove(seq_id)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from paceline.engine.backend import Lora
-from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.errors import PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler
 from paceline.runtime.plain_step import plain_step
@@ -65,13 +65,6 @@ class LlamaBackend:
         """Of Mirostat and adaptive-p, whose draws follow from those before."""
         assert isinstance(sampler, Sampler)  # noqa: S101 - made above
         return sampler.state()
-
-    def check_lora(self, lora: Lora) -> None:
-        """Raises `InvalidParams` for a name that the engine was not given."""
-        for name, _ in lora:
-            if name not in self._adapters:
-                known = ", ".join(map(repr, self._adapters)) or "none; give them to the engine with lora=[...]"
-                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {known}")
 
     def prepare_embedding(self, pooling: str | None) -> str:
         """Makes the context for this way of pooling, and answers which it is. Raises `Unsupported`, `NotEnoughMemory`."""

@@ -6,7 +6,6 @@ and `rerank` answer fills up from the engine's.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -27,12 +26,12 @@ from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import all_pairs
-from paceline.engine.prompts import Prompt, embedding_texts, fitted, prompt_ids
+from paceline.engine.prompts import Prompt, embedding_texts, prompt_ids
 from paceline.engine.runner import Runner
 from paceline.engine.sampling_defaults import sampling_defaults
 from paceline.engine.saved_prefixes import SavedPrefixes
 from paceline.engine.state_files import StateFiles
-from paceline.errors import PromptTooLong, Unsupported
+from paceline.engine.text_requests import TextRequests, check_embeddable
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -61,6 +60,16 @@ class LocalEngine:
         self._backend = parts.backend
         self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=self._backend.vocabulary,
+            limits=self.limits,
+            shares=config.cache_prompt,
+            adapters=parts.adapters,
+            next_key=self._inbox.next_key,
+            make_samplers=self._backend.make_samplers,
+            clock=self._clock,
+        )
         files = StateFiles(config.state_folder, parts.fingerprint)
         self._prefixes = SavedPrefixes(files, self._delivery.ask, self._inbox.next_key)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
@@ -71,25 +80,7 @@ class LocalEngine:
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
-        if not self.config.cache_prompt:
-            options = dataclasses.replace(options, cache_prompt=False)
-        if self.limits.max_positions == 0:
-            raise Unsupported("this model cannot generate; it embeds texts")
-        self._backend.check_lora(options.lora)
-        ids = fitted(
-            prompt_ids(prompt, self.tokenizer, options), params, options, self.limits.max_positions, self.tokenizer.bos
-        )
-        return Request(
-            key=self._inbox.next_key(),
-            prompt=ids,
-            params=params,
-            options=options,
-            samplers=self._backend.make_samplers(params, ids),
-            submitted_s=self._clock.now(),
-            lora=options.lora,
-            vocabulary=self._backend.vocabulary,
-            echo=self.tokenizer.decode(ids, special=options.special) if params.echo else "",
-        )
+        return self._text_requests.prepare(prompt, params, options)
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
         """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
@@ -128,14 +119,7 @@ class LocalEngine:
             done.set_result([])
             return done
         kind = self._backend.prepare_embedding(pooling)
-        longest = self._backend.max_embedding_tokens(kind)
-        for index, one in enumerate(ids):
-            if len(one) > longest:
-                raise PromptTooLong(
-                    f"text {index} has {len(one)} tokens, and {longest} can be embedded; split or cut it",
-                    len(one),
-                    longest,
-                )
+        check_embeddable(ids, self._backend.max_embedding_tokens(kind))
         request = EmbeddingRequest(
             key=self._inbox.next_key(), texts=ids, pooling=kind, options=options, submitted_s=self._clock.now()
         )

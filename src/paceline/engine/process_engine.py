@@ -7,7 +7,6 @@ worker. What the worker's death does to requests is the business of `isolation.s
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import os
 import queue
 import weakref
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from paceline import validation
@@ -34,8 +34,9 @@ from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.pairs import all_pairs
-from paceline.engine.prompts import Prompt, embedding_texts, fitted, prompt_ids
-from paceline.errors import Aborted, EngineStopped, InvalidParams, Unsupported
+from paceline.engine.prompts import Prompt, embedding_texts, prompt_ids
+from paceline.engine.text_requests import TextRequests
+from paceline.errors import Aborted, EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -98,8 +99,17 @@ class ProcessEngine:
             self._front.close()
             raise
         self.limits = Limits(**ready.limits)
-        self._adapters = tuple(ready.adapters)
         self._front.describe(ready.facts)
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=self._front.vocabulary,
+            limits=self.limits,
+            shares=config.cache_prompt,
+            adapters=tuple(ready.adapters),
+            next_key=self._inbox.next_key,
+            make_samplers=partial(_no_samplers, self._front),
+            clock=self._clock,
+        )
 
     def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
         """Waits for the worker; progress is called here, on the caller's thread. Raises `Aborted` where that is wanted."""
@@ -119,29 +129,7 @@ class ProcessEngine:
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
         self._check_usable()
-        if not self.config.cache_prompt:
-            options = dataclasses.replace(options, cache_prompt=False)
-        if self.limits.max_positions == 0:
-            raise Unsupported("this model cannot generate; it embeds texts")
-        for name, _ in options.lora:
-            if name not in self._adapters:
-                known = ", ".join(map(repr, self._adapters)) or "none; give them to the engine with lora=[...]"
-                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {known}")
-        ids = fitted(
-            prompt_ids(prompt, self.tokenizer, options), params, options, self.limits.max_positions, self.tokenizer.bos
-        )
-        self._front.check(params)
-        return Request(
-            key=self._inbox.next_key(),
-            prompt=ids,
-            params=seeded(params),
-            options=options,
-            samplers=(),
-            submitted_s=self._clock.now(),
-            lora=options.lora,
-            vocabulary=self._front.vocabulary,
-            echo=self.tokenizer.decode(ids, special=options.special) if params.echo else "",
-        )
+        return self._text_requests.prepare(prompt, seeded(params), options)
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
         """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
@@ -245,6 +233,12 @@ class ProcessEngine:
     def worker_pid(self) -> int | None:
         """The worker's process id; None while there is none."""
         return self._supervisor.worker_pid
+
+
+def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
+    """They are made in the worker; what is wrong with the params is raised here."""
+    front.check(params)
+    return ()
 
 
 @atexit.register

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
-from paceline.runtime import Tokenizer
+
+if TYPE_CHECKING:  # what checks and cuts needs no compiled core
+    from paceline.runtime import Tokenizer
 
 Prompt = str | Sequence[int]
 

@@ -29,7 +29,10 @@ class SavedPrefixes:
         self._files.path(name)
         ranges = self._ask(Export(self._next_key(), prefix_namespace(options), packed(token_ids))).result()
         if not ranges:
-            raise StateError(f"nothing of this prompt is in memory; generate from it before saving it as {name!r}")
+            raise StateError(
+                f"nothing of this prompt is in host memory; generate from it before saving it as {name!r}, with host_cache_bytes "
+                "that it fits"
+            )
         self._files.write(name, token_ids, ranges)
         return int(ranges[-1].end)
 
@@ -37,7 +40,9 @@ class SavedPrefixes:
         """Puts a saved prefix into host memory, where requests find it; answers its tokens. Raises `StateError`."""
         token_ids, ranges = self._files.read(name)
         placed = tuple((one.start, one.end, one) for one in ranges)
-        self._ask(Import(self._next_key(), prefix_namespace(options), packed(token_ids), placed)).result()
+        there = self._ask(Import(self._next_key(), prefix_namespace(options), packed(token_ids), placed)).result()
+        if not there:
+            raise StateError(f"host memory has no room for the saved prefix {name!r}; raise host_cache_bytes")
         return token_ids
 
     def erase(self, name: str) -> None:

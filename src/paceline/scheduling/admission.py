@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.scheduling.events import Event, Started
+from paceline.scheduling.leaving import Way
 from paceline.scheduling.memory import Memory
 from paceline.scheduling.placement import WAIT, Placement, Wait
 from paceline.scheduling.reports import Reports
@@ -52,12 +53,14 @@ class Admission:
             if not (self._slots.num_free or self._has_paused):
                 return
             placement = self._fitting(sequence, now_s)
-            while self._has_paused and (placement is None or (placement is not WAIT and not self._slots.num_free)):
+            while self._has_paused and (
+                placement is None or (isinstance(placement, Placement) and not self._slots.num_free)
+            ):
                 self.preempt(now_s)
                 placement = self._fitting(sequence, now_s)
             if placement is WAIT:
                 continue
-            if placement is None:
+            if not isinstance(placement, Placement):
                 return
             self._start(sequence, placement, now_s, tick)
 
@@ -66,10 +69,11 @@ class Admission:
         """Whether somebody who runs only waits for a reader, and could wait without a slot."""
         return any(one.request.is_paused for one in self._slots.running)
 
-    def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | None:
+    def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | Way | None:
         """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
 
-        Alone it may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
+        `Way.LATER`, where a later tick may have some: what makes way for it is on its way to host memory. Alone it
+        may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
         starts from the saved one in the next tick.
         """
         while True:
@@ -77,12 +81,15 @@ class Admission:
             if placement is WAIT:
                 return WAIT
             if self._memory.is_saving(sequence, placement):
-                return None
+                return Way.LATER
             self._memory.touch(placement)
             has_room = self._memory.has_room(sequence.num_known - placement.num_device)
             if has_room and self._memory.can_load(placement):
                 return placement
-            if not self._memory.give_way(now_s):
+            way = self._memory.make_way(now_s)
+            if way is Way.LATER:
+                return Way.LATER
+            if way is Way.NONE:
                 if has_room:
                     return placement.without_parts()
                 return None if self._slots.running else placement

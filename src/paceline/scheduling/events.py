@@ -60,9 +60,10 @@ class Exported(msgspec.Struct):
 
 
 class Imported(msgspec.Struct):
-    """The ranges of a path are in host memory now, as far as its budget goes."""
+    """What host memory has of a path, now that ranges of it came from outside; none, where its budget has no room for any."""
 
     key: int
+    ranges: list[Any]
 
 
 class Inspected(msgspec.Struct):

@@ -15,8 +15,8 @@ class Limits:
     of one sequence in a tick. max_positions: tokens that one sequence can hold. num_cells: KV cells that all share; None
     where memory is not made of cells. max_scored: rows of logits that a tick can spend on prompt tokens. can_share_part:
     whether a sequence can take over a part of another's memory; otherwise only the whole. embed_tokens, embed_texts: most of
-    an embedding tick. num_seq_ids: running sequences and kept paths; at least num_slots. host_bytes: most that saved
-    prefixes may take in host memory.
+    an embedding tick. num_seq_ids: running sequences and kept paths; as many as slots, and more where parts can be shared.
+    host_bytes: most that saved prefixes may take in host memory.
     itl_target_s, max_tick_s: the time between two tokens that is aimed at, the longest tick while nobody decodes.
     """
 

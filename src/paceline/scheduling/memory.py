@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from paceline.scheduling.cells import Cells
-from paceline.scheduling.kept import Kept, KeptPaths
+from paceline.scheduling.device import Device
+from paceline.scheduling.kept import Kept
+from paceline.scheduling.leaving import Leaving, Way
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.moving import PIECE, Moving
 from paceline.scheduling.placement import (
     LEAST_HOST_TOKENS,
     NOTHING,
@@ -29,12 +31,9 @@ from paceline.scheduling.placement import (
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
 from paceline.scheduling.prefix_tree import WIDTH, Blob, Match, Namespace, Node, PrefixTree, Saved, common
 from paceline.scheduling.reports import Reports
-from paceline.scheduling.seq_ids import SeqIds
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.sharing import sibling_source
 
-_PIECE = 512  # tokens saved in a tick while somebody generates: about a quarter of a millisecond
-_LARGE_PIECE = 8192
 _INSTABILITY_TOKENS = 64  # shorter known paths say nothing about a prompt that is different after a tenth to a half
 
 
@@ -43,12 +42,11 @@ class Memory:
 
     def __init__(self, limits: Limits, reports: Reports) -> None:
         self._limits, self._reports = limits, reports
-        self._seq_ids = SeqIds(limits.num_seq_ids)
-        self._cells = Cells()
-        self._tree = PrefixTree()
-        self._kept = KeptPaths()
-        self._leaving: Kept | None = None
-        self._operations: list[Operation] = []
+        self._tree, self._device = PrefixTree(), Device(limits.num_seq_ids)
+        self._leaving = Leaving(limits, self._device, self._tree, reports)
+        self._kept, self._seq_ids = self._leaving.kept, self._device.seq_ids
+        self._cells, self._operations = self._device.cells, self._device.operations
+        self.moving = Moving(limits.itl_target_s)
         self._running: dict[Sequence, Node] = {}  # and where each ends in the tree
 
     # ---- a sequence's life
@@ -62,10 +60,8 @@ class Memory:
         whole = NOTHING if self._limits.can_share_part else self._sibling(sequence)
         if whole is WAIT or whole is not NOTHING:
             return whole
-        for other in self._running:
-            self._extend(other)
         tokens = sequence.token_bytes(sequence.num_known - 1)
-        match = self._tree.match(sequence.namespace, tokens)
+        match = self._match(sequence.namespace, tokens)
         self._report_instability(sequence, match, now_s)
         if self._limits.can_share_part:
             return place(match, sequence.num_known - 1, sequence)
@@ -81,7 +77,7 @@ class Memory:
     def start(self, sequence: Sequence, placement: Placement, now_s: float) -> None:
         """Gives a sequence an id and the beginning that was found for it."""
         while not self._seq_ids.num_free:  # there are more ids than slots: never the path that it starts from
-            self.give_way(now_s)
+            self._leaving.give_way(now_s)
         seq_id = sequence.seq_id = self._seq_ids.take()
         if placement.source is not None:
             assert placement.source.seq_id is not None  # noqa: S101 - it has tokens
@@ -124,7 +120,7 @@ class Memory:
             self._tree.let_go(sequence, node)
             self._kept.add(kept)
             if must_save:
-                self._evict_one(kept, now_s)
+                self._leaving.evict(kept, now_s)
         sequence.seq_id = None
         sequence.num_computed = 0
         sequence.computes_all = False
@@ -139,7 +135,7 @@ class Memory:
     def forget_kept(self, seq_id: int, now_s: float) -> None:
         """The same of one that has ended meanwhile: its path is not what it was taken for."""
         for kept in self._kept.under(seq_id):
-            self._let_go(kept, now_s)
+            self._leaving.let_go(kept, now_s)
 
     def empty_all(self) -> None:
         """Has every sequence id emptied, whatever lies there."""
@@ -165,31 +161,33 @@ class Memory:
             num_free -= part.end - part.start
         return True
 
+    def begin_tick(self, *, is_generating: bool) -> None:
+        """Another tick; where somebody generates, moving keeps to a share of it."""
+        self._leaving.begin_tick(self.moving.tokens_for_room(is_generating=is_generating))
+
     def give_way(self, now_s: float) -> bool:
         """Memory is full: moves the kept path that was used longest ago off the device; answers whether there was one."""
-        oldest = self._kept.oldest()
-        if oldest is not None:
-            self._evict_one(oldest, now_s)
-        return oldest is not None
+        return self._leaving.give_way(now_s)
+
+    def make_way(self, now_s: float) -> Way:
+        """As `give_way`, for somebody who can wait some ticks."""
+        return self._leaving.make_way(now_s)
 
     def tidy(self, idle_cells: int, now_s: float, *, is_generating: bool) -> None:
         """Moves kept paths to host memory, the oldest first and a piece a tick, while they fill more than idle_cells."""
-        if self._leaving is None:
-            oldest = self._kept.oldest()
-            if oldest is None or self._num_idle() <= idle_cells:
-                return
-            self._leaving = oldest
-        kept = self._leaving
-        if not self._save_piece(kept, _PIECE if is_generating else _LARGE_PIECE):
-            self._let_go(kept, now_s)
+        running = [one.seq_id for one in self._running if one.seq_id is not None]
+        most = self.moving.tokens_to_tidy(is_generating=is_generating)
+        self._leaving.tidy(idle_cells, running, most, now_s)
 
     def is_saving(self, sequence: Sequence, placement: Placement) -> bool:
         """Whether the next tick has more for a waiting sequence than this one: what is on its way to host memory."""
         if not sequence.reads_cache:
             return False
-        for one in self._operations:
-            if isinstance(one, Save) and one.namespace == sequence.namespace:
-                shared = common(one.tokens, sequence.token_bytes(sequence.num_known - 1), 0) // WIDTH
+        saves = [one for one in self._operations if isinstance(one, Save)]
+        tokens = sequence.token_bytes(sequence.num_known - 1) if saves else b""
+        for one in saves:
+            if one.namespace == sequence.namespace:
+                shared = common(one.tokens, tokens, 0) // WIDTH
                 if one.is_whole and shared < one.end:
                     continue
                 least = 1 if one.is_whole else LEAST_HOST_TOKENS
@@ -203,17 +201,18 @@ class Memory:
         """Sees to it that host memory has what there is of a path, after the next operations."""
         if not self._limits.can_share_part:
             return  # whole states were saved when they could be
-        for sequence in self._running:
-            self._extend(sequence)
-        match = self._tree.match(namespace, tokens)
+        match = self._match(namespace, tokens)
         source, num_device = best_holder(match.nodes, match.length)
         for node in match.nodes:
             if source is None or source.seq_id is None or node.start >= num_device:
                 continue
             end = min(node.end, num_device)
             if node.blob is None or (node.blob.start, node.blob.end) != (node.start, end):
-                save = Save(source.seq_id, node.start, end, namespace, tokens[: end * WIDTH], is_whole=False)
-                self._operations.append(save)
+                for at in range(node.start, end, PIECE):
+                    to = min(at + PIECE, end)
+                    self._operations.append(
+                        Save(source.seq_id, at, to, namespace, tokens[: to * WIDTH], is_whole=False)
+                    )
 
     def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
         """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
@@ -237,17 +236,21 @@ class Memory:
     @property
     def is_moving(self) -> bool:
         """Whether something is about to be saved."""
-        return any(isinstance(operation, Save) for operation in self._operations)
+        return self._device.is_moving
 
     @property
     def is_freeing(self) -> bool:
         """Whether something is about to be removed."""
-        return any(isinstance(operation, Remove) for operation in self._operations)
+        return self._device.is_freeing
+
+    @property
+    def moving_s(self) -> float:
+        """What the moves that are noted down are going to take."""
+        return self.moving.seconds(self._operations)
 
     def take_operations(self) -> list[Operation]:
         """What has to be done before the next pass."""
-        operations, self._operations = self._operations, []
-        return operations
+        return self._device.take_operations()
 
     def saved(self, operation: Save, data: Saved, now_s: float) -> None:
         """A save was carried out."""
@@ -312,6 +315,24 @@ class Memory:
         self._tree.hold(sequence, node)
         return node
 
+    def _match(self, namespace: Namespace, tokens: bytes) -> Match:
+        """The longest known beginning of these tokens, among them what running sequences have generated."""
+        match = self._tree.match(namespace, tokens)
+        while behind := self._behind(match):
+            for sequence in behind:
+                self._extend(sequence)
+            match = self._tree.match(namespace, tokens)
+        return match
+
+    def _behind(self, match: Match) -> list[Sequence]:
+        """Running sequences of whom the tree knows no more than lies on the way of a match, though there is more."""
+        on_the_way = frozenset(match.nodes)
+        return [
+            one
+            for one, end in self._running.items()
+            if end.end <= match.length and one.num_computed > end.end and end in on_the_way
+        ]
+
     def _extend(self, sequence: Sequence) -> None:
         """Tells the tree of generated tokens that were computed since it was told last."""
         node = self._running[sequence]
@@ -327,59 +348,13 @@ class Memory:
     def _drop(self, sequence: Sequence, node: Node) -> None:
         assert sequence.seq_id is not None  # noqa: S101 - it runs
         self._tree.let_go(sequence, node)
-        self._free(sequence.seq_id)
-
-    def _free(self, seq_id: int) -> None:
-        self._operations.append(Remove(seq_id))
-        self._cells.free(seq_id)
-        self._seq_ids.give_back(seq_id)
+        self._device.free(sequence.seq_id)
 
     def _save_whole(self, sequence: Sequence) -> None:
         if self._limits.host_bytes and sequence.seq_id is not None:
             tokens = sequence.token_bytes(sequence.num_computed)
             save = Save(sequence.seq_id, 0, sequence.num_computed, sequence.namespace, tokens, is_whole=True)
             self._operations.append(save)
-
-    def _save_piece(self, kept: Kept, most: int) -> bool:
-        """Saves the next part of a path that host memory has not; answers whether there was one.
-
-        A part that is missing although it was saved did not fit: what comes behind it is of no use.
-        """
-        if not self._limits.host_bytes:
-            return False
-        missing = next((node for node in kept.node.path() if node.blob is None), None)
-        if missing is None or missing.start < kept.num_tried:
-            return False
-        kept.num_tried = min(missing.end, missing.start + most)
-        self._save(kept, missing.start, kept.num_tried)
-        return True
-
-    def _save(self, kept: Kept, start: int, end: int) -> None:
-        """In small pieces: each stays, and needs room for a moment when it is loaded, as a whole."""
-        for at in range(start, end, _PIECE):
-            to = min(at + _PIECE, end)
-            tokens = kept.tokens[: to * WIDTH]
-            self._operations.append(Save(kept.seq_id, at, to, kept.namespace, tokens, is_whole=False))
-
-    def _evict_one(self, kept: Kept, now_s: float) -> None:
-        if self._limits.host_bytes:
-            for node in kept.node.path():
-                if node.blob is None:
-                    self._save(kept, node.start, node.end)
-        self._let_go(kept, now_s)
-
-    def _let_go(self, kept: Kept, now_s: float) -> None:
-        if self._leaving is kept:
-            self._leaving = None
-        self._kept.remove(kept)
-        self._tree.let_go(kept, kept.node)
-        num_own = self._cells.num_own(kept.seq_id)
-        self._free(kept.seq_id)
-        self._reports.watch.evicted(num_own, "device", now_s)
-
-    def _num_idle(self) -> int:
-        running = [one.seq_id for one in self._running if one.seq_id is not None]
-        return self._cells.num_used - self._cells.num_under(running)
 
     def _fit_host(self, now_s: float) -> None:
         while self._tree.num_bytes > self._limits.host_bytes:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+import msgspec
+
 from paceline.scheduling.kept import Kept
 from paceline.scheduling.prefix_tree import Blob, Match, Node
 from paceline.scheduling.sequence import Promise, Sequence
@@ -26,8 +28,7 @@ class Wait(Enum):
 WAIT: Final = Wait.WAIT
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """Tokens [start, end) of a blob's range that are wanted."""
 
     blob: Blob

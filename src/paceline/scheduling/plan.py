@@ -121,9 +121,10 @@ Plan = StepPlan | EmbeddingPlan
 
 @dataclass(slots=True)
 class PlanOutput:
-    """What came of a plan, row by row or text by text. step_s: seconds of the passes themselves.
+    """What came of a plan, row by row or text by text.
 
-    num_passes: how many it took; one, where nothing failed. saved: what came of the saves that succeeded. failed: the
+    step_s: seconds of the passes themselves; saving_s, loading_s: of the saves and loads before them. num_passes: how
+    many it took; one, where nothing failed. saved: what came of the saves that succeeded. failed: the
     sequences that have not got what a copy or a load was to give them, by the sequence id that is concerned.
     """
 
@@ -133,4 +134,6 @@ class PlanOutput:
     saved: list[tuple[Save, Saved]] = field(default_factory=list)
     failed: dict[int, Sequence] = field(default_factory=dict)
     step_s: float = 0.0
+    saving_s: float = 0.0
+    loading_s: float = 0.0
     num_passes: int = 0

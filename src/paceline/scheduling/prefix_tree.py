@@ -49,7 +49,7 @@ class Blob:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Tokens [start, end) of every path that goes through it."""
+    """Tokens [start, end) of every path that goes through it. end: kept beside the tokens, since it is asked for often."""
 
     start: int
     tokens: bytes
@@ -59,11 +59,10 @@ class Node:
     blob: Blob | None = None
     is_snapshot: bool = False  # the blob is a whole state at `end`, not a range
     namespace: Namespace | None = None  # of a root
+    end: int = field(init=False)
 
-    @property
-    def end(self) -> int:
-        """Where its tokens end."""
-        return self.start + len(self.tokens) // WIDTH
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens) // WIDTH
 
     def path(self) -> list[Node]:
         """From the first node under the root to this one."""
@@ -79,7 +78,7 @@ class Node:
 class Match:
     """How far a path is known. nodes: those that it goes through, the last one perhaps only in part; length: in tokens.
 
-    cached: the length of some known path through the last node: how much longer what is known goes on.
+    cached: the length of a known path through the last node, a recent one: how much longer what is known goes on.
     """
 
     nodes: tuple[Node, ...]
@@ -129,6 +128,7 @@ class PrefixTree:
         """More tokens of a holder behind its end; answers where it ends now."""
         if not end.children and end.blob is None and len(end.holders) == 1:
             end.tokens += tokens
+            end.end += len(tokens) // WIDTH
             return end
         grown = self._descend(end, tokens)
         self.hold(holder, grown)
@@ -229,6 +229,7 @@ class PrefixTree:
         blobs = set()
         for node in self.nodes():
             assert node.tokens  # noqa: S101 - our own invariants
+            assert node.end == node.start + len(node.tokens) // WIDTH  # noqa: S101
             assert node.parent is not None  # noqa: S101
             assert node.parent.children[node.tokens[:WIDTH]] is node  # noqa: S101
             assert node.start == node.parent.end  # noqa: S101
@@ -257,7 +258,7 @@ def common(edge: bytes, tokens: bytes, at: int) -> int:
 
 
 def _longest(node: Node) -> int:
-    """Where some path through this node ends."""
+    """Where a path through this node ends: at every fork the way on that is known the shortest time."""
     while node.children:
-        node = next(iter(node.children.values()))
+        node = next(reversed(node.children.values()))
     return node.end

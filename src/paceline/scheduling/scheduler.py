@@ -120,7 +120,7 @@ class Scheduler:
     ) -> None:
         """Puts saved ranges of a path into host memory."""
         self.memory.take_in(namespace, tokens, ranges, self._clock.now())
-        self._events.append(Imported(key))
+        self._events.append(Imported(key, self.memory.ranges_of(namespace, tokens)))
 
     def inspect(self, key: int) -> None:
         """Answers with the next events what each slot does."""
@@ -156,6 +156,8 @@ class Scheduler:
         now = self._clock.now()
         self._endings.poll(now, is_stopping=self._is_stopping)
         self._embedding.poll(now, is_stopping=self._is_stopping)
+        is_generating = any(not one.request.is_paused for one in self._slots.running)
+        self.memory.begin_tick(is_generating=is_generating)
         self._admission.admit(now, self._tick)
         self._take_snapshots()
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
@@ -181,6 +183,11 @@ class Scheduler:
         empty, per_thousand = self.pace.seconds(1, 0), self.pace.seconds(1, 1000) - self.pace.seconds(1, 0)
         return int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
 
+    def _itl_target_s(self) -> float:
+        """What is left of it beside what moves; at least half, so that prompts go on."""
+        target_s = self._limits.itl_target_s
+        return max(target_s / 2, target_s - self.memory.moving_s)
+
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         lora, group = self._turns.choose(ready, now_s)
         candidates = set_limits(group, self._limits)
@@ -196,7 +203,7 @@ class Scheduler:
             num_cells=self.memory.num_cells,
             tick=self._tick,
             now_s=now_s,
-            itl_target_s=self._limits.itl_target_s,
+            itl_target_s=self._itl_target_s(),
             max_tick_s=self._limits.max_tick_s,
             cost=self.pace,
         )
@@ -213,6 +220,8 @@ class Scheduler:
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
         """Takes in what came of the plan, and answers everything that has to be told."""
         now = self._clock.now()
+        if plan.operations:
+            self.memory.moving.observe(plan.operations, output)
         for operation, data in output.saved:
             self.memory.saved(operation, data, now)
         for seq_id, sequence in output.failed.items():

@@ -76,7 +76,8 @@ class Request:
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
         lives = [*pasts, *[None] * (self.params.n - len(pasts))]
-        self.sequences = [Sequence(self, choice, vocabulary, past) for choice, past in enumerate(lives)]
+        tokens = packed(self.prompt)  # here, on the caller's thread: of a long prompt that takes half a millisecond
+        self.sequences = [Sequence(self, choice, vocabulary, tokens, past) for choice, past in enumerate(lives)]
         self.num_open = sum(one.reason is None for one in self.sequences)
 
     def deadline_s(self) -> float:
@@ -152,7 +153,9 @@ class Sequence:
         "sampler", "seq_id", "slot", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, past: Past | None = None) -> None:
+    def __init__(
+        self, request: Request, choice: int, vocabulary: Vocabulary, tokens: bytes, past: Past | None = None
+    ) -> None:
         params, options = request.params, request.options
         self.request, self.choice = request, choice
         self.key = self.order = 0
@@ -166,7 +169,7 @@ class Sequence:
         self.priority = options.priority
         self.slot: int | None = None
         self.seq_id: int | None = None
-        self.packed = bytearray()
+        self.packed = bytearray(tokens)
         self.has_snapshot = False
         self.waits_for: Promise | None = None
         self.computes_all = False
@@ -210,7 +213,7 @@ class Sequence:
         """The first tokens that are known, as the prefix tree keeps them."""
         have = len(self.packed) // WIDTH
         if have < num_tokens:
-            self.packed += array("i", self.known[have:num_tokens]).tobytes()
+            self.packed += packed(self.known[have:num_tokens])
         return bytes(self.packed[: num_tokens * WIDTH])
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,10 +13,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import health, metrics_route, pages, requests
+from paceline.server.documents import ERRORS
 from paceline.server.exchange import route_path
 from paceline.server.llama_server import router as llama_server
 from paceline.server.middleware.access_log import AccessLog
@@ -58,6 +61,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         openapi_url="/openapi.json" if settings.docs else None,
         middleware=_middleware(service),
         lifespan=lifespan,
+        responses=ERRORS,
         strict_content_type=False,
     )
     app.state.service = service
@@ -65,6 +69,8 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         app.add_exception_handler(kind, _answer_problem)
     for routes in ROUTES:
         app.include_router(routes(service))
+    if settings.docs:
+        app.router.routes.insert(0, _document_route(app))
     return app
 
 
@@ -90,6 +96,18 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(Bodies, settings.max_body_bytes, settings.body_timeout_s),
         Middleware(Failures),
     ]
+
+
+def _document_route(app: FastAPI) -> Route:
+    """The OpenAPI document as the application tells it, but made in a thread: the first time it takes a while."""
+    told = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
+
+    async def document(request: Request) -> Response:
+        await asyncio.to_thread(app.openapi)  # which keeps it
+        answer: Response = await told(request)
+        return answer
+
+    return Route("/openapi.json", document, include_in_schema=False)
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:

@@ -127,8 +127,19 @@ class Connection(HttpToolsProtocol):
         self._expect_within(None)
         if self.transport.is_closing():
             return
-        if self._answered is None or self._answered.response_complete:
+        if self._may_answer():
             body = msgspec.json.encode(llama_body(problem))
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[problem.status] + head + body)
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether nothing is being answered, or only what is at fault itself: its body, and no word of an answer yet."""
+        answered = self._answered
+        if answered is None or answered.response_complete:
+            return True
+        if self._is_in_head or answered is not self.cycle or answered.response_started:
+            return False
+        answered.disconnected = True  # the application hears that its client is gone
+        answered.message_event.set()
+        return True

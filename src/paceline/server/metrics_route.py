@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from paceline.engine.heartbeat import Heartbeat
 from paceline.engine.metrics_snapshot import MetricsSnapshot
+from paceline.server.documents import TEXT
 from paceline.server.exposition import Exposition
 from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
@@ -29,7 +30,7 @@ def routes(service: Service) -> APIRouter:
 
     exposition = Exposition(stats, heartbeat, service.http_metrics)
 
-    @router.get("/metrics", summary="Counters and histograms for Prometheus", response_class=Response)
+    @router.get("/metrics", summary="Counters and histograms for Prometheus", responses=TEXT, response_class=Response)
     async def metrics(request: Request) -> Response:
         """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
         if not service.settings.metrics:

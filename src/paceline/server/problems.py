@@ -181,7 +181,7 @@ def _context_size(error: errors.PacelineError) -> dict[str, Any]:
 
 def _of_validation(error: RequestValidationError) -> Problem:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    place = [str(part) for part in first["loc"][1:]]  # the first says where in the request: body, query, path
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", "")
         return Problem(400, "invalid_request_error", "invalid_json", clean(f"the body is not JSON: {detail}"))

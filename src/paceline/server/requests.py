@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from paceline.server.exchange import Exchange
+from paceline.server.openai.documents import ERRORS
 from paceline.server.service import Service
 
 
@@ -15,7 +16,7 @@ def routes(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["requests"])
 
-    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request")
+    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", responses=ERRORS)
     async def cancel(request_id: str, request: Request) -> dict[str, Any]:
         """Of the same key's tenant only. `cancelled` says whether there was one; its stream ends with the code "cancelled"."""
         tenant = Exchange.of(request.scope).tenant

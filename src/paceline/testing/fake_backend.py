@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.backend import Lora
+from paceline.engine.text_requests import check_adapters
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Vocabulary
@@ -28,10 +29,11 @@ Failure = Callable[[int, Many[Row]], Exception | None]
 
 @dataclass(frozen=True, slots=True)
 class FakeCost:
-    """What a pass takes on the manual clock: base_s + token_s for each of its tokens."""
+    """What a pass takes on the manual clock: base_s + token_s for each of its tokens; saved_token_s: each that is saved."""
 
     base_s: float = 0.01
     token_s: float = 0.001
+    saved_token_s: float = 0.0
 
 
 class FakeSampler:
@@ -131,12 +133,6 @@ class FakeBackend:
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         return b"%d %d" % (sampler.num_generated, sampler.mood)
 
-    def check_lora(self, lora: Lora) -> None:
-        """Raises `InvalidParams` for an unknown name."""
-        for name, _ in lora:
-            if name not in self._adapters:
-                raise InvalidParams(f"lora: there is no adapter {name!r}; known are {sorted(self._adapters)}")
-
     def prepare_embedding(self, pooling: str | None) -> str:
         """Everything is pooled in the same way."""
         return pooling or "mean"
@@ -151,6 +147,8 @@ class FakeBackend:
 
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
         """As the kind of memory allows."""
+        if self._clock is not None:
+            self._clock.advance(self._cost.saved_token_s * (end - start))
         return self.memory.save(seq_id, start, end)
 
     def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
@@ -162,7 +160,8 @@ class FakeBackend:
         self.memory.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """All rows, or none of them."""
+        """All rows, or none of them. Raises `InvalidParams` for adapters that it was not given."""
+        check_adapters(lora, sorted(self._adapters))
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'

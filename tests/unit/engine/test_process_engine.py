@@ -244,11 +244,13 @@ def test_thirty_kills_under_load_lose_and_double_nothing() -> None:
 def test_a_kill_in_mid_stream_is_not_seen_by_the_reader() -> None:
     """Several choices, one of them finished; usage counts every token once, and the queue of the first life."""
     with engine() as one:
-        channel = start(one, "hello", max_tokens=400, n=3, stop=["ta"], seed=3)
-        chunks = []
+        slowly = RequestOptions(max_buffered_tokens=30)  # the engine is never far ahead, however busy the machine is
+        channel = start(one, "hello", options=slowly, max_tokens=400, n=3, stop=["ta"], seed=3)
+        chunks, is_killed = [], False
         for chunk in channel:
             chunks.append(chunk)
-            if len(chunks) == 150:
+            if not is_killed and sum(len(each.token_ids) for each in chunks) >= 150:
+                is_killed = True
                 kill(one)
         world = World(num_cells=LONG["num_cells"], eos_every=LONG["eos_every"])
         outcome = world.submit("hello", max_tokens=400, n=3, stop=["ta"], seed=3, temperature=0.8)

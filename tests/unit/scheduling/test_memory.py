@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from tests.engine_world import Outcome, World
 
 from paceline.errors import DecodeError
 from paceline.scheduling.instrument import Instrument, TickRecord
-from paceline.scheduling.memory import _PIECE
+from paceline.scheduling.moving import PIECE as _PIECE
 from paceline.scheduling.plan import Load, Save
 from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
+from paceline.scheduling.view import Share, View
 from paceline.streaming import FinishReason
 from paceline.testing.fake_memory import FakeState
 
@@ -135,6 +138,21 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
     assert world.computed(source) == 600 + 39
     world.check_says_as_alone(source, *forks)
     world.check_done()
+
+
+def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
+    """What others have generated is not copied for it, however many they are."""
+    world = Rig()
+    one, other = world.begin(text(100, 1), 300), world.begin(text(100, 2), 300)
+    world.tick(20)
+    memory, (first,), (second,) = world.scheduler.memory, one.request.sequences, other.request.sequences
+    fork = world.begin([*first.known, 7, 9], 3)
+    world.tick(2)
+    assert memory._running[first].end > 110
+    assert memory._running[second].end == 100
+    world.run()
+    assert world.shared(fork) == [(len(fork.request.prompt) - 3, "running")]
+    world.check_says_as_alone(one, other, fork)
 
 
 @pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
@@ -422,6 +440,88 @@ def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatc
     assert world.computed(again) == 1
     world.check_says_as_alone(again, runner)
     world.check_done()
+
+
+def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on a token takes a millisecond to save; answers a list of how many are saved, tick by tick."""
+    save, tick, counts = world.backend.save, world.engine.tick, [0]
+
+    def save_slowly(seq_id: int, start: int, end: int) -> FakeState:
+        world.clock.advance(0.001 * (end - start))
+        counts[-1] += end - start
+        return save(seq_id, start, end)
+
+    def count(*_: Any) -> Any:
+        counts.append(0)
+        return tick()
+
+    monkeypatch.setattr(world.backend, "save", save_slowly)
+    monkeypatch.setattr(world.engine, "tick", count)
+    return counts
+
+
+def test_who_waits_for_room_gets_it_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
+    world = Rig(num_cells=600, limits={"num_slots": 3})
+    counts = slow_saves(world, monkeypatch)
+    known = text(200, 1)
+    world.ask(known)
+    world.ask(text(430, 2))  # the first has to make way: now it is known what that takes
+    paused, runner = world.begin(text(20, 3), 60), world.begin(text(20, 4), 60)
+    world.tick(4)
+    world.pause(paused)
+    world.tick()
+    del counts[:-1]
+    waiting = world.begin(known, 3)
+    while waiting.terminal is None:
+        world.tick()
+    assert runner.terminal is None, "it was not held up"
+    assert max(counts) <= 32
+    assert sum(counts) == 430
+    assert world.told.num_preempted == 0
+    world.pause(paused, is_paused=False)
+    world.run()
+    again = world.ask(text(430, 2))
+    assert world.computed(again) == 1
+    assert world.shared(again) == [(429, "host")]
+    world.check_says_as_alone(paused, runner, waiting, again)
+    world.check_done()
+
+
+def test_nobody_who_generates_means_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are paused or waiting, what is in the way goes at once."""
+    world = Rig(num_cells=600)
+    counts = slow_saves(world, monkeypatch)
+    world.ask(text(200, 1))
+    world.ask(text(430, 2))
+    waiting = world.begin(text(300, 5), 2)
+    world.tick()
+    assert counts[-1] == 430
+    assert waiting.is_started
+    world.run()
+    world.check_says_as_alone(waiting)
+
+
+def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strategy is given what is left of the time between two tokens, and at least half of it."""
+    targets: list[float] = []
+
+    class Asked(DecodeMaximal):
+        def plan(self, view: View, budget: int) -> Many[Share]:
+            targets.append(view.itl_target_s)
+            return super().plan(view, budget)
+
+    world = Rig(strategy=Asked(), limits={"itl_target_s": 0.4})
+    slow_saves(world, monkeypatch)
+    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 0)
+    runner = world.begin(text(20, 4), 200)
+    for seed in range(3):
+        world.begin(text(100, 5 + seed))
+        world.tick(10)
+    assert {round(target, 3) for target in targets} >= {0.4, 0.36}
+    assert min(targets) >= 0.2
+    world.run()
+    world.check_says_as_alone(runner)
 
 
 @pytest.mark.usefixtures("nothing_idle")

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.engine.metrics_snapshot import Sample
-from paceline.errors import EngineError, PacelineError
+from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -276,17 +276,19 @@ def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]
         yield from _codes(child)
 
 
-def _encode_error(value: object) -> list[str]:
+def _encode_error(value: object) -> list[str | int | None]:
+    if isinstance(value, PromptTooLong):
+        return [value.code, str(value), value.num_tokens, value.max_tokens]
     if isinstance(value, PacelineError):
         return [value.code, str(value)]
     raise NotImplementedError(f"{type(value).__name__} does not go between processes")
 
 
 def _decode_error(kind: type, value: object) -> PacelineError:
-    if not (issubclass(kind, PacelineError) and isinstance(value, list) and len(value) == 2):
+    if not (issubclass(kind, PacelineError) and isinstance(value, list) and len(value) >= 2):
         raise NotImplementedError(f"{kind.__name__} does not go between processes")
-    code, text = value
-    return dict(_codes(PacelineError)).get(code, EngineError)(text)
+    code, *said = value
+    return dict(_codes(PacelineError)).get(code, EngineError)(*said)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_error)

@@ -110,10 +110,8 @@ class SocketOutlet:
     def _answer(self, event: Exported | Imported | Inspected) -> None:
         """Whoever asked is here, in the worker."""
         match event:
-            case Exported(key, ranges):
+            case Exported(key, ranges) | Imported(key, ranges):
                 self._questions.pop(key).set_result(ranges)
-            case Imported(key):
-                self._questions.pop(key).set_result([])
             case Inspected(key, snapshot):
                 self._questions.pop(key).set_result([snapshot])
 

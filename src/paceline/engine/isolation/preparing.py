@@ -15,7 +15,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.black_box import BlackBox
 from paceline.engine.isolation.outlet import SocketOutlet
-from paceline.errors import PromptTooLong
+from paceline.engine.text_requests import check_embeddable
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -93,12 +93,7 @@ class Preparing:
 
     def _texts(self, message: messages.Embed) -> EmbeddingRequest:
         pooling = self._backend.prepare_embedding(message.pooling)
-        longest = self._backend.max_embedding_tokens(pooling)
-        for index, text in enumerate(message.texts):
-            if len(text) > longest:
-                raise PromptTooLong(
-                    f"text {index} has {len(text)} tokens, and {longest} can be embedded; split or cut it"
-                )
+        check_embeddable(message.texts, self._backend.max_embedding_tokens(pooling))
         return EmbeddingRequest(
             key=message.key,
             texts=message.texts,

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import queue
-import selectors
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from paceline.engine.isolation.questions import Questions
 from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.restarts import RestartLimits, Restarts
 from paceline.engine.isolation.statistics import WorkerTotals
+from paceline.engine.isolation.watching import Watching
 from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.events import Event
@@ -41,7 +41,6 @@ from paceline.streaming.chunk import FinishReason
 _log = logging.getLogger("paceline.engine")
 
 _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
-_READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +137,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with selectors.DefaultSelector() as self._selector:
-                self._selector.register(self._inbox, _READABLE)
+            with Watching(self._inbox) as self._watching:
                 while not (self._inbox.is_closed and self._inbox.num_open == 0):
                     self._turn()
         except Exception as error:  # noqa: BLE001 - nobody else would end what is open
@@ -155,7 +153,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         self._pulse.rest()
-        ready = [key.fileobj for key, _ in self._selector.select(self._wait_s())]
+        ready = self._watching.wait(self._wait_s())
         self._pulse.tick()
         if self._inbox in ready:
             self._inbox.calm()
@@ -291,7 +289,7 @@ class Supervisor:
     # ---- death
 
     def _bury(self, child: Child) -> None:
-        self._unwatch(child)
+        self._watching.remove(child)
         self._child, self._since_s = None, self._clock.now()
         death = child.bury()
         self.totals.died()
@@ -355,8 +353,7 @@ class Supervisor:
             self._start_later(EngineError(f"no process could be started: {error}"))
             return
         self._child = child
-        self._selector.register(child.link, _READABLE)
-        self._selector.register(child.last_words, _READABLE)
+        self._watching.add(child)
 
     def _start_later(self, reason: PacelineError) -> None:
         """After a death: when limits allow, or never."""
@@ -393,18 +390,7 @@ class Supervisor:
         if child is None:
             return
         child.link.flush()
-        self._selector.modify(child.link, _READABLE | (_WRITABLE if child.link.is_backed_up else 0))
-        if child.last_words.fileno() < 0:
-            self._unregister(child.last_words)
-
-    def _unwatch(self, child: Child) -> None:
-        self._unregister(child.link)
-        self._unregister(child.last_words)
-
-    def _unregister(self, watched: object) -> None:
-        for key in tuple(self._selector.get_map().values()):
-            if key.fileobj is watched:
-                self._selector.unregister(key.fd)
+        self._watching.refresh(child)
 
     def _dismiss(self) -> None:
         """Lets the worker go, in good order where it does not take too long."""

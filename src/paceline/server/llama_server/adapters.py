@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.asking import lora_scales
 from paceline.server.llama_server.bodies import LoraScale
 from paceline.server.llama_server.state import LlamaState
+
+_MOST = 1000  # entries that are read
 
 
 def routes(state: LlamaState) -> APIRouter:
@@ -25,7 +28,7 @@ def routes(state: LlamaState) -> APIRouter:
         ]
 
     @router.post("/lora-adapters", summary="Set the adapters' scales")
-    async def set_adapters(body: list[LoraScale]) -> dict[str, Any]:
+    async def set_adapters(body: Annotated[list[LoraScale], Field(max_length=_MOST)]) -> dict[str, Any]:
         """For all requests from now on that have no `lora` of their own; adapters that are not in the list do not apply."""
         warnings: list[str] = []
         state.set_scales(lora_scales(body, state.adapters.names, warnings))

@@ -61,12 +61,11 @@ _STREAM_EXTRAS = ("interval", "max_buffered_tokens", "slow_reader")
 class Setting:
     """What a server has beside the request. base: sampling where the body says nothing; adapters: names, by id.
 
-    spm_infill: whether the prompt of a gap has its suffix first; max_prompts: of one request.
+    spm_infill: whether the prompt of a gap has its suffix first.
     """
 
     base: SamplingParams
     tokenizer: Tokenizer
-    max_prompts: int | None = None
     adapters: Sequence[str] = ()
     spm_infill: bool = False
 

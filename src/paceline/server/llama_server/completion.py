@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.generating import Generation, begin, check_number, most_prompts
+from paceline.completion import Completion
+from paceline.server.documents import STREAMS
+from paceline.server.generating import Generation, Readable, begin, check_number, collected, most_prompts
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
@@ -30,19 +32,20 @@ from paceline.server.service import Service
 from paceline.server.sse import event_stream
 
 _LARGE = 1 << 14  # prompt tokens, beyond which an answer that repeats them takes a while to write
+_MANY = 8  # answers
 
 
 def routes(service: Service, state: LlamaState) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
-    @router.post("/completion", summary="Complete a text, as llama-server does")
+    @router.post("/completion", summary="Complete a text, as llama-server does", responses=STREAMS)
     @router.post("/completions", include_in_schema=False)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """One answer, a list of answers where there are several prompts or choices, or their events with `stream`."""
         return await _answer(service, state, request, body)
 
-    @router.post("/infill", summary="Fill the gap between two texts")
+    @router.post("/infill", summary="Fill the gap between two texts", responses=STREAMS)
     async def infill(body: InfillBody, request: Request) -> Response:
         """As POST /completion; the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
         return await _answer(service, state, request, body)
@@ -56,10 +59,10 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
         base=service.sampling(API_DEFAULTS),
         tokenizer=engine.tokenizer,
         adapters=state.adapters.names,
-        max_prompts=most_prompts(engine),
         spm_infill=service.settings.spm_infill,
     )
-    room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch)
+    limits = engine.limits
+    room = Room(n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=most_prompts(engine))
     request = await asyncio.to_thread(read_request, body, setting, room)
     check_number(engine, len(request.prompts), request.params.n)
     options = merged(service.options(http), request.options)
@@ -94,8 +97,9 @@ class _Running:
         self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
         state.running[self._id] = brief_settings(request.params, stream=request.stream, told=request.settings)
 
-    async def start(self, generation: Generation) -> tuple[Answers, Generation]:
+    async def start(self, generation: Generation) -> tuple[Answers, Readable]:
         """What tells the answers, and the generation to be read, which is watched where lines may end its answers."""
+        watched: Readable = generation
         request, engine = self._request, self._service.engine()
         if "truncate" in request.options:
             request = await asyncio.to_thread(truncated, request, generation.prompts, engine.tokenizer)
@@ -106,22 +110,26 @@ class _Running:
             clock=time.monotonic,
         )
         self._request, self._answers = request, Answers(request, setup, self._slots)
-        if request.return_progress:
-            asked = ProgressingGeneration(generation, lambda: asyncio.wrap_future(engine.ask_slots()), self._id)
-            generation = cast("Generation", asked)
         if request.line_limits.has_any:
-            watched = LimitedGeneration(generation, request.line_limits, setup.clock, request.params)
-            generation = cast("Generation", watched)
-        return self._answers, generation
+            watched = LimitedGeneration(watched, request.line_limits, setup.clock, request.params)
+        if request.return_progress:  # outermost: what it tells is no line
+            watched = ProgressingGeneration(watched, lambda: asyncio.wrap_future(engine.ask_slots()), self._id)
+        return self._answers, watched
 
     async def whole(self, generation: Generation) -> Response:
         """The answer at its end."""
         async with generation:
             answers, watched = await self.start(generation)
-            completions = await watched.collected()
-        if self._request.params.logprobs is None and sum(map(len, self._request.prompts)) <= _LARGE:
-            return json_answer(answers.whole(completions))
-        return await large_json_answer(await asyncio.to_thread(answers.whole, completions))
+            completions = await collected(watched, self._request.params)
+        if self._is_large(completions):
+            return await large_json_answer(await asyncio.to_thread(answers.whole, completions))
+        return json_answer(answers.whole(completions))
+
+    def _is_large(self, completions: Sequence[Completion]) -> bool:
+        params, prompts = self._request.params, self._request.prompts
+        if params.logprobs is not None or sum(map(len, prompts)) > _LARGE:
+            return True
+        return len(completions) * params.n > _MANY
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""

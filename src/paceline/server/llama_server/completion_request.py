@@ -16,7 +16,7 @@ from paceline.server.llama_server.asking import Setting, lora_scales, request_op
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody, capped
 from paceline.server.llama_server.infill import Room, infill_ids
 from paceline.server.llama_server.line_limits import LineLimits
-from paceline.server.llama_server.prompts import all_prompts
+from paceline.server.llama_server.prompts import all_prompts, is_several
 from paceline.server.llama_server.settings_shown import full_settings
 
 
@@ -99,10 +99,9 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
     elif body.prompt is None:
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
+        _check_number(body.prompt, room)
         add, parse = body.add_special is not False, body.parse_special is not False
-        prompts = all_prompts(
-            setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse, most=setting.max_prompts
-        )
+        prompts = all_prompts(setting.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
     longest = max(map(len, prompts))
     if longest > room.n_ctx > 0 and body.truncate is None:
         message = (
@@ -110,6 +109,14 @@ def _prompts(body: CompletionBody, setting: Setting, room: Room) -> Sequence[lis
         )
         raise PromptTooLong(message, longest, room.n_ctx)
     return prompts
+
+
+def _check_number(prompt: Any, room: Room) -> None:
+    """Before they are tokenised, which takes a while."""
+    if is_several(prompt) and len(prompt) > room.max_prompts:
+        raise InvalidParams(
+            f"prompt: {len(prompt)} prompts are more than the {room.max_prompts} that this server takes at once"
+        )
 
 
 def _tells_progress(body: CompletionBody, num_prompts: int, warnings: list[str]) -> bool:

@@ -23,10 +23,14 @@ _BETWEEN = "\n\n--- snippet ---\n\n"  # where the model has no token for it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick."""
+    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick.
+
+    max_prompts: that it takes at once.
+    """
 
     n_ctx: int
     n_batch: int
+    max_prompts: int = 256
 
 
 def infill_ids(body: InfillBody, tokenizer: Tokenizer, room: Room, *, suffix_first: bool = False) -> list[int]:

@@ -12,31 +12,28 @@ _SHAPES = "a text, a list of token ids and texts, or an object with prompt_strin
 
 
 def all_prompts(
-    tokenizer: Tokenizer,
-    name: str,
-    value: Any,
-    *,
-    add_special: bool = True,
-    parse_special: bool = True,
-    most: int | None = None,
+    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
 ) -> list[list[int]]:
     """The token ids of one prompt or of each of several. A list is several prompts unless there is a number in it.
 
-    add_special, parse_special: as in `Tokenizer.encode`; llama-server does both. most: so many prompts are taken.
+    add_special, parse_special: as in `Tokenizer.encode`; llama-server does both.
 
     Raises `InvalidParams` where there is none, `InvalidType` for another shape, and what tokenising raises.
     """
-    if isinstance(value, list) and not any(_is_number(one) for one in value):
+    if is_several(value):
         if not value:
             raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
-        if most is not None and len(value) > most:
-            raise InvalidParams(f"{name}: {len(value)} prompts are more than the {most} that this server takes at once")
         named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
     else:
         named = [(name, value)]
     return [
         _one_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special) for each, one in named
     ]
+
+
+def is_several(value: object) -> bool:
+    """Whether it is a list of prompts, where `all_prompts` is asked."""
+    return isinstance(value, list) and not any(_is_number(one) for one in value)
 
 
 def _one_prompt(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:

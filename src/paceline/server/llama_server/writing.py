@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from paceline.server.large_json import encoded_in_parts
 from paceline.server.problems import Problem, Refused, llama_body
 
 
@@ -18,7 +19,7 @@ def json_answer(content: Any) -> Response:
 
 async def large_json_answer(content: Any) -> Response:
     """As `json_answer`; written in a thread, since it takes a while."""
-    return Response(await asyncio.to_thread(msgspec.json.encode, content), media_type="application/json")
+    return Response(await asyncio.to_thread(encoded_in_parts, content), media_type="application/json")
 
 
 def failure_event(problem: Problem) -> bytes:

@@ -7,7 +7,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter
@@ -21,6 +20,7 @@ from paceline.request import RequestOptions
 from paceline.runtime.embedder import normalized
 from paceline.server.abilities import embeds, vector_options, vectors_of
 from paceline.server.json_bodies import JsonRoute
+from paceline.server.large_json import encoded_in_parts
 from paceline.server.openai.body_fields import EMBEDDING_OPTIONS, OpenAIEmbeddingBody
 from paceline.server.openai.documents import ERRORS
 from paceline.server.openai.other_fields import judge
@@ -116,7 +116,7 @@ def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, 
         for index, row in enumerate(found)
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "usage": usage, **told})
+    return encoded_in_parts({"object": "list", "data": data, "usage": usage, **told})
 
 
 def shortened(found: Vectors, dimensions: int | None) -> Vectors:

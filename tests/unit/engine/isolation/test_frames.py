@@ -174,6 +174,13 @@ def test_an_error_without_a_code_of_its_own_comes_over_as_its_base() -> None:
     assert (type(part.error), str(part.error)) == (PromptTooLong, "7 of 5")
 
 
+def test_a_prompt_that_is_too_long_keeps_its_numbers() -> None:
+    """Whoever answers for it tells how much too long."""
+    sent = messages.Happened([messages.Failed(3, PromptTooLong("too long", 7, 5))])
+    (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
+    assert (part.error.num_tokens, part.error.max_tokens) == (7, 5)
+
+
 def test_an_error_of_a_later_version_is_still_an_error_of_ours() -> None:
     """An unknown code does not hide the message."""
     data = messages.encode(messages.Refused(1, QueueFull("why"))).replace(b"queue_full", b"queue_flat")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.unit.server.llama_server.letters import BOS, letters
@@ -41,12 +41,6 @@ def test_anything_else_is_refused_by_name(given: Any) -> None:
     """With the name of the field in front."""
     with pytest.raises(RequestError, match="prompt"):
         all_prompts(letters(), "prompt", given)
-
-
-def test_more_prompts_than_may_be_are_refused_before_one_is_tokenised() -> None:
-    """Which would take long for a million of them."""
-    with pytest.raises(InvalidParams, match="3 prompts are more than the 2"):
-        all_prompts(cast("Any", None), "prompt", ["a"] * 3, most=2)
 
 
 def test_images_are_refused_as_what_this_model_cannot() -> None:

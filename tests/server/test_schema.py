@@ -1,0 +1,209 @@
+"""The OpenAPI document against the server that serves it: requests made up from it, sound ones and others.
+
+PACELINE_SCHEMA_EXAMPLES: how many for each route; by default few.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tests.server.running import LONG_S, RunningServer
+
+from paceline.server.settings import ServerSettings
+
+pytestmark = pytest.mark.native
+
+EXAMPLES = int(os.environ.get("PACELINE_SCHEMA_EXAMPLES", "8"))
+IS_SAME = "PACELINE_SCHEMA_EXAMPLES" not in os.environ  # the same requests in every run
+SMALL: dict[str, Any] = {"isolation": "thread", "num_slots": 4, "n_ctx": 160, "n_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose answers are short, with all that can be switched on. At the end nothing is open and every slot is free."""
+    engine = {**SMALL, "state_folder": tmp_path_factory.mktemp("states")}
+    options = ServerSettings(
+        engine_options=engine, sampling={"max_tokens": 4}, props=True, embeddings=True, reranking=True
+    )
+    with RunningServer(options) as running:
+        yield running
+        running.until(lambda: running.service.open_requests.count == 0 and running.engine.num_open == 0)
+        assert not any(slot.is_processing for slot in running.engine.slots())
+
+
+@pytest.fixture(scope="module")
+def document(small: RunningServer) -> Any:
+    """The document, as the server tells it."""
+    return schemathesis.openapi.from_url(small.url + "/openapi.json", wait_for_schema=LONG_S)
+
+
+ROUTES = (
+    "GET /health",
+    "GET /v1/health",
+    "GET /health/live",
+    "GET /health/ready",
+    "POST /v1/requests/{request_id}/cancel",
+    "GET /metrics",
+    "GET /v1/models",
+    "GET /models",
+    "GET /v1/models/{model_id}",
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "POST /v1/embeddings",
+    "POST /completion",
+    "POST /infill",
+    "GET /slots",
+    "POST /slots/{id_slot}",
+    "GET /lora-adapters",
+    "POST /lora-adapters",
+    "POST /tokenize",
+    "POST /detokenize",
+    "POST /apply-template",
+    "POST /embedding",
+    "POST /rerank",
+    "GET /props",
+    "POST /props",
+)
+WITHOUT_BODY = ("POST /v1/requests/{request_id}/cancel", "POST /lora-adapters", "POST /props")
+SOUND = [(route, GenerationMode.POSITIVE) for route in ROUTES]
+UNSOUND = [
+    (route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST ") and route not in WITHOUT_BODY
+]
+CASES = [*SOUND, *UNSOUND]
+NEEDED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Once upon"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}]},
+    "/v1/embeddings": {"input": "Once upon"},
+    "/completion": {"prompt": "Once upon"},
+    "/infill": {"input_prefix": "Once", "input_suffix": "time"},
+    "/tokenize": {"content": "Once upon"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/apply-template": {"messages": [{"role": "user", "content": "Hello."}]},
+    "/embedding": {"content": "Once upon"},
+    "/rerank": {"query": "Once", "documents": ["upon", "a time"]},
+}
+"""What a route needs before it looks at the rest."""
+NUMBERS = [
+    0,
+    -0.0,
+    1,
+    -1,
+    2,
+    3,
+    0.5,
+    -2.5,
+    1e-320,
+    1e308,
+    -1e308,
+    2**31 - 1,
+    2**31,
+    2**32,
+    -(2**31) - 1,
+    2**63,
+    2**64,
+    10**30,
+]
+TEXTS = [
+    "",
+    " ",
+    "a",
+    "0",
+    "\0",
+    "\ufeff",
+    "\U0001f98a" * 9,
+    "e\u0301",
+    "../../x",
+    "\n",
+    "none",
+    "root ::= ",
+    "{",
+    "x" * 3000,
+]
+PLAIN = st.sampled_from([None, True, False, *NUMBERS, *TEXTS])
+ODD = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "content", "text", "token", "id", "role", *TEXTS]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+CONFORMS = [content_type_conformance, response_schema_conformance, status_code_conformance]
+INSIDE = (b"Traceback", b"site-packages", b".py", b"/src/", str(Path.home()).encode())
+
+
+def test_every_route_of_the_document_is_tried(document: Any) -> None:
+    """The list above is all of them."""
+    found = [result.ok() for result in document.get_all_operations()]
+    assert {f"{one.method.upper()} {one.path}" for one in found} == set(ROUTES)
+
+
+@pytest.mark.parametrize(("route", "mode"), CASES, ids=lambda part: getattr(part, "name", part))
+def test_made_up_requests_get_answers_as_the_document_has_them(document: Any, route: str, mode: GenerationMode) -> None:
+    """Never a failure of the server's own, nothing of its inside, and a shape that the document knows."""
+    method, path = route.split()
+    cases = document[path][method].as_strategy(generation_mode=mode)
+    bounded = settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=IS_SAME, suppress_health_check=list(HealthCheck)
+    )
+    bounded(given(cases)(examined))()
+
+
+def examined(case: schemathesis.Case) -> None:
+    """One request and its answer."""
+    if isinstance(case.body, dict) and case.path in NEEDED:
+        case.body = NEEDED[case.path] | case.body
+    check_answer(case, case.call(timeout=LONG_S))
+
+
+def check_answer(case: schemathesis.Case, response: schemathesis.Response) -> None:
+    is_ours = response.status_code not in (501, 504)  # not supported; a time limit of its own
+    checks = [*CONFORMS, not_a_server_error] if is_ours else CONFORMS
+    case.validate_response(response, checks=checks)
+    for word in INSIDE:
+        assert word not in response.content
+
+
+@pytest.mark.parametrize("path", NEEDED)
+def test_odd_values_of_known_fields_are_taken_or_refused(document: Any, small: RunningServer, path: str) -> None:
+    """Some fields at a time, beside what the route needs: a 200, or a 400 that says why; never more."""
+    fields = sorted(properties_of(document, path))
+    bodies = st.dictionaries(st.sampled_from(fields), ODD, min_size=1, max_size=3)
+
+    def tried(body: dict[str, Any]) -> None:
+        response = client.post(path, json=NEEDED[path] | body)
+        assert response.status_code in (200, 400, 501, 504), response.text
+        if response.status_code != 200:
+            assert response.json()["error"]["message"]
+        for word in INSIDE:
+            assert word not in response.content
+
+    bounded = settings(
+        max_examples=8 * EXAMPLES, deadline=None, derandomize=IS_SAME, suppress_health_check=list(HealthCheck)
+    )
+    with small.client() as client:
+        bounded(given(bodies)(tried))()
+
+
+def properties_of(document: Any, path: str) -> dict[str, Any]:
+    """The fields of the route's body."""
+    raw = document.raw_schema
+    body = raw["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    found: dict[str, Any] = raw["components"]["schemas"][body["$ref"].rpartition("/")[2]]["properties"]
+    return found
