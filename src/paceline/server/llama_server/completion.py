@@ -95,7 +95,8 @@ class _Running:
         self.is_streaming = False
         self._answers: Answers | None = None
         self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
-        state.running[self._id] = brief_settings(request.params, stream=request.stream, told=request.settings)
+        self._shown = brief_settings(request.params, stream=request.stream, told=request.settings)
+        state.running[self._id] = self._shown
 
     async def start(self, generation: Generation) -> tuple[Answers, Readable]:
         """What tells the answers, and the generation to be read, which is watched where lines may end its answers."""
@@ -133,7 +134,8 @@ class _Running:
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""
-        self._state.running.pop(self._id, None)
+        if self._state.running.get(self._id) is self._shown:  # ids are the clients', and another may have this one
+            del self._state.running[self._id]
         left: list[Held | None] = [None] * len(self._slots)
         if self._answers is not None:
             left = [self._left(one) for one in self._answers.sequences]
