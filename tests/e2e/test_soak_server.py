@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from tests.e2e.served import LONG_S, Served
 SECONDS = float(os.environ.get("PACELINE_SOAK_S", "20"))
 NUM_CLIENTS = int(os.environ.get("PACELINE_SOAK_CLIENTS", "200"))
 KILL_S = 30.0 if SECONDS >= 120 else SECONDS / 5  # an engine that dies more than five times a minute is given up
+WATCH_S = 0.5
 MEGABYTE = 1 << 20
 
 pytestmark = [
@@ -43,7 +45,7 @@ WORDS = (
 
 @dataclass
 class Tally:
-    """What became of the requests. pings: how long /health took, in seconds."""
+    """What became of the requests. pings: how long an empty answer took, in seconds."""
 
     endings: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
@@ -203,9 +205,9 @@ async def kill_now_and_then(served: Served, tally: Tally, is_over: asyncio.Event
 
 
 async def watch(served: Served, tally: Tally, is_over: asyncio.Event) -> None:
-    """Memory, and how long somebody waits who asks only for a sign of life."""
+    """Memory, and how long somebody waits who asks for next to nothing."""
     connection = await RawConnection.open(urlsplit(served.url).port or 0)
-    while not await happens_within(is_over, 0.5):
+    while not await happens_within(is_over, WATCH_S):
         tally.rss.append(served.rss_bytes())
         began = time.perf_counter()
         await connection.whole(await connection.post("/tokenize", {"content": ""}))
@@ -255,7 +257,8 @@ def test_everybody_gets_an_ending_and_nothing_is_lost(capsys: pytest.CaptureFixt
             f"{tally.kills} kills, {numbers['paceline_engine_restarts_total']:g} restarts"
             f"\n  as clients saw it: {dict(tally.endings.most_common())}"
             f"\n  as the engine counted: {finished}"
-            f"\n  memory of the server: {early / MEGABYTE:.1f} MB after a third, {late / MEGABYTE:.1f} MB at the end; "
+            f"\n  memory of the server: {early / MEGABYTE:.1f} MB after a third, {late / MEGABYTE:.1f} MB at the end, "
+            f"{growth(tally.rss) / MEGABYTE:+.2f} MB a minute; "
             f"{files} descriptors before and {served.num_files()} after"
             f"\n  longest wait for an empty answer: {max(tally.pings):.3f} s\n"
         )
@@ -292,6 +295,12 @@ async def warm_up(served: Served, tally: Tally) -> None:
     async with asyncio.TaskGroup() as group:
         for seed in range(NUM_CLIENTS):
             group.create_task(Client(port, tally, -seed).run(has_asked))
+
+
+def growth(samples: list[int]) -> float:
+    """Bytes a minute that memory grows by after the first third: the slope of a straight line through the samples."""
+    late = samples[len(samples) // 3 :]
+    return statistics.linear_regression(range(len(late)), late).slope * 60 / WATCH_S if len(late) > 1 else 0.0
 
 
 def rss_early_and_late(samples: list[int]) -> tuple[float, float]:
