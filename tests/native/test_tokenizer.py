@@ -175,7 +175,7 @@ def test_special_tokens_by_name(load: Load) -> None:
     tokenizer = load("refact")
     special = tokenizer.special_tokens
     assert tokenizer.token_text(special["fim_pre"]) == "<fim_prefix>"
-    assert tokenizer.fim_tokens == {name: token for name, token in special.items() if name.startswith("fim_")}
+    assert tokenizer.fim.prefix == special["fim_pre"]
     assert "fim_sep" not in special and (tokenizer.bos, tokenizer.eos) == (special["bos"], special["eos"])
     with pytest.raises(TypeError):
         special["bos"] = 1  # type: ignore[index]

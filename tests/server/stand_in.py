@@ -69,7 +69,7 @@ class StandInEngine:
         self.metrics = self.running.metrics
         self.config = EngineConfig(num_slots=num_slots, max_queue=max_queue)
         self.tokenizer = FakeTokenizer()
-        self.model = SimpleNamespace(metadata={}, chat_template=lambda: None)
+        self.model = SimpleNamespace(metadata={}, chat_templates={})
         self.sampling_defaults = SamplingParams()
         self.is_closed = False
 

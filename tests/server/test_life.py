@@ -16,7 +16,7 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
-from paceline.errors import ModelLoadError
+from paceline.errors import InvalidParams, ModelLoadError
 from paceline.server.settings import ServerSettings
 
 
@@ -38,9 +38,10 @@ def test_the_port_is_open_while_the_model_loads() -> None:
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_is_told_without_its_folder() -> None:
-    """By every health route."""
-    llm = StandInLLM(failure=ModelLoadError("cannot read the model file /srv/private/model.gguf: no such file"))
+@pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
+def test_a_model_that_cannot_be_loaded_is_told_without_its_folder(kind: type[Exception]) -> None:
+    """By every health route, and whoever set the server up wrongly."""
+    llm = StandInLLM(failure=kind("cannot read the model file /srv/our private/model.gguf: no such file"))
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.do(server.service.loaded.wait())
         for path in ("/health", "/health/live", "/health/ready"):
@@ -125,9 +126,14 @@ class Program:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def close_stderr(self) -> None:
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
     def code(self) -> int:
         assert self._process.stderr is not None
-        self.said += self._process.stderr.read().decode().splitlines()
+        if not self._process.stderr.closed:
+            self.said += self._process.stderr.read().decode().splitlines()
         return self._process.wait(LONG_S)
 
     def kill(self) -> None:
@@ -176,6 +182,15 @@ def test_a_second_signal_ends_at_once(programs: Any) -> None:
         program.wait_for("ending")
         program.signal(signal.SIGTERM)
         assert program.code() == 128 + signal.SIGTERM
+
+
+def test_a_server_whose_stderr_nobody_reads_any_more_ends_all_the_same(programs: Any) -> None:
+    """It has words for the signal, and cannot get rid of them."""
+    program = programs(0)
+    program.wait_for("is ready")
+    program.close_stderr()
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
 
 
 def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) -> None:

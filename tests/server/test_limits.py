@@ -145,14 +145,26 @@ def test_a_failure_that_nobody_foresaw_tells_nothing_of_the_inside(worlds: Any, 
 
 
 def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any) -> None:
-    """A page could send such a request to anybody's server without asking."""
+    """A page could have such a request sent to anybody's server without asking: with a form's type, or with none at all."""
     client = worlds().client
     body = json.dumps({"prompts": prompts(1)}).encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert client.post("/v1/probe", content=body).status_code == 200
     assert client.post("/v1/probe", content=body, headers=form).status_code == 200
-    answer = client.post("/v1/probe", content=body, headers={**form, "origin": "https://elsewhere.example"})
-    assert answer.status_code == 415
+    for origin in ("https://elsewhere.example", "null", f"http://elsewhere.example/{client.base_url.host}"):
+        page = {"origin": origin}
+        for headers in (form, {}, {"content-type": ""}, {"content-type": "text/plain; x=/json"}):
+            answer = client.post("/v1/probe", content=body, headers={**headers, **page})
+            assert answer.status_code == 415
+        assert client.post("/v1/requests/x/cancel", headers=page).status_code == 415
+        assert client.post("/v1/probe", content=body, headers={"content-type": "application/json", **page}).is_success
+
+
+def test_pages_of_the_server_itself_may_leave_the_type_out(worlds: Any) -> None:
+    """As the API's pages do for a request without a body."""
+    world = worlds()
+    page = {"origin": world.server.url}
+    assert world.client.post("/v1/requests/x/cancel", headers=page).json() == {"id": "x", "cancelled": False}
 
 
 def test_cors_is_off_unless_asked_for(worlds: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.native
 
@@ -384,3 +385,10 @@ def test_other_files_must_be_text(client: httpx.Client, extra: dict[str, Any]) -
 def test_a_gap_has_two_sides(client: httpx.Client, sides: dict[str, Any]) -> None:
     """Both are texts."""
     assert "input_" in refused(client, path="/infill", **sides)["message"]
+
+
+def test_more_answers_than_the_server_takes_are_refused(client: httpx.Client, server: RunningServer) -> None:
+    """Before any of them has a slot's number: prompts, and prompts times choices."""
+    assert "300 prompts" in refused(client, prompt=["a"] * 300)["message"]
+    assert "2 times 200" in refused(client, prompt=["a", "b"], n_cmpl=200)["message"]
+    assert server.call(lambda: server.service.open_requests.count) == 0

@@ -24,7 +24,7 @@ def test_every_command_of_the_guide_is_answered(tmp_path: Path) -> None:
     text = GUIDE.read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     assert len(lines) > 5
-    settings = ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, state_folder=tmp_path)
+    settings = ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": tmp_path})
     with RunningServer(settings) as server, server.client() as client:
         for line in lines:
             words = shlex.split(line)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.server.running import RunningServer
 
+from paceline.errors import Unsupported
 from paceline.server.settings import ServerSettings
 from paceline.testing.models import KINDS, write_lora, write_model
 
@@ -235,3 +236,34 @@ def test_an_answer_shows_the_scales_that_it_was_asked_for(styled: httpx.Client) 
     answer = styled.post("/completion", json=body).json()
     assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1.0}]
     assert "adapter 3" in answer["warnings"][0]
+
+
+# ---- chat templates
+
+TOOLS_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+def test_a_model_whose_one_template_is_that_for_tools_can_chat(tmp_path: Path) -> None:
+    """There is no other way to talk to it."""
+    extra = {"tokenizer.chat_template.tool_use": TOOLS_TEMPLATE}
+    path = write_model(tmp_path / "tools.gguf", KINDS["llama"], metadata=extra)
+    with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:
+        told = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
+        assert told.json() == {"prompt": "user: Hi\n"}
+
+
+def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path) -> None:
+    """Every time, in an error of its own; whoever does not chat is served."""
+    path = write_model(tmp_path / "m.gguf", KINDS["llama"], metadata={"tokenizer.chat_template": "{% if %}"})
+    with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:
+        for _ in range(2):
+            told = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
+            assert (told.status_code, told.json()["error"]["type"]) == (501, "not_supported_error")
+            assert "the model's chat template cannot be used" in told.json()["error"]["message"]
+        assert client.post("/completion", json={"prompt": [1, 2], "n_predict": 1}).status_code == 200
+        errors = []
+        for _ in range(2):
+            with pytest.raises(Unsupported) as caught:
+                server.call(server.service.chat_format)
+            errors.append(caught.value)
+        assert errors[0] is not errors[1]

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path) -> RunningServer:
     """A server that saves there."""
-    return RunningServer(ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": folder}, state_folder=folder))
+    return RunningServer(ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": folder}))
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +73,23 @@ def test_what_ran_in_a_slot_is_saved_and_found_by_the_next_server(slots: httpx.C
 
 
 def test_slots_and_files_belong_to_a_tenant(tmp_path: Path) -> None:
-    """Another one's number holds nothing, and its file is not there, whatever it is called."""
-    keys = (ApiKey(secret="first", tenant="one"), ApiKey(secret="second", tenant="two"))
-    settings = ServerSettings(
-        engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, state_folder=tmp_path, api_keys=keys
-    )
+    """Another one's number holds nothing, and its file is not there, whatever it is called; nor for a key without a tenant."""
+    keys = (ApiKey(secret="first", tenant="one"), ApiKey(secret="second", tenant="two"), ApiKey(secret="third"))
+    settings = ServerSettings(engine_options={**DEMO_ENGINE, "state_folder": tmp_path}, api_keys=keys)
     with RunningServer(settings) as running:
-        one, two = (running.client(headers={"authorization": f"Bearer {key.secret}"}) for key in keys)
-        with one, two:
+        one, two, none = (running.client(headers={"authorization": f"Bearer {key.secret}"}) for key in keys)
+        with one, two, none:
             complete(one, FRANCE, id_slot=1)
             assert act(one, 1, "save", filename="mine").status_code == 200
-            assert act(two, 1, "erase").json()["n_erased"] == 0
-            for name in ("mine", *(path.name for path in tmp_path.iterdir())):
-                assert act(two, 1, "restore", filename=name).status_code == 400
+            (path,) = tmp_path.iterdir()
+            before = path.read_bytes()
+            for other in (two, none):
+                assert act(other, 1, "erase").json()["n_erased"] == 0
+                complete(other, GERMANY, id_slot=1)
+                for name in ("mine", path.name, path.name.upper()):
+                    assert act(other, 1, "restore", filename=name).status_code == 400
+                act(other, 1, "save", filename=path.name)
+            assert path.read_bytes() == before
             assert act(one, 0, "restore", filename="mine").status_code == 200
 
 

@@ -166,3 +166,19 @@ def test_tools_are_refused_and_no_tools_are_none(client: httpx.Client) -> None:
     assert template(client, USER, tools=[]).status_code == 200
     answer = template(client, USER, tools=[{"type": "function"}])
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+BEGUN = {"role": "assistant", "content": "Today is"}
+
+
+def test_an_answer_that_has_begun_is_where_the_prompt_ends(client: httpx.Client) -> None:
+    """As llama-server has it; unless the request says that the message is whole."""
+    begun = template(client, USER, BEGUN).json()["prompt"]
+    assert begun.startswith(template(client, USER).json()["prompt"])
+    assert begun.endswith("Today is")
+    for fields in ({"continue_final_message": True}, {"continue_final_message": "content"}):
+        assert template(client, USER, BEGUN, **fields).json()["prompt"] == begun
+    whole = template(client, USER, BEGUN, continue_final_message=False, add_generation_prompt=False).json()["prompt"]
+    assert whole.startswith(begun) and len(whole) > len(begun)
+    assert template(client, USER, BEGUN, BEGUN).status_code == 400
+    assert template(client, USER, BEGUN, continue_final_message="reasoning_content").status_code == 501

@@ -60,6 +60,22 @@ def test_a_conversation_is_answered_as_its_template_says(world: OpenAIServer, cl
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 8)
 
 
+def test_an_answer_that_has_begun_is_continued_where_the_request_says_so(
+    world: OpenAIServer, client: openai.OpenAI
+) -> None:
+    """As OpenAI has it, an assistant's message is whole by itself."""
+    begun = [*MESSAGES, {"role": "assistant", "content": "Once"}]
+    chat_format = world.service.chat_format()
+    for asked, expected in (
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+        ({}, {}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+    ):
+        answer = chat(client, begun, extra_body={"return_token_ids": True, **asked})
+        rendered = chat_format.render(begun, **expected)
+        assert answer.choices[0].model_extra["prompt_token_ids"] == chat_format.encode(rendered)  # type: ignore[index]
+
+
 def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
     """It reads as the text does."""
     parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in MESSAGES]

@@ -211,7 +211,7 @@ def test_what_means_nothing_here_is_named_in_the_answer(client: openai.OpenAI) -
         ({"prompt": ["a", 5]}, "prompt", "invalid_type"),
         ({"prompt": [99999]}, "prompt", "invalid_params"),
         ({"prompt": [True]}, "prompt", "invalid_type"),
-        ({"prompt": ["a"] * 300}, "n", "invalid_params"),
+        ({"prompt": ["a"] * 300}, "prompt", "invalid_params"),
         ({"prompt": ["a"] * 2, "n": 200}, "n", "invalid_params"),
         ({"prompt": "a " * 2000}, None, "context_length_exceeded"),
         ({"best_of": 2}, "best_of", "unsupported"),

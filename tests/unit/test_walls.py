@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import paceline
 
 PACKAGE = Path(paceline.__file__).parent
@@ -35,6 +37,14 @@ def test_only_the_runtime_imports_the_compiled_core() -> None:
     found = importers("_native")
     assert found
     assert {path for path in found if not path.startswith("runtime/")} == set()
+
+
+@pytest.mark.parametrize("name", ["fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"])
+def test_only_the_server_imports_the_web_framework(name: str) -> None:
+    """So that nobody loads it who serves nothing."""
+    found = importers(name)
+    assert found
+    assert {path for path in found if not path.startswith("server/")} == set()
 
 
 WAITS = {"threading", "asyncio", "time", "logging"}

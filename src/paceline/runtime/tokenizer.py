@@ -169,15 +169,9 @@ class Tokenizer:
         """
         return MappingProxyType(dict(self._vocab.special_tokens()))
 
-    @property
-    def fim_tokens(self) -> Mapping[str, int]:
-        """The special tokens for filling in the middle of a text; empty where the model was not trained for it."""
-        fim = {name: token for name, token in self.special_tokens.items() if name.startswith("fim_")}
-        return MappingProxyType(fim)
-
     @cached_property
     def fim(self) -> FimTokens:
-        """The tokens for filling in the middle, as a record."""
+        """The tokens for filling in the middle of a text; all None where the model was not trained for it."""
         get = self.special_tokens.get
         return FimTokens(
             prefix=get("fim_pre"),

@@ -62,7 +62,6 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         middleware=_middleware(service),
         lifespan=lifespan,
         responses=ERRORS,
-        strict_content_type=False,
     )
     app.state.service = service
     for kind in (PacelineError, HTTPException, RequestValidationError):

@@ -85,6 +85,9 @@ class Connection(HttpToolsProtocol):
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Strangers ask for other protocols; that is nothing to warn of, and nothing that installing something would mend."""
+
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
         """What could not be parsed."""
         self._refuse(_BAD)

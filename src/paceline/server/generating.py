@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from starlette.requests import Request as HttpRequest
 
@@ -51,11 +51,7 @@ async def begin(
     """
     service.check_accepting()
     engine = service.engine()
-    most = engine.config.num_slots + engine.config.max_queue
-    if len(prompts) * params.n > most:
-        raise InvalidParams(
-            f"n: {len(prompts)} prompts with {params.n} choices each are more than the {most} that this server takes at once"
-        )
+    check_number(engine, len(prompts), params.n)
     reading = _streamed(options) if streaming else {**options, "interval": _WHOLE}
     wanted = RequestOptions(**reading)
     exchange = Exchange.of(request.scope)
@@ -68,6 +64,19 @@ async def begin(
         hang_up.close()
         raise
     return Generation(service, exchange, prepared, channels, hang_up)
+
+
+def check_number(engine: AnyEngine, num_prompts: int, num_choices: int) -> None:
+    """Raises `InvalidParams` where all choices together are more than the server takes at once; a queue cannot help then."""
+    most = most_prompts(engine)
+    if num_prompts * num_choices > most:
+        asked = f"prompt: {num_prompts} prompts are" if num_choices == 1 else f"n: {num_prompts} times {num_choices} is"
+        raise InvalidParams(f"{asked} more than the {most} that this server takes at once; ask in parts")
+
+
+def most_prompts(engine: AnyEngine) -> int:
+    """How many prompts one HTTP request may have."""
+    return engine.config.num_slots + engine.config.max_queue
 
 
 def _streamed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,12 +183,7 @@ class Generation:
 
     async def collected(self) -> list[Completion]:
         """The answers, in the order of the prompts. Raises the error of one that failed, `ClientGone` after a hang-up."""
-        parts: list[list[StreamChunk]] = [[] for _ in self._channels]
-        async for index, chunk in self.chunks():
-            parts[index].append(chunk)
-        if self.is_abandoned:
-            raise ClientGone
-        return [self._completion(index, chunks) for index, chunks in enumerate(parts)]
+        return await collected(self, self._params)
 
     def cancel(self) -> None:
         """Ends what has not ended, with the reason CANCELLED."""
@@ -205,19 +209,57 @@ class Generation:
             if chunk.usage is not None and chunk.finish_reason is not None:
                 self._exchange.endings.append((chunk.finish_reason, chunk.usage))
 
-    def _completion(self, index: int, chunks: Sequence[StreamChunk]) -> Completion:
-        for chunk in chunks:
-            if chunk.finish_reason in FAILED_ENDINGS:
-                if chunk.error is not None:
-                    raise chunk.error
-                raise Refused(problem_of_ending(chunk.finish_reason))
-        return completion_of(
-            chunks,
-            prompt=self.prompts[index],
-            wants_logprobs=self._params.logprobs is not None,
-            wants_prompt_logprobs=self._params.prompt_logprobs is not None,
-            index=index,
-        )
+
+class Readable(Protocol):
+    """What a generation is to those who read it."""
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """See `Generation`."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """See `Generation`."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """See `Generation`."""
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """See `Generation`."""
+
+    def cancel(self) -> None:
+        """See `Generation`."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+async def collected(generation: Readable, params: SamplingParams) -> list[Completion]:
+    """A generation's answers at their end; see `Generation.collected`. params: as they were asked for."""
+    parts: list[list[StreamChunk]] = [[] for _ in generation.prompts]
+    async for batch in generation.batches():
+        for index, chunk in batch:
+            parts[index].append(chunk)
+    if generation.is_abandoned:
+        raise ClientGone
+    return [_completion(generation.prompts[index], chunks, params, index) for index, chunks in enumerate(parts)]
+
+
+def _completion(prompt: Sequence[int], chunks: Sequence[StreamChunk], params: SamplingParams, index: int) -> Completion:
+    for chunk in chunks:
+        if chunk.finish_reason in FAILED_ENDINGS:
+            raise chunk.error if chunk.error is not None else Refused(problem_of_ending(chunk.finish_reason))
+    return completion_of(
+        chunks,
+        prompt=prompt,
+        wants_logprobs=params.logprobs is not None,
+        wants_prompt_logprobs=params.prompt_logprobs is not None,
+        index=index,
+    )
 
 
 async def _of_one(channel: StreamChannel) -> AsyncIterator[Batch]:

@@ -37,7 +37,8 @@ CLIENT_CLOSED = 499
 """The status of what its client gave up; no client sees it but one that cancelled by id."""
 
 _MOST_CHARS = 2000  # of a message
-_FOLDERS = re.compile(r"(?<![\w.~:/])(?:[A-Za-z]:\\|~?/)(?:[^\s/\\:'\"<>|]+[/\\])+")
+_WORD = r"[^\s/\\:'\"<>|]+"
+_FOLDERS = re.compile(rf"(?<![\w.~:/])(?:[A-Za-z]:\\|~?/)(?:{_WORD}(?: {_WORD})*[/\\])+")  # names may have blanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class LoadFailed(Refused):
 
     def __init__(self, error: BaseException) -> None:
         told = problem_of(error)
-        super().__init__(replace(told, status=503, type="unavailable_error", retry_after_s=None))
+        message = without_folders(told.message)  # whoever is at fault, it is not who asks
+        super().__init__(replace(told, status=503, type="unavailable_error", message=message, retry_after_s=None))
 
 
 class Draining(Refused):

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
+from paceline.chat.turns import Turn
 from paceline.engine.sampling_defaults import told_by_model
 from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
-from paceline.runtime.chat_format import ChatFormat
+from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
 from paceline.server.exchange import Exchange
 from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
@@ -67,7 +68,8 @@ class Service:
         self._is_loaded = False
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
-        self._chat: ChatFormat | PacelineError | None = None
+        self._chat: ChatFormat | None = None
+        self._why_no_chat = "the model has no chat template; give one, or send a prompt instead of messages"
 
     # ---- life
 
@@ -92,14 +94,14 @@ class Service:
         """What requests need of it, made once. In a thread. Raises what is wrong with a chat template of the settings."""
         self._model_sampling = told_by_model(model.metadata)
         given = self.settings.chat_template
-        if given is None and model.chat_template() is None:
+        if given is None and not model.chat_templates:
             return
         try:
             self._chat = ChatFormat(model, given)
         except PacelineError as error:  # a template of the model's own is missed only by those who want to chat
             if given is not None:
                 raise
-            self._chat = error
+            self._why_no_chat = f"the model's chat template cannot be used: {error}"
 
     def drain(self) -> None:
         """From now on nothing new is taken."""
@@ -164,12 +166,19 @@ class Service:
         }
 
     def chat_format(self) -> ChatFormat:
-        """The chat template: that of the settings, else the model's. Raises `Unsupported` where there is none."""
+        """The chat template: that of the settings, else the model's. Raises `Unsupported` where there is none of use."""
         self.engine()
-        if isinstance(self._chat, ChatFormat):
-            return self._chat
-        raise self._chat or Unsupported(
-            "the model has no chat template; give one, or send a prompt instead of messages"
+        if self._chat is None:
+            raise Unsupported(self._why_no_chat)
+        return self._chat
+
+    def rendered(self, turn: Turn, variables: Mapping[str, Any]) -> RenderedPrompt:
+        """The prompt of a conversation. variables: of the request, for the template. Takes time: not on the event loop."""
+        return self.chat_format().render(
+            turn.messages,
+            add_generation_prompt=turn.add_generation_prompt,
+            continue_final_message=turn.continue_final_message,
+            kwargs={**self.settings.chat_template_kwargs, **variables},
         )
 
     def _front_by_settings(self) -> AsyncLLM:

@@ -114,6 +114,7 @@ class Serving:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._take_signal, number)
         running = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        running.add_done_callback(lambda _: self.end())  # should it ever end by itself
         telling = asyncio.create_task(self._tell())
         await self._is_told_to_end.wait()
         telling.cancel()
@@ -181,4 +182,5 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 
 def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for the people who started it
+    with suppress(OSError):  # who read this may have gone, and the server serves and ends without them
+        print(f"paceline: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for the people who started it

@@ -23,9 +23,11 @@ class ServerSettings:
     Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
     `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
     lora_scales (what applies where a request does not say), chat_template (text; None: the model's), chat_template_kwargs
-    (variables for the template; a request's win over them), pooling (of embeddings where a request does not say; None: as the
-    model was made), embd_normalize (of llama-server's embeddings where a request does not say: -1 none, 0 by the greatest,
-    1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its prefix).
+    (variables for the template; a request's win over them), prefill_assistant (whether an answer goes on with a last message
+    of the assistant's where a request does not say; None: as llama-server has it in its routes and OpenAI in its own),
+    pooling (of embeddings where a request does not say; None: as the model was made), embd_normalize (of llama-server's
+    embeddings where a request does not say: -1 none, 0 by the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm),
+    spm_infill (whether an infill's prompt has its suffix before its prefix).
 
     Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
     cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
@@ -35,7 +37,7 @@ class ServerSettings:
     (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
-    `POST /props` is allowed), docs (the OpenAPI pages). state_folder: where slots are saved.
+    `POST /props` is allowed), docs (the OpenAPI pages). Slots are saved where engine_options have a state_folder.
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
@@ -46,6 +48,7 @@ class ServerSettings:
     lora_scales: Mapping[str, float] = field(default_factory=dict)
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prefill_assistant: bool | None = None
     pooling: str | None = None
     embd_normalize: int = 2
     spm_infill: bool = False
@@ -74,7 +77,6 @@ class ServerSettings:
     slots: bool = True
     props: bool = False
     docs: bool = True
-    state_folder: Path | None = None
 
     log_level: str = "info"
     log_json: bool = False

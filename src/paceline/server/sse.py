@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.generating import Generation
+from paceline.server.generating import Readable
 from paceline.server.problems import FAILED_ENDINGS, Problem, problem_of, problem_of_ending
 from paceline.streaming import StreamChunk
 
@@ -33,7 +33,7 @@ _PING = b": ping\n\n"
 
 
 def event_stream(
-    generation: Generation,
+    generation: Readable,
     render: Render,
     *,
     failure: Callable[[Problem], bytes],
@@ -51,9 +51,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, generation: Generation, render: Render, failure: Callable[[Problem], bytes], done: bytes
-    ) -> None:
+    def __init__(self, generation: Readable, render: Render, failure: Callable[[Problem], bytes], done: bytes) -> None:
         super().__init__()
         self._generation, self._render, self._failure, self._done = generation, render, failure, done
         self._problem: Problem | None = None

@@ -71,11 +71,13 @@ def test_an_error_that_nobody_foresaw_tells_nothing_of_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("cannot read /srv/models/a b/m.gguf: gone", "cannot read a b/m.gguf: gone"),
+        ("cannot read /srv/models/a b/m.gguf: gone", "cannot read m.gguf: gone"),
         ("'/home/me/llama.cpp/ggml.c:12: GGML_ASSERT(a/b) failed", "'ggml.c:12: GGML_ASSERT(a/b) failed"),
         ("C:\\models\\m.gguf is no model", "m.gguf is no model"),
         ("~/models/m.gguf", "m.gguf"),
         ("see https://example.org/a/b, 3/4 of it and /v1", "see https://example.org/a/b, 3/4 of it and /v1"),
+        ("cannot read '/srv/our own/big models/m.gguf': gone", "cannot read 'm.gguf': gone"),
+        ("/a/b.so and /c/d.so differ", "b.so and d.so differ"),
     ],
 )
 def test_folders_are_cut_from_what_the_inside_says(text: str, expected: str) -> None:

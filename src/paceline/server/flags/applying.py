@@ -79,10 +79,9 @@ def model(draft: Draft, value: Path, label: str) -> None:
 
 
 def state_folder(draft: Draft, value: Path, label: str) -> None:
-    """A folder that is there; the engine saves prefixes in it, and the server slots."""
+    """A folder that is there; slots are saved in it as the engine's prefixes."""
     if not draft.files.is_folder(value):
         raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}; make it first")
-    draft.put("server.state_folder", value, label)
     draft.put("engine.state_folder", str(value), label)
 
 

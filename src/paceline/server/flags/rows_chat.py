@@ -138,13 +138,11 @@ _CHAT: Final = (
         "--prefill-assistant",
         SWITCH,
         reading.switch,
-        Refused(
-            "continuing the assistant's message is not supported yet; leave it out: such a message counts as ended"
-        ),
-        "Continue a conversation's last message where it is the assistant's.",
+        Sets(("server.prefill_assistant",)),
+        "Continue a conversation's last message where it is the assistant's and the request does not say.",
         env="LLAMA_ARG_PREFILL_ASSISTANT",
         off="--no-prefill-assistant",
-        but={False: SAME},
+        default="in /apply-template, as llama-server; not in OpenAI's chat",
     ),
     Flag(
         "-sp --special",

@@ -267,7 +267,7 @@ _ENDPOINTS: Final = (
         "--slot-save-path",
         "FOLDER",
         reading.path,
-        Sets(("server.state_folder", "engine.state_folder"), applying.state_folder),
+        Sets(("engine.state_folder",), applying.state_folder),
         "Folder where slots are saved; without it they cannot be.",
         default="none",
     ),

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import Field
 
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.asking import lora_scales
 from paceline.server.llama_server.bodies import LoraScale
 from paceline.server.llama_server.state import LlamaState
-from paceline.server.openai.json_bodies import JsonRoute
 
 _MOST = 1000  # entries that are read
 

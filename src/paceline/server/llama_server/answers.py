@@ -97,11 +97,8 @@ class Answers:
         if chunk.finish_reason is not None:
             self._end(sequence, chunk.finish_reason, chunk.stop, len(chunk.stop_token_ids))
         if chunk.usage is not None and chunk.finish_reason is not None:
-            for choice in range(self._num_choices):
-                ended = self._sequence(prompt, choice)
-                if ended.finish_reason is None:
-                    self._end(ended, chunk.finish_reason, chunk.stop, 0)
-                yield _encode(self._final(ended, chunk.usage, "", [], None))
+            for choice in range(self._num_choices):  # one that failed has no reason; the stream's error follows
+                yield _encode(self._final(self._sequence(prompt, choice), chunk.usage, "", [], None))
 
     def _partial(self, sequence: Telling, chunk: StreamChunk) -> dict[str, Any]:
         sequence.token_ids += chunk.token_ids

@@ -225,6 +225,11 @@ class TemplateBody(Body):
 
     messages: Any
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | str | None = Field(
+        default=None,
+        description='Whether the prompt ends with the last message, unfinished; "content" is true. Where it is the '
+        "assistant's, that is so unless this is false.",
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = None
     model: Text | None = None

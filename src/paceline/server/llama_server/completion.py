@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
 from paceline.server.documents import STREAMS
-from paceline.server.generating import Generation, begin
+from paceline.server.generating import Generation, Readable, begin, check_number, collected, most_prompts
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.answers import Answers, Setup, Telling
 from paceline.server.llama_server.asking import API_DEFAULTS, Setting
 from paceline.server.llama_server.bodies import CompletionBody, InfillBody
@@ -26,8 +27,7 @@ from paceline.server.llama_server.settings_shown import brief_settings
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import failure_event, json_answer, large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
-from paceline.server.openai.reading import merged
+from paceline.server.options import merged
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
 
@@ -61,9 +61,10 @@ async def _answer(service: Service, state: LlamaState, http: Request, body: Comp
         adapters=state.adapters.names,
         spm_infill=service.settings.spm_infill,
     )
-    most = engine.config.num_slots + engine.config.max_queue
-    room = Room(n_ctx=engine.limits.max_positions, n_batch=engine.limits.n_batch, max_prompts=most)
+    limits = engine.limits
+    room = Room(n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=most_prompts(engine))
     request = await asyncio.to_thread(read_request, body, setting, room)
+    check_number(engine, len(request.prompts), request.params.n)
     options = merged(service.options(http), request.options)
     running = _Running(service, state, request, options)
     try:
@@ -94,10 +95,12 @@ class _Running:
         self.is_streaming = False
         self._answers: Answers | None = None
         self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
-        state.running[self._id] = brief_settings(request.params, stream=request.stream, told=request.settings)
+        self._shown = brief_settings(request.params, stream=request.stream, told=request.settings)
+        state.running[self._id] = self._shown
 
-    async def start(self, generation: Generation) -> tuple[Answers, Generation]:
+    async def start(self, generation: Generation) -> tuple[Answers, Readable]:
         """What tells the answers, and the generation to be read, which is watched where lines may end its answers."""
+        watched: Readable = generation
         request, engine = self._request, self._service.engine()
         if "truncate" in request.options:
             request = await asyncio.to_thread(truncated, request, generation.prompts, engine.tokenizer)
@@ -108,19 +111,17 @@ class _Running:
             clock=time.monotonic,
         )
         self._request, self._answers = request, Answers(request, setup, self._slots)
-        if request.return_progress:
-            asked = ProgressingGeneration(generation, lambda: asyncio.wrap_future(engine.ask_slots()), self._id)
-            generation = cast("Generation", asked)
         if request.line_limits.has_any:
-            watched = LimitedGeneration(generation, request.line_limits, setup.clock, request.params)
-            generation = cast("Generation", watched)
-        return self._answers, generation
+            watched = LimitedGeneration(watched, request.line_limits, setup.clock, request.params)
+        if request.return_progress:  # outermost: what it tells is no line
+            watched = ProgressingGeneration(watched, lambda: asyncio.wrap_future(engine.ask_slots()), self._id)
+        return self._answers, watched
 
     async def whole(self, generation: Generation) -> Response:
         """The answer at its end."""
         async with generation:
             answers, watched = await self.start(generation)
-            completions = await watched.collected()
+            completions = await collected(watched, self._request.params)
         if self._is_large(completions):
             return await large_json_answer(await asyncio.to_thread(answers.whole, completions))
         return json_answer(answers.whole(completions))
@@ -133,7 +134,8 @@ class _Running:
 
     def release(self) -> None:
         """Leaves to its slots what they have come to."""
-        self._state.running.pop(self._id, None)
+        if self._state.running.get(self._id) is self._shown:  # ids are the clients', and another may have this one
+            del self._state.running[self._id]
         left: list[Held | None] = [None] * len(self._slots)
         if self._answers is not None:
             left = [self._left(one) for one in self._answers.sequences]

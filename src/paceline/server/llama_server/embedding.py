@@ -11,13 +11,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.abilities import check_embedding, vectors_of
+from paceline.server.abilities import embeds, vector_options, vectors_of
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import EmbeddingBody
 from paceline.server.llama_server.norms import normalised
 from paceline.server.llama_server.prompts import all_prompts
-from paceline.server.llama_server.writing import bad_request, large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
+from paceline.server.llama_server.writing import bad_request, large_json_answer, not_enabled
 from paceline.server.service import Service
 
 
@@ -30,9 +31,11 @@ def routes(service: Service) -> APIRouter:
     async def embed(body: EmbeddingBody, request: Request) -> Response:
         """A list of `index` and `embedding`, which is a list of vectors: one of the text, or, without pooling, one a token."""
         engine = service.engine()
-        check_embedding(service)
+        if not embeds(service):
+            raise not_enabled("This server does not support embeddings. Start it with `--embeddings`")
         ids = await asyncio.to_thread(_all_ids, engine.tokenizer, body)
-        rows = await vectors_of(service, request, ids, service.settings.pooling)
+        options = RequestOptions(**vector_options(service, request))
+        rows = await vectors_of(service, request, ids, service.settings.pooling, options)
         return await large_json_answer(await asyncio.to_thread(_shaped, rows, body, service.settings.embd_normalize))
 
     return router

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
-from paceline.server.generating import Batch, Generation
+from paceline.server.generating import Batch, Readable
 from paceline.server.llama_server.wrapped import WrappedGeneration
 from paceline.streaming import StreamChunk
 
@@ -28,7 +28,7 @@ class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
 class ProgressingGeneration(WrappedGeneration):
     """The generation of one prompt, with `ProgressChunk`s before its first chunk. look: at the slots; request_id: its own."""
 
-    def __init__(self, generation: Generation, look: Look, request_id: str, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, generation: Readable, look: Look, request_id: str, interval_s: float = INTERVAL_S) -> None:
         super().__init__(generation)
         self._look, self._request_id, self._interval_s = look, request_id, interval_s
 

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.pairs import all_pairs
-from paceline.server.llama_server.abilities import check_reranking, vectors_of
+from paceline.request import RequestOptions
+from paceline.server.abilities import reranks, vector_options, vectors_of
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import RerankBody
-from paceline.server.llama_server.writing import bad_request, large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
+from paceline.server.llama_server.writing import bad_request, large_json_answer, not_enabled
 from paceline.server.service import Service
 
 
@@ -28,12 +29,13 @@ def routes(service: Service) -> APIRouter:
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Best first, `top_n` of them. With `texts` in place of `documents` a plain list, as TEI answers."""
         engine = service.engine()
-        check_reranking(service)
+        if not reranks(service):
+            raise not_enabled("This server does not support reranking. Start it with `--reranking`")
         documents = body.documents or body.texts
         if not isinstance(documents, list) or not documents:
             raise bad_request('"documents" must be a non-empty string array', "documents")
         ids = await asyncio.to_thread(all_pairs, engine.model, body.query, documents)
-        rows = await vectors_of(service, request, ids, "rank")
+        rows = await vectors_of(service, request, ids, "rank", RequestOptions(**vector_options(service, request)))
         found = _ranked([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if body.texts is not None:
             return await large_json_answer(_as_tei(found, documents, with_text=bool(body.return_text)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,19 @@ from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
 from paceline.scheduling.slots_snapshot import SlotView
 from paceline.server.exchange import Exchange
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import SlotBody
 from paceline.server.llama_server.state import LlamaState
 from paceline.server.llama_server.virtual_slots import Held
 from paceline.server.llama_server.writing import bad_request, json_answer, not_enabled
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
     from paceline.engine.opening import AnyEngine
+
+_LONGEST_NAME = 100  # characters; with a tenant's mark it still is a name for the engine
+_OF_A_TENANT = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
 
 
 def routes(service: Service, state: LlamaState) -> APIRouter:
@@ -123,8 +127,15 @@ def _name(body: SlotBody | None) -> str:
 
 
 def _file_name(tenant: str, name: str) -> str:
-    """The name that a tenant's file has. The engine refuses what is no name."""
-    return name if not tenant else f"{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}"
+    """The name that a tenant's file has; one that has no tenant cannot name those. The engine refuses what is no name."""
+    if len(name) > _LONGEST_NAME or name.startswith(".") or (not tenant and _OF_A_TENANT.match(name)):
+        raise bad_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
+    return f"{_mark(tenant)}.{name}" if tenant else name
+
+
+def _mark(tenant: str) -> str:
+    """What a tenant's files begin with."""
+    return "tenant-" + hashlib.sha256(tenant.encode()).hexdigest()[:16]
 
 
 def _shown(slot: SlotView, n_ctx: int, state: LlamaState) -> dict[str, Any]:

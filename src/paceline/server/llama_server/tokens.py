@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from paceline import validation
 from paceline.chat.messages import checked_messages
+from paceline.chat.turns import next_turn
 from paceline.errors import Unsupported
 from paceline.runtime import Tokenizer
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.llama_server.bodies import Body, DetokenizeBody, TemplateBody, TokenizeBody
 from paceline.server.llama_server.prompts import mixed_ids
 from paceline.server.llama_server.writing import large_json_answer
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.service import Service
 
 
@@ -48,15 +49,16 @@ def routes(service: Service) -> APIRouter:
 
 
 def _rendered(service: Service, body: TemplateBody) -> str:
-    return (
-        service.chat_format()
-        .render(
-            checked_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            kwargs={**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})},
-        )
-        .text
+    asked = body.continue_final_message
+    if isinstance(asked, str) and asked != "content":
+        raise Unsupported(f'continue_final_message must be true, false or "content", not {asked!r:.80}')
+    turn = next_turn(
+        checked_messages(body.messages),
+        continues=None if asked is None else bool(asked),
+        generates=body.add_generation_prompt,
+        prefills=service.settings.prefill_assistant is not False,
     )
+    return service.rendered(turn, body.chat_template_kwargs or {}).text
 
 
 def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:

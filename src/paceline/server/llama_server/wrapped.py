@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from paceline.server.generating import Batch, Generation
+from paceline.server.generating import Batch, Readable
 
 
 class WrappedGeneration:
     """A generation as it is; those who change what is read of it have their own `batches`."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Readable) -> None:
         self._generation = generation
 
     @property

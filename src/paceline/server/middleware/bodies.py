@@ -1,7 +1,7 @@
 """Reads the bodies of requests: whole, within a size and a time, before anything else is done for them.
 
-A body that is not declared as JSON is taken for it all the same, as `curl -d` sends it; but not from a web page, since a
-browser sends such requests to any server without asking it.
+A body that is not declared as JSON is taken for it all the same, as `curl -d` sends it; but not from a web page of
+elsewhere, since a browser sends such requests, also those without a body, to any server without asking it.
 """
 
 from __future__ import annotations
@@ -81,11 +81,22 @@ class _Replayed:
 
 def _declare_json(scope: Scope) -> None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    kind = _first(headers, b"content-type")
     if kind.partition(b";")[0].strip().lower().endswith((b"/json", b"+json")):
         return
-    if kind and any(name == b"origin" for name, _ in headers):
-        text = f"the content type must be application/json, not {kind.decode('latin-1')!r:.80}"
+    if _is_from_elsewhere(headers):
+        shown = repr(kind.decode("latin-1"))[:80] if kind else "missing"
+        text = f"the content type must be application/json where a web page asks, and it is {shown}"
         raise Refused(Problem(415, "invalid_request_error", "unsupported_media_type", text))
     others = [pair for pair in headers if pair[0] != b"content-type"]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
+
+
+def _is_from_elsewhere(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a web page sends it that is not this server's own; browsers name the page's origin with every POST."""
+    origin = _first(headers, b"origin")
+    return bool(origin) and origin.partition(b"://")[2] != _first(headers, b"host")
+
+
+def _first(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")

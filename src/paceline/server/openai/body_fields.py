@@ -136,6 +136,12 @@ class OpenAIChatBody(GenerationBody):
     )
     response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
+    continue_final_message: bool | None = Field(
+        None, description="paceline's own: whether the answer goes on with the last message, the assistant's."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="paceline's own: whether the template begins the assistant's answer; true by default."
+    )
 
 
 class OpenAIEmbeddingBody(EmbeddingExtras):

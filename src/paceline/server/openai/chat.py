@@ -9,14 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.chat.messages import checked_messages
+from paceline.chat.turns import next_turn
 from paceline.params import SamplingParams
 from paceline.server.generating import Generation, begin
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.openai.answers import Telling
 from paceline.server.openai.body_fields import OpenAIChatBody
 from paceline.server.openai.chat_answer import ChatStream, chat_body
 from paceline.server.openai.completions import failure_event
 from paceline.server.openai.documents import STREAMS
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import CHAT_DEFAULTS, read_chat
 from paceline.server.openai.refusing import naming_the_field
 from paceline.server.openai.telling import scores_prompt, telling_of
@@ -65,10 +66,14 @@ async def _whole(generation: Generation, telling: Telling) -> Response:
 
 def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[str, ...]]:
     """The prompt's ids, and the texts that end an answer in its format."""
-    chat_format = service.chat_format()
-    variables = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    rendered = chat_format.render(checked_messages(body.messages), kwargs=variables)
-    return chat_format.encode(rendered), rendered.stops
+    turn = next_turn(
+        checked_messages(body.messages),
+        continues=body.continue_final_message,
+        generates=body.add_generation_prompt,
+        prefills=service.settings.prefill_assistant is True,
+    )
+    rendered = service.rendered(turn, body.chat_template_kwargs or {})
+    return service.chat_format().encode(rendered), rendered.stops
 
 
 def with_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:

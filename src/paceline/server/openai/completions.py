@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.server.generating import Generation, begin
+from paceline.server.generating import Generation, begin, check_number
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.openai.answers import Telling
 from paceline.server.openai.body_fields import OpenAICompletionBody
 from paceline.server.openai.completion_answer import CompletionStream, completion_body
 from paceline.server.openai.documents import STREAMS
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.reading import COMPLETION_DEFAULTS, read_completion
 from paceline.server.openai.refusing import naming_the_field
 from paceline.server.openai.telling import scores_prompt, telling_of
@@ -34,11 +34,13 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", summary="Complete a text", responses=STREAMS)
     async def complete(body: OpenAICompletionBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name; with `stream` as server-sent events."""
-        base = service.sampling(COMPLETION_DEFAULTS)
+        base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
         with naming_the_field(OpenAICompletionBody.model_fields):
             asked = await asyncio.to_thread(read_completion, body, base, service.options(request))
-            prompts = await prompts_of(body, service.engine().tokenizer)
-            check_number(service, len(prompts), asked.params.n)
+            prompts = listed_prompts(body, engine.tokenizer)
+            check_number(engine, len(prompts), asked.params.n)
+            if body.suffix:
+                prompts = await asyncio.to_thread(with_suffix, prompts, body.suffix, engine.tokenizer)
             streaming = bool(body.stream)
             generation = await begin(service, request, prompts, asked.params, asked.options, streaming=streaming)
         telling = telling_of(
@@ -72,18 +74,8 @@ def failure_event(problem: Problem) -> bytes:
     return msgspec.json.encode(openai_body(problem))
 
 
-def check_number(service: Service, num_prompts: int, n: int) -> None:
-    """Raises `InvalidParams` where all choices together are more than the server takes at once."""
-    config = service.engine().config
-    most = config.num_slots + config.max_queue
-    if num_prompts * n > most:
-        raise InvalidParams(
-            f"n: {num_prompts} prompts with {n} choices each are more than {most}; ask for them in parts"
-        )
-
-
-async def prompts_of(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
-    """The prompts that a body has; none is as if a document began. Raises `InvalidParams`, `Unsupported`."""
+def listed_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
+    """The prompts that a body has; none is as if a document began. Raises `InvalidParams`."""
     prompt: Any = body.prompt
     if prompt is None:
         if tokenizer.bos is None:
@@ -97,13 +89,11 @@ async def prompts_of(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]
     for index, one in enumerate(prompts):
         if not isinstance(one, (str, list)):
             raise InvalidType(f"prompt[{index}] must be a text or token ids, not {one!r:.80}")
-    if not body.suffix:
-        return list(prompts)
-    return await asyncio.to_thread(_with_suffix, prompts, body.suffix, tokenizer)
+    return list(prompts)
 
 
-def _with_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
-    """Prompts after which the model writes what stands between them and the suffix."""
+def with_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
+    """Prompts after which the model writes what stands between them and the suffix. Raises `Unsupported`. Takes time."""
     fim = tokenizer.fim
     if not fim.can_fill:
         raise Unsupported("suffix needs a model with tokens for filling in the middle, and this one has none")

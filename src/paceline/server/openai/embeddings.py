@@ -18,17 +18,16 @@ from paceline.engine.results import embedding_options, vectors
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.request import RequestOptions
 from paceline.runtime.embedder import normalized
-from paceline.server.exchange import Exchange
+from paceline.server.abilities import embeds, vector_options, vectors_of
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.large_json import encoded_in_parts
-from paceline.server.openai.asking import ask
 from paceline.server.openai.body_fields import EMBEDDING_OPTIONS, OpenAIEmbeddingBody
 from paceline.server.openai.documents import ERRORS
-from paceline.server.openai.json_bodies import JsonRoute
 from paceline.server.openai.other_fields import judge
-from paceline.server.openai.reading import given_fields, merged, model_warning
+from paceline.server.openai.reading import given_fields, model_warning
 from paceline.server.openai.refusing import naming_the_field
+from paceline.server.options import merged
 from paceline.server.service import Service
-from paceline.streaming import FinishReason, Usage
 
 Vectors = npt.NDArray[np.float32]
 
@@ -43,30 +42,22 @@ def routes(service: Service) -> APIRouter:
     async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name. Vectors have length 1."""
         engine = service.engine()
-        check_offered(service)
+        if not embeds(service):
+            raise Unsupported(
+                "this model was made to generate, and embeddings are off; start the server with --embeddings"
+            )
         with naming_the_field(OpenAIEmbeddingBody.model_fields):
             warnings = (*judge(body.model_extra or {}, OpenAIEmbeddingBody), *model_warning(body, service.names))
             check_body(body, engine.model.n_embd_out)
-            options = read_options(body, service.options(request))
+            options = read_options(body, vector_options(service, request))
             ids = await asyncio.to_thread(input_ids, body.input, engine.tokenizer, options)
-            pooling = _pooling(body, service)
-            rows = await ask(service, request, lambda: engine.embed(ids, pooling, options))
-        num_tokens = sum(map(len, ids))
-        Exchange.of(request.scope).endings.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
+            rows = await vectors_of(service, request, ids, _pooling(body, service), options)
         name = service.names[0] if body.model is None else body.model
         told = {"model": name, **({"warnings": warnings} if warnings else {})}
-        content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, told)
+        content = await asyncio.to_thread(embedding_body, rows, body, sum(map(len, ids)), told)
         return Response(content, media_type="application/json")
 
     return router
-
-
-def check_offered(service: Service) -> None:
-    """Raises `Unsupported` where embeddings are not this server's business."""
-    model = service.engine().model
-    pooling = model.metadata.get(f"{model.metadata.get('general.architecture', '')}.pooling_type", "0")
-    if not (service.settings.embeddings or not model.has_decoder or pooling in ("1", "2", "3")):
-        raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
 
 
 def _pooling(body: OpenAIEmbeddingBody, service: Service) -> str | None:
@@ -96,8 +87,7 @@ def read_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any]) -> Reque
     given = given_fields(body)
     mine = {name: given[name] for name in EMBEDDING_OPTIONS if name in given}
     RequestOptions(**mine)  # says what is wrong with them
-    ours = {name: value for name, value in options.items() if name in ("request_id", "timeout_s")}
-    return embedding_options(merged(ours, mine))
+    return embedding_options(merged(options, mine))
 
 
 def input_ids(given: Any, tokenizer: Any, options: RequestOptions) -> list[list[int]]:

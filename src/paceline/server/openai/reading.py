@@ -21,6 +21,7 @@ from paceline.server.openai.body_fields import (
     OpenAICompletionBody,
 )
 from paceline.server.openai.other_fields import judge, renamed
+from paceline.server.options import merged
 
 COMPLETION_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 16}
 CHAT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
@@ -117,15 +118,6 @@ def _options(body: GenerationBody) -> tuple[dict[str, Any], list[str]]:
         {name: value for name, value in options.items() if name not in unread},
         [f"{name}: without a meaning where stream is not true" for name in unread],
     )
-
-
-def merged(options: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's options with a request's own, which win, but that no request outlives the server's limit."""
-    result = {**options, **mine}
-    limits = [limit for limit in (options.get("timeout_s"), mine.get("timeout_s")) if limit is not None]
-    if limits:
-        result["timeout_s"] = min(limits)
-    return result
 
 
 def given_fields(body: Body) -> dict[str, Any]:

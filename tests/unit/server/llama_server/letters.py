@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from paceline.runtime import Tokenizer
+from paceline.runtime.tokenizer import FimTokens
 
 BOS = 300
 
@@ -20,7 +21,7 @@ class Letters:
     eog_ids = frozenset({399, 398})
 
     def __init__(self, **fim: int) -> None:
-        self.fim_tokens = fim
+        self.fim = FimTokens(**fim)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return [BOS] * add_special + [ord(letter) % self.n_vocab for letter in text]

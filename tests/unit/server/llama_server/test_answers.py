@@ -87,10 +87,13 @@ def test_choices_end_together_each_in_its_place() -> None:
     assert [(one["index"], one["stop_type"], one["id_slot"]) for one in events] == [(0, "limit", 4), (1, "eos", 5)]
 
 
-def test_the_end_of_the_stream_ends_choices_that_have_not_ended() -> None:
-    """With its own reason."""
-    events = told(made(n=2), StreamChunk(index=0, choice=1, finish_reason=FinishReason.LENGTH, usage=USAGE))
-    assert [one["stop_type"] for one in events] == ["limit", "limit"]
+def test_a_choice_that_failed_is_not_told_to_have_ended_like_the_others() -> None:
+    """Its chunks come without a reason, since the stream tells the error."""
+    failed = StreamChunk(index=0, choice=0, token_ids=(7,), text="a")
+    *_, first, second = told(
+        made(n=2), failed, StreamChunk(index=0, choice=1, finish_reason=FinishReason.LENGTH, usage=USAGE)
+    )
+    assert (first["stop_type"], second["stop_type"]) == ("none", "limit")
 
 
 def test_a_whole_answer_has_its_tokens_only_where_they_were_asked_for() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.params import SamplingParams
-from paceline.server.generating import Batch
+from paceline.server.generating import Batch, collected
 from paceline.server.llama_server.limited import LimitedGeneration
 from paceline.server.llama_server.line_limits import LineLimits, LineWatch
 from paceline.server.problems import ClientGone
@@ -79,7 +79,7 @@ def test_an_answer_that_is_over_ends_with_length_and_computes_no_more() -> None:
             index=2, token_ids=(3,), text="d", finish_reason=FinishReason.CANCELLED, usage=Usage(prompt_tokens=1)
         ),
     )
-    (completion,) = asyncio.run(limited(played).collected())
+    (completion,) = asyncio.run(collected(limited(played), SamplingParams()))
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("a\n", (1,), FinishReason.LENGTH)
     assert completion.usage.prompt_tokens == 1
     assert played.num_cancels == 1
@@ -103,6 +103,6 @@ def test_a_failure_and_a_hang_up_stay_what_they_are() -> None:
     """Neither is an answer."""
     failed = Played(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=None, usage=Usage()))
     with pytest.raises(Exception, match="failed"):
-        asyncio.run(limited(failed).collected())
+        asyncio.run(collected(limited(failed), SamplingParams()))
     with pytest.raises(ClientGone):
-        asyncio.run(limited(Played(is_abandoned=True)).collected())
+        asyncio.run(collected(limited(Played(is_abandoned=True)), SamplingParams()))

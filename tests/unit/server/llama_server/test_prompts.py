@@ -55,7 +55,7 @@ def gap(fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, **fields: An
     return infill_ids(body, letters(**fim), Room(n_batch=n_batch, n_ctx=n_ctx))
 
 
-FIM = {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3}
+FIM = {"prefix": 1, "suffix": 2, "middle": 3}
 
 
 def test_a_gap_lies_between_its_tokens() -> None:
@@ -73,7 +73,7 @@ def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
 def test_other_files_come_first_each_with_its_name() -> None:
     """In the tokens of the model where it has such; else between lines."""
     files = {"input_extra": [{"filename": "f", "text": "x"}, {"text": "y"}]}
-    spelt = "".join(map(chr, gap({**FIM, "fim_rep": 4, "fim_sep": 5}, **files)))
+    spelt = "".join(map(chr, gap({**FIM, "rep": 4, "sep": 5}, **files)))
     assert spelt == f"\4myproject\n\5f\nx\5tmp\ny\5filename\n{chr(BOS)}\1aa\2cc\3"
     spelt = "".join(map(chr, gap(FIM, **files)))
     assert spelt == f"\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\ny{chr(BOS)}\1aa\2cc\3"
@@ -91,7 +91,7 @@ def test_a_long_gap_keeps_what_is_near_it() -> None:
 def test_a_model_without_the_tokens_is_refused() -> None:
     """It says which are missing."""
     with pytest.raises(Unsupported, match="suffix and the middle"):
-        gap({"fim_pre": 1})
+        gap({"prefix": 1})
 
 
 @pytest.mark.parametrize("name", ["input_prefix", "input_suffix"])

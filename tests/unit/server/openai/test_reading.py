@@ -15,7 +15,6 @@ from paceline.server.openai.reading import (
     COMPLETION_DEFAULTS,
     Asked,
     biases,
-    merged,
     model_warning,
     read_chat,
     read_completion,
@@ -197,16 +196,6 @@ def test_a_negative_seed_is_a_seed() -> None:
     """But -1, which is llama.cpp's word for none."""
     assert completion(seed=-2).params.seed == 2**64 - 2
     assert completion(seed=-1).params.seed is None
-
-
-def test_no_request_outlives_the_servers_limit() -> None:
-    """It may ask for less time and not for more; other options it sets as it likes."""
-    assert merged({"timeout_s": 5.0, "priority": 1}, {"timeout_s": 9.0, "priority": 2}) == {
-        "timeout_s": 5.0,
-        "priority": 2,
-    }
-    assert merged({"timeout_s": 5.0}, {"timeout_s": 2.0})["timeout_s"] == 2.0
-    assert merged({"timeout_s": None}, {"timeout_s": 2.0})["timeout_s"] == 2.0
 
 
 def test_the_newer_name_of_max_tokens_counts_in_a_chat() -> None:

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.openai.refusing import refused
+from paceline.server.problems import Problem, Refused
 
 _SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
 _MOST_FIELDS = 1000
@@ -60,7 +60,7 @@ def decoded(body: bytes) -> Any:
     except RecursionError:
         raise json.JSONDecodeError("nested too deep", "", 0) from None
     if isinstance(value, dict) and len(value) > _MOST_FIELDS:
-        raise refused(f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read", None)
+        raise _refused(f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read")
     return value
 
 
@@ -68,4 +68,8 @@ def _check_parts(body: bytes) -> None:
     """Refuses what would take long to take apart, while no other thread runs. Such parts within texts count as well."""
     count = body.count(b"[") + body.count(b"{") + body.count(b'":')
     if count > _MOST_PARTS:
-        raise refused(f"the body has {count} lists, objects and fields, and at most {_MOST_PARTS} are read", None)
+        raise _refused(f"the body has {count} lists, objects and fields, and at most {_MOST_PARTS} are read")
+
+
+def _refused(message: str) -> Refused:
+    return Refused(Problem(400, "invalid_request_error", "invalid_params", message))

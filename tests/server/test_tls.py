@@ -1,0 +1,55 @@
+"""The server over TLS. The certificate in tls/ is for 127.0.0.1, signed by itself, and of no use to anybody else."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.running import LONG_S, RunningServer
+from tests.server.stand_in import StandInLLM
+
+from paceline.server.serving import bound_socket, serve, url_of
+from paceline.server.settings import ServerSettings
+
+FOLDER = Path(__file__).parent / "tls"
+CERTIFICATE, KEY = FOLDER / "certificate.pem", FOLDER / "key.pem"
+SETTINGS = ServerSettings(ssl_certfile=CERTIFICATE, ssl_keyfile=KEY, port=0)
+
+
+@pytest.fixture
+def tls() -> Iterator[RunningServer]:
+    with RunningServer(SETTINGS, StandInLLM()) as running:
+        yield running
+
+
+def test_a_client_that_trusts_the_certificate_is_answered(tls: RunningServer) -> None:
+    """One that does not, or does not speak TLS, is not."""
+    url = f"https://127.0.0.1:{tls.port}/health"
+    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    with httpx.Client(verify=trusting, timeout=LONG_S) as client:
+        assert client.get(url).json() == {"status": "ok"}
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(url, timeout=LONG_S)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{tls.port}/health", timeout=LONG_S)
+
+
+def test_the_address_that_is_told_says_so() -> None:
+    """People copy it."""
+    with bound_socket(SETTINGS) as listener:
+        assert url_of(listener, SETTINGS) == f"https://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_certificate_that_cannot_be_read_ends_the_server_before_it_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the code 1 and one line."""
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    for certificate in (broken, tmp_path / "missing.pem"):
+        assert serve(ServerSettings(ssl_certfile=certificate, ssl_keyfile=KEY, port=0)) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("paceline: cannot listen on 127.0.0.1 port 0: ")

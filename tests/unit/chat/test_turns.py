@@ -1,0 +1,50 @@
+"""Who speaks next in a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.chat.turns import Turn, next_turn
+from paceline.errors import InvalidParams
+
+USER = {"role": "user", "content": "Hi"}
+BEGUN = {"role": "assistant", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("last", "asked", "generates", "continues"),
+    [
+        (USER, {}, True, False),
+        (USER, {"prefills": True}, True, False),
+        (USER, {"generates": False}, False, False),
+        (BEGUN, {}, True, False),
+        (BEGUN, {"continues": False, "prefills": True}, True, False),
+        (BEGUN, {"continues": True}, False, True),
+        (BEGUN, {"prefills": True}, False, True),
+        (BEGUN, {"prefills": True, "generates": True}, False, True),
+        (USER, {"continues": True}, False, True),
+    ],
+)
+def test_a_last_message_is_continued_where_that_is_asked_for(
+    last: Any, asked: Any, generates: bool, continues: bool
+) -> None:
+    """By the request, or, of the assistant's, by how the server is set; else an answer begins."""
+    messages = [USER, last]
+    assert next_turn(messages, **asked) == Turn(messages, generates, continues)
+
+
+def test_an_empty_beginning_is_none() -> None:
+    """The answer begins after what came before it."""
+    for nothing in ("", []):
+        assert next_turn([USER, {**BEGUN, "content": nothing}], prefills=True) == Turn([USER])
+
+
+def test_what_excludes_each_other_is_refused() -> None:
+    """Both ways to end a prompt; two beginnings of an answer, where one is taken for granted."""
+    with pytest.raises(InvalidParams, match="exclude each other"):
+        next_turn([BEGUN], continues=True, generates=True)
+    with pytest.raises(InvalidParams, match="two of the assistant's"):
+        next_turn([USER, BEGUN, BEGUN], prefills=True)
+    assert next_turn([USER, BEGUN, BEGUN], continues=True).continue_final_message
