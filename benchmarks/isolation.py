@@ -162,7 +162,7 @@ class Difference:
 
     noise: median difference there of the log-probabilities of the tokens that both list; a lost or doubled token before would
     make it large. is_explained: whether each is what its request's sampler draws from its own logits, and, of greedy ones,
-    whether the two tokens were nearly equally likely.
+    whether the two tokens were nearly equally likely in one of the two.
     """
 
     is_greedy: bool
@@ -183,7 +183,10 @@ def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Compl
     again = [redrawn(model, asked, each.token_ids[:at], logprobs) for each, logprobs in ((one, mine), (other, theirs))]
     is_explained = again == [one.token_ids[at], other.token_ids[at]]
     if is_greedy:
-        is_explained = is_explained and abs(mine.own - theirs.own) < CLOSE
+        is_explained = (
+            is_explained
+            and min(apart_in(each, one.token_ids[at], other.token_ids[at]) for each in (mine, theirs)) < CLOSE
+        )
     if not is_explained:
         drawn = (one.token_ids[at], other.token_ids[at])
         print(
@@ -191,6 +194,12 @@ def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Compl
             f"{theirs.token_ids[:5]} {theirs.values[:5]}; own {mine.own}, {theirs.own}; noise {noise}"
         )
     return Difference(is_greedy, noise, is_explained)
+
+
+def apart_in(listed: TokenLogprobs, first: int, second: int) -> float:
+    """How much more likely one token was than the other."""
+    values = dict(zip(listed.token_ids, listed.values, strict=True))
+    return abs(values.get(first, float("-inf")) - values.get(second, float("inf")))
 
 
 def redrawn(

@@ -19,7 +19,7 @@ import httpx
 from tests.e2e.commands import COMMAND, environment
 
 LONG_S = 100.0  # no wait of a test that passes takes so long
-FREE = re.compile(r"http://\S+")
+ADDRESS = re.compile(r"https?://\S+")
 
 
 class Served:
@@ -43,7 +43,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.url = FREE.findall(self.wait_for("listening on"))[0]
+            self.url = ADDRESS.findall(self.wait_for("listening on"))[0]
             if is_ready:
                 self.wait_for("is ready")
         except BaseException:
@@ -84,8 +84,10 @@ class Served:
         self._process.send_signal(number)
 
     def code(self) -> int:
-        """The exit code, at the end."""
-        return self._process.wait(LONG_S)
+        """The exit code, at the end; then all that it said has been read."""
+        code = self._process.wait(LONG_S)
+        self._reader.join(LONG_S)
+        return code
 
     def children(self) -> list[int]:
         """The processes that it has started and not buried."""

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.served import LONG_S, Served
+from tests.e2e.served import LONG_S, Served, Worker
 
 pytestmark = [
     pytest.mark.native,
@@ -255,6 +256,59 @@ def test_a_killed_worker_is_replaced_and_its_streams_go_on() -> None:
             served.signal(signal.SIGTERM)
             assert served.code() == 0
             successor.wait_gone()
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up_and_the_server_says_so() -> None:
+    """What waits gets an error as its ending; health is no longer well; the server still answers, and ends in order."""
+    with ThreadPoolExecutor(1) as threads, Served(*FLAGS) as served:
+        waiting, killed = None, -1
+        while served.get("/health/live").status_code == 200:
+            for pid in served.children():
+                if pid != killed:
+                    with Worker(pid) as worker:
+                        worker.signal(signal.SIGKILL)
+                        worker.wait_gone()
+                    killed = pid
+            if waiting is None:
+                waiting = threads.submit(events_of, served, {**ENDLESS, "ignore_eos": True})
+        events = waiting.result(LONG_S) if waiting is not None else []
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_stopped"
+        assert [served.get(path).status_code for path in ("/health", "/health/ready", "/metrics")] == [503, 503, 200]
+        refused = httpx.post(served.url + "/v1/completions", json=TOLD, timeout=LONG_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+        served.signal(signal.SIGTERM)
+        assert served.code() == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_over_tls_with_keys_from_a_file_nothing_secret_is_written(tmp_path: Path) -> None:
+    """The package's client gets in with a key, and not without; the log has neither keys nor prompts."""
+    key, certificate, keys = tmp_path / "key.pem", tmp_path / "certificate.pem", tmp_path / "keys"
+    kind = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", *kind, *name, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=LONG_S)
+    keys.write_text("first-secret\nsecond-secret\n")
+    flags = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate), "--api-key-file", str(keys)]
+    with Served(*FLAGS, *flags) as served:
+        assert served.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        for secret in ("second-secret", "no-secret"):
+            with openai.OpenAI(
+                base_url=served.url + "/v1", api_key=secret, max_retries=0, http_client=httpx.Client(verify=trusted)
+            ) as client:
+                if secret == "no-secret":
+                    with pytest.raises(openai.AuthenticationError):
+                        client.completions.create(**TOLD)
+                else:
+                    chunks = list(client.completions.create(**TOLD, stream=True))
+                    assert chunks[-1].choices[0].finish_reason is not None
+        served.signal(signal.SIGTERM)
+        assert served.code() == 0
+        written = "".join(served.said)
+    assert '"status":200' in written and '"status":401' in written
+    assert "secret" not in written and TOLD["prompt"] not in written
 
 
 def events_of(served: Served, body: dict[str, Any]) -> list[str]:
