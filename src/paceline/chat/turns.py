@@ -44,6 +44,10 @@ def next_turn(
         return Turn(messages, add_generation_prompt=generates is not False)
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")
-    if len(messages) > 1 and messages[-1]["content"] in ("", []):
+    if len(messages) > 1 and _is_empty(messages[-1]["content"]):
         return Turn(messages[:-1])
     return Turn(messages, add_generation_prompt=False, continue_final_message=True)
+
+
+def _is_empty(content: str | list[dict[str, str]]) -> bool:
+    return not content if isinstance(content, str) else not any(part["text"] for part in content)

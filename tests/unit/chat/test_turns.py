@@ -37,7 +37,7 @@ def test_a_last_message_is_continued_where_that_is_asked_for(
 
 def test_an_empty_beginning_is_none() -> None:
     """The answer begins after what came before it."""
-    for nothing in ("", []):
+    for nothing in ("", [], [{"type": "text", "text": ""}]):
         assert next_turn([USER, {**BEGUN, "content": nothing}], prefills=True) == Turn([USER])
 
 
