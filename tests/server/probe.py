@@ -52,6 +52,12 @@ def routes(service: Service) -> APIRouter:
             completions = await generation.collected()
         return JSONResponse({"texts": [one.text for one in completions]})
 
+    @router.post("/v1/left")
+    async def leave(body: dict[str, Any], request: Request) -> Response:
+        options = service.options(request)
+        await begin(service, request, body["prompts"], service.sampling({"max_tokens": None}), options, streaming=True)
+        raise RuntimeError("the route fails before anybody reads")
+
     @router.post("/v1/broken")
     async def fail() -> Response:
         raise RuntimeError("/home/somebody/secret is broken")

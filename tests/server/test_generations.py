@@ -147,6 +147,14 @@ def test_a_route_that_cannot_render_ends_its_stream_in_order(worlds: Any) -> Non
     assert world.engine.ends.reason() is FinishReason.CANCELLED
 
 
+def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
+    """Whatever it had begun, and whoever was to read it."""
+    world = worlds(num_cells=400_000)
+    assert world.client.post("/v1/left", json={"prompts": prompts(2)}).status_code == 500
+    assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED}
+    assert world.server.call(lambda: world.server.service.open_requests.count) == 0
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
     """A stream ends with the code, another answer has a status."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,8 @@ from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
 from paceline.errors import InvalidParams, ModelLoadError
+from paceline.server.app import build_app
+from paceline.server.serving import Serving, bound_socket, uvicorn_config
 from paceline.server.settings import ServerSettings
 
 
@@ -80,6 +84,30 @@ def test_a_draining_server_takes_nothing_new_and_answers_what_it_has() -> None:
             assert list(running.iter_lines())[-2] == "data: [DONE]"
 
 
+def test_long_work_of_some_leaves_threads_for_others() -> None:
+    """Whatever the number of processors: what is tokenised for long must not hold up what is short."""
+
+    async def main() -> None:
+        app, gate = build_app(SETTINGS, StandInLLM()), threading.Event()
+        config = uvicorn_config(app, SETTINGS)
+        config.load()
+        with bound_socket(SETTINGS) as listener:
+            serving = Serving(app, config, listener)
+            running = asyncio.create_task(serving.run())
+            await app.state.service.loaded.wait()
+            held = [asyncio.create_task(asyncio.to_thread(gate.wait, LONG_S)) for _ in range(40)]
+            try:
+                assert await asyncio.wait_for(asyncio.to_thread(int), LONG_S / 2) == 0
+            finally:
+                gate.set()
+            await asyncio.gather(*held)
+            serving.end()
+            assert await running == 0
+
+    asyncio.run(main())
+
+
+SETTINGS = ServerSettings(port=0)
 PROGRAM = """
 import sys
 from tests.server import probe

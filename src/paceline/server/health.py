@@ -21,10 +21,6 @@ def routes(service: Service) -> APIRouter:
         """200 once the model is loaded; before, 503 with the progress of loading."""
         return _health(service)
 
-    router.add_api_route("/health", health, methods=["GET"], summary="Whether the model is loaded")
-    router.add_api_route("/v1/health", health, methods=["GET"], summary="As /health")
-
-    @router.get("/health/live", summary="Whether the engine lives")
     async def live() -> Response:
         """200 also while it loads, idles, or computes a long pass; 503 where it has ended or hangs."""
         try:
@@ -37,7 +33,6 @@ def routes(service: Service) -> APIRouter:
             return JSONResponse({"status": "ok", "state": heartbeat.state})
         return _refusal(_DEAD, state=heartbeat.state)
 
-    @router.get("/health/ready", summary="Whether a request would be taken")
     async def ready() -> Response:
         """200 where it would; else 503 with the reason."""
         try:
@@ -46,6 +41,14 @@ def routes(service: Service) -> APIRouter:
             return _refusal(refused.problem)
         return JSONResponse({"status": "ok"})
 
+    for path, endpoint, summary in (
+        ("/health", health, "Whether the model is loaded"),
+        ("/v1/health", health, "As /health"),
+        ("/health/live", live, "Whether the engine lives"),
+        ("/health/ready", ready, "Whether a request would be taken"),
+    ):
+        router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # what watches often asks so
     return router
 
 

@@ -16,6 +16,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from paceline.server.settings import ServerSettings
 FAILED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 1024
+_THREADS = 64  # asyncio's own few would all be taken by some long prompts that are tokenised, and nobody else served
 _LAST_WORDS_S = 5.0  # for streams that were ended to tell their clients
 
 
@@ -111,6 +113,7 @@ class Serving:
     async def run(self) -> int:
         """Until a signal, or until loading fails; answers the exit code."""
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, "paceline-server"))
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._take_signal, number)
         running = asyncio.create_task(self._server.serve(sockets=[self._listener]))

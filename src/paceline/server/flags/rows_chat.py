@@ -139,10 +139,11 @@ _CHAT: Final = (
         SWITCH,
         reading.switch,
         Sets(("server.prefill_assistant",)),
-        "Continue a conversation's last message where it is the assistant's and the request does not say.",
+        "Continue a conversation's last message where it is the assistant's and the request does not say. "
+        "By itself /apply-template does, as in llama-server, and OpenAI's chat does not.",
         env="LLAMA_ARG_PREFILL_ASSISTANT",
         off="--no-prefill-assistant",
-        default="in /apply-template, as llama-server; not in OpenAI's chat",
+        default="as the API has it",
     ),
     Flag(
         "-sp --special",
