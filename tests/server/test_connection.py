@@ -39,6 +39,17 @@ def connected(settings: ServerSettings) -> tuple[Connection, Wire]:
     return connection, wire
 
 
+def test_a_connection_stays_open_between_requests_for_as_long_as_the_settings_say() -> None:
+    """To the fraction of a second."""
+
+    async def main() -> None:
+        connection, _ = connected(ServerSettings(keep_alive_s=0.25))
+        assert connection.timeout_keep_alive == 0.25
+        connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
 def test_a_client_that_reads_nothing_is_cut_off() -> None:
     """After as long as it may take to send."""
 

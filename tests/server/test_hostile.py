@@ -316,7 +316,7 @@ def test_methods_that_are_none_are_refused(say: Any) -> None:
         (b"OPTIONS *", {400, 404, 405}),
         (b"DELETE /completion", {405}),
         (b"PROPFIND /", {405}),
-        (b"HEAD /health", {405}),
+        (b"HEAD /slots", {405}),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400}),
     ):
         told = say(line + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)

@@ -33,6 +33,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, settings: ServerSettings, **rest: Any) -> None:
         super().__init__(**rest)
         self._settings = settings
+        self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # between requests; whole or not
         self._is_in_head = False
         self._num_head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -20,6 +19,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.exchange import Exchange
+from paceline.server.hang_up import HangUp
 from paceline.server.problems import FAILED_ENDINGS, ClientGone, Refused, problem_of_ending
 from paceline.streaming import StreamChannel, StreamChunk
 
@@ -99,40 +99,6 @@ def _accepted(engine: AnyEngine, prepared: Sequence[Request]) -> list[StreamChan
             channel.cancel()
         raise
     return channels
-
-
-class HangUp:
-    """Watches for the end of a client. Its body must have been read."""
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.has_happened = False
-        self._listeners: list[Any] = []
-        self._task = asyncio.create_task(self._watch(request))
-
-    def check(self) -> None:
-        """Raises `ClientGone` after it."""
-        if self.has_happened:
-            raise ClientGone
-
-    def tell(self, listener: Any) -> None:
-        """Calls it when the client goes; at once where it has gone."""
-        if self.has_happened:
-            listener()
-        else:
-            self._listeners.append(listener)
-
-    def close(self) -> None:
-        """Watches no more."""
-        self._listeners.clear()
-        self._task.cancel()
-
-    async def _watch(self, request: HttpRequest) -> None:
-        with suppress(asyncio.CancelledError):
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            self.has_happened = True
-            for listener in self._listeners:
-                listener()
 
 
 class Generation:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from paceline.engine.collecting import answered
 from paceline.errors import Cancelled
 from paceline.server.exchange import Exchange
-from paceline.server.generating import HangUp
+from paceline.server.hang_up import HangUp
 from paceline.server.service import Service
 
 

@@ -66,7 +66,6 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=max(1, round(settings.keep_alive_s)),
         timeout_graceful_shutdown=round(_LAST_WORDS_S),
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
