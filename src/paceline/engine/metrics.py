@@ -21,10 +21,10 @@ from paceline.streaming.chunk import FinishReason, Usage
 class Metrics(Instrument):
     """Give it to an engine from the start; one that is added later counts only requests that were queued since.
 
-    num_slots: of the engine, to be told before its first tick.
+    num_slots: of the engine, to be told before its first tick. has_ticks: whether it is told of ticks at all.
     """
 
-    def __init__(self, num_slots: int = 0) -> None:
+    def __init__(self, num_slots: int = 0, *, has_ticks: bool = True) -> None:
         self._lock = threading.Lock()
         self._numbers: dict[str, dict[str, float]] = {
             metric.name: dict.fromkeys(_known(metric), 0) for metric in METRICS if not metric.buckets
@@ -35,7 +35,7 @@ class Metrics(Instrument):
             if metric.buckets
         }
         self._gauge(table.SLOTS, num_slots)
-        self._times = TokenTimes()
+        self._times = TokenTimes(has_ticks=has_ticks)
         self._in_slots: set[tuple[int, int]] = set()
         self._num_stray = 0
 

@@ -83,7 +83,7 @@ class ProcessEngine:
             setup = messages.replaced(setup, trial.backend, dict(trial.backend_options))
         self.tokenizer, self.model = self._front.tokenizer, self._front.model
         self.sampling_defaults = self._front.sampling_defaults
-        self.metrics = Metrics(config.num_slots)
+        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
         self._clock = MonotonicClock()
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._delivery = Delivery(self._inbox)

@@ -37,10 +37,12 @@ class TickTimes:
 class TokenTimes:
     """The requests that live, by key, and when they had their tokens.
 
-    A request may end before the tick is told that brought its last token, so that what had a slot is kept until then.
+    A request may end before the tick is told that brought its last token, so that what had a slot is kept until then; where
+    no ticks are told, as in a front whose worker counts them, nothing is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_ticks: bool = True) -> None:
+        self._has_ticks = has_ticks
         self._live: dict[int, Live] = {}
         self._ending: dict[int, Live] = {}
 
@@ -64,7 +66,7 @@ class TokenTimes:
     def pop(self, key: int) -> Live | None:
         """The request, which ends with this."""
         live = self._live.pop(key, None)
-        if live is not None and live.has_started:
+        if live is not None and live.has_started and self._has_ticks:
             self._ending[key] = live
         return live
 

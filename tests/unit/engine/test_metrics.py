@@ -359,6 +359,18 @@ def test_memory_does_not_grow_with_requests_that_ended() -> None:
     assert set(sizes) == {sizes[0]}
 
 
+def test_without_ticks_nothing_is_kept_of_requests_that_ended() -> None:
+    """In a front no tick comes to forget them."""
+    metrics, sizes = Metrics(has_ticks=False), []
+    for key in range(100):
+        metrics.request_queued(request(key))
+        metrics.request_started(key, 0, 0, 0.5)
+        metrics.request_ended(end(key))
+        metrics.slot_freed(key, 0, 0, 1.0)
+        sizes.append(num_containers(metrics))
+    assert set(sizes) == {sizes[0]}
+
+
 def test_a_snapshot_is_of_its_moment_and_can_be_sent() -> None:
     """It does not change any more, and pickles to the same."""
     metrics = Metrics()
