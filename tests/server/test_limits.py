@@ -92,14 +92,15 @@ def test_a_connection_that_never_asks_is_closed(worlds: Any) -> None:
 
 
 def test_too_many_connections_are_refused(worlds: Any) -> None:
-    """With a 503 for the one that is too many, as soon as it is there."""
+    """With a 429 for the one that is too many, as soon as it is there."""
     world = worlds({"max_connections": 3})
     held = [world.socket() for _ in range(3)]
     world.server.until(lambda: len(world.server.connections) == 3)
     with world.socket() as one_more:
         told = read_to_end(one_more)
-    assert told.startswith(b"HTTP/1.1 503 ")
-    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["type"] == "unavailable_error"
+    assert told.startswith(b"HTTP/1.1 429 ")
+    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
+    assert b"\r\nretry-after: 1\r\n" in told.lower()
     for each in held:
         each.close()
 

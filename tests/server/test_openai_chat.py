@@ -76,6 +76,17 @@ def test_an_answer_that_has_begun_is_continued_where_the_request_says_so(
         assert answer.choices[0].model_extra["prompt_token_ids"] == chat_format.encode(rendered)  # type: ignore[index]
 
 
+def test_the_route_without_a_version_is_the_same(world: OpenAIServer) -> None:
+    """As llama-server has it; its errors have OpenAI's shape, too."""
+    body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
+    with world.client() as client:
+        answers = [client.post(route, json=body).json() for route in ("/v1/chat/completions", "/chat/completions")]
+        refused = client.post("/chat/completions", json={**body, "n": 0})
+    first, second = (answer["choices"] for answer in answers)
+    assert first == second
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
 def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
     """It reads as the text does."""
     parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in MESSAGES]

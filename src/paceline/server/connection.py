@@ -1,7 +1,7 @@
 """One client's connection: uvicorn's, with limits on what it may send before a request is whole, and on how long it may take.
 
     head not whole after body_timeout_s: 408      head too long: 431      no request after keep_alive_s: closed
-    more connections than max_connections: 503    nothing read of an answer for body_timeout_s: cut off
+    more connections than max_connections: 429    nothing read of an answer for body_timeout_s: cut off
 
 On the event loop.
 """
@@ -14,14 +14,20 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from paceline.server.problems import Problem, llama_body
+from paceline.server.problems import RETRY_S, Problem, llama_body
 from paceline.server.settings import ServerSettings
 
 _MOST_PIPELINED = (
     8  # requests that wait behind one; as long as there are fewer, reading goes on and tells when a client goes
 )
 
-_CROWDED = Problem(503, "unavailable_error", "too_many_connections", "too many connections are open; try again later")
+_CROWDED = Problem(
+    429,
+    "rate_limit_error",
+    "too_many_connections",
+    "too many connections are open; try again later",
+    retry_after_s=RETRY_S,
+)
 _SLOW = Problem(408, "timeout_error", "header_timeout", "the request's headers did not arrive in time")
 _LONG = Problem(431, "invalid_request_error", "headers_too_large", "the request's headers are too long")
 _BAD = Problem(400, "invalid_request_error", "invalid_http", "this is not HTTP/1.1 as this server understands it")
@@ -130,8 +136,9 @@ class Connection(HttpToolsProtocol):
             return
         if self._may_answer():
             body = msgspec.json.encode(llama_body(problem))
+            retry = b"" if problem.retry_after_s is None else b"retry-after: %d\r\n" % problem.retry_after_s
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[problem.status] + head + body)
+            self.transport.write(STATUS_LINE[problem.status] + retry + head + body)
         self.transport.close()
 
     def _may_answer(self) -> bool:

@@ -234,7 +234,7 @@ def openai_status(problem: Problem) -> int:
 
 def speaks_openai(path: str) -> bool:
     """Whether errors of this route, without prefix, have OpenAI's shape."""
-    return path == "/v1" or path.startswith("/v1/")
+    return path == "/v1" or path.startswith(("/v1/", "/chat/"))
 
 
 def response_of(problem: Problem, path: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -32,7 +32,7 @@ class ServerSettings:
     Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
     cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
-    Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 503), body_timeout_s and keep_alive_s (for slow senders
+    Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders
     and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
     (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
 

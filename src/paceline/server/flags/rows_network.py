@@ -165,7 +165,7 @@ _NETWORK: Final = (
         "N",
         reading.integer(1),
         Sets(("server.max_connections",)),
-        "Connections at once; further ones get a 503.",
+        "Connections at once; further ones get a 429.",
         ours=True,
     ),
     Flag(

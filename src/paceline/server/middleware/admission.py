@@ -1,4 +1,4 @@
-"""Counts the requests that are being answered; refuses them (503) where there are too many or the server is about to end."""
+"""Counts the requests that are being answered; refuses them: 429 where there are too many, 503 before the server ends."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class Admission:
         if count < self._max_requests:
             return None
         message = f"{count} requests are being answered, and this server takes no more at once; try again later"
-        return Problem(503, "unavailable_error", "too_many_requests", message, retry_after_s=RETRY_S)
+        return Problem(429, "rate_limit_error", "too_many_requests", message, retry_after_s=RETRY_S)

@@ -29,6 +29,7 @@ def routes(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
+    @router.post("/chat/completions", summary="As /v1/chat/completions", responses=STREAMS)
     @router.post("/v1/chat/completions", summary="Answer a conversation", responses=STREAMS)
     async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """As OpenAI's endpoint of this name, for text; with `stream` as server-sent events."""
