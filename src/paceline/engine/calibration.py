@@ -7,7 +7,7 @@ import time
 from paceline.runtime import Context, StepRow
 from paceline.scheduling.pace import Pace
 
-_SIZES = (1, 1, 8, 32, 64, 128, 512)
+_SIZES = (1, 1, 4, 32, 64, 128, 512)
 _BUDGET_S = 0.5
 
 

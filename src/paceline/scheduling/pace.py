@@ -5,8 +5,8 @@ A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
     base + a slope for each range of n + per_cell * n * cells in use
 
 with other coefficients from 64 tokens on than below, as other kernels compute it then: llama.cpp's attention on a CPU works
-on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 8 tokens below,
-and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a CPU or
+on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 4 and 8 tokens
+below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a CPU or
 a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in three ways:
 
 1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
@@ -29,9 +29,10 @@ from paceline import validation
 
 TILE_TOKENS = 64  # from as many on other kernels compute
 
-# A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 8, tokens above, tokens times cells; from a
-# tile on: base, tokens up to 256, tokens above, tokens times cells.
-_PRIOR = (0.05, 0.015, 0.015, 2e-7, 0.05, 0.015, 0.015, 2e-7)
+# A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
+# a tile on: base, tokens up to 256, tokens above, tokens times cells.
+_PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6)
+_NUM_BELOW = 5  # of them
 _FORGET = 0.97  # weight of the past: about 33 ticks
 _GAIN = 0.3  # part of a change in speed that is believed in one tick
 _CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
@@ -48,10 +49,10 @@ _ROUNDS = 8  # of a calibration's samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UbatchCost:
-    """Seconds of a ubatch: for itself, for a token in each of two ranges, for a token and cell in use."""
+    """Seconds of a ubatch: for itself, for a token in each range of sizes, for a token and cell in use."""
 
     base_s: float
-    per_token_s: tuple[float, float]
+    per_token_s: tuple[float, ...]
     per_cell_s: float
 
 
@@ -129,8 +130,8 @@ class Pace:
     def state(self) -> PaceState:
         """What it believes now, for people and records."""
         return PaceState(
-            below_tile=_cost(*self._coefficients[:4]),
-            from_tile=_cost(*self._coefficients[4:]),
+            below_tile=_cost(*self._coefficients[:_NUM_BELOW]),
+            from_tile=_cost(*self._coefficients[_NUM_BELOW:]),
             margin=math.exp(self._margin),
             num_observed=self._num_observed,
         )
@@ -193,9 +194,11 @@ class Pace:
 def _ubatch(num_tokens: int, num_cells: int) -> tuple[int, ...]:
     """Below a tile: 1 where there is anything, the tokens of each range, tokens times cells; then the same from it on."""
     if num_tokens < TILE_TOKENS:
-        return (min(num_tokens, 1), min(num_tokens, 8), max(0, num_tokens - 8), num_tokens * num_cells, 0, 0, 0, 0)
-    return (0, 0, 0, 0, 1, min(num_tokens, 256), max(0, num_tokens - 256), num_tokens * num_cells)
+        few, some = min(num_tokens, 4), min(num_tokens, 8)
+        return (min(num_tokens, 1), few, some - few, num_tokens - some, num_tokens * num_cells, 0, 0, 0, 0)
+    return (0, 0, 0, 0, 0, 1, min(num_tokens, 256), max(0, num_tokens - 256), num_tokens * num_cells)
 
 
-def _cost(base_s: float, first_s: float, second_s: float, per_cell_s: float) -> UbatchCost:
-    return UbatchCost(base_s=base_s, per_token_s=(first_s, second_s), per_cell_s=per_cell_s)
+def _cost(base_s: float, *rest_s: float) -> UbatchCost:
+    *per_token_s, per_cell_s = rest_s
+    return UbatchCost(base_s=base_s, per_token_s=tuple(per_token_s), per_cell_s=per_cell_s)
