@@ -63,6 +63,7 @@ ROUTES = (
     "GET /v1/models/{model_id}",
     "POST /v1/completions",
     "POST /v1/chat/completions",
+    "POST /chat/completions",
     "POST /v1/embeddings",
     "POST /completion",
     "POST /infill",
