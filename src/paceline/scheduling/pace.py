@@ -6,8 +6,9 @@ A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
 
 with other coefficients from 64 tokens on than below, as other kernels compute it then: llama.cpp's attention on a CPU works
 on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 4 and 8 tokens
-below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a CPU or
-a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in three ways:
+below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a
+CPU or a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in
+three ways:
 
 1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
    that a machine that becomes slower is believed at once for every size, and one hiccup is not believed at all.
