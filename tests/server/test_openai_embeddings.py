@@ -85,6 +85,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI
         ({"input": []}, "input", "invalid_params"),
         ({"input": ""}, "input", "invalid_params"),
         ({"input": 5}, "input", "invalid_type"),
+        ({"input": ["a"] * 8193}, "input", "invalid_params"),
         ({"input": ["a", None]}, "input", "invalid_type"),
         ({"input": [[]]}, "input", "invalid_params"),
         ({"input": [99999]}, "input", "invalid_params"),

@@ -10,11 +10,15 @@ from typing import Any
 
 from starlette.requests import Request
 
+from paceline.errors import InvalidParams
 from paceline.request import RequestOptions
 from paceline.server.exchange import Exchange
 from paceline.server.questions import ask
 from paceline.server.service import Service
 from paceline.streaming import FinishReason, Usage
+
+MAX_TEXTS = 8192
+"""Texts of one request; more of them would hold up everybody else's while they are read and answered."""
 
 _POOLINGS = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}  # by llama.cpp's numbers
 
@@ -33,7 +37,12 @@ def reranks(service: Service) -> bool:
 async def vectors_of(
     service: Service, request: Request, ids: Sequence[Sequence[int]], pooling: str | None, options: RequestOptions
 ) -> list[Any]:
-    """A vector for each text of these tokens, not normalised; it is written into the log. Raises as `ask`."""
+    """A vector for each text of these tokens, not normalised; it is written into the log.
+
+    Raises `InvalidParams` for more than `MAX_TEXTS`, and as `ask`.
+    """
+    if len(ids) > MAX_TEXTS:
+        raise InvalidParams(f"input: {len(ids)} texts are more than the {MAX_TEXTS} of one request; send several")
     rows = await ask(service, request, lambda: service.engine().embed(ids, pooling, options))
     num_tokens = sum(map(len, ids))
     Exchange.of(request.scope).endings.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
