@@ -32,7 +32,11 @@ from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
 
 _IDLE_COST = 0.02
-_LEARN_EVERY = 4
+_SKIPPED = (
+    0.2  # what a cell costs that is another's, and skipped, of what one costs that is attended to; flash attention, CPU
+)
+_FREE_CELLS = 256  # llama.cpp looks at so many at a time, so that a few more cost nothing
+_LEARN_EVERY = 8
 
 
 class Scheduler:
@@ -46,6 +50,7 @@ class Scheduler:
         self._limits, self._strategy, self._clock = limits, strategy, clock
         self._watch = watch
         self.pace = Pace(n_ubatch=limits.n_ubatch)
+        self._note_idle_cells()
         self._tick = 0
         self._num_sequences = 0
         self.tells_held_back = False  # whether somebody keeps account of tokens that nobody can read yet
@@ -179,9 +184,14 @@ class Scheduler:
                 self.memory.snapshot(sequence)
 
     def _idle_cells(self) -> int:
-        """Cells that nobody uses may cost a lone stream so much of its speed."""
-        empty, per_thousand = self.pace.seconds(1, 0), self.pace.seconds(1, 1000) - self.pace.seconds(1, 0)
-        return int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
+        """How many cells that nobody uses may stay: they may cost a lone stream so much of its speed."""
+        return self._max_idle_cells
+
+    def _note_idle_cells(self) -> None:
+        empty = self.pace.seconds(1, 0)
+        per_thousand = _SKIPPED * (self.pace.seconds(1, 1000) - empty)
+        most = int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
+        self._max_idle_cells = max(_FREE_CELLS, most)
 
     def _itl_target_s(self) -> float:
         """What is left of it beside what moves; at least half, so that prompts go on."""
@@ -263,10 +273,11 @@ class Scheduler:
             self._relieve(now_s)
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
-        """What the pass took; of the many that only decode, every fourth says enough."""
+        """What the pass took; of the many that only decode, every eighth says enough."""
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             self.pace.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+            self._note_idle_cells()
 
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
         sequence = row.sequence
