@@ -32,9 +32,8 @@ from paceline.scheduling.waiting import Waiting
 from paceline.streaming.chunk import FinishReason
 
 _IDLE_COST = 0.02
-_SKIPPED = (
-    0.2  # what a cell costs that is another's, and skipped, of what one costs that is attended to; flash attention, CPU
-)
+# What a cell costs that is another's, and skipped, of what one costs that is attended to: with flash attention on a CPU.
+_SKIPPED = 0.2
 _FREE_CELLS = 256  # llama.cpp looks at so many at a time, so that a few more cost nothing
 _LEARN_EVERY = 8
 

@@ -35,14 +35,20 @@ def reranks(service: Service) -> bool:
 
 
 async def vectors_of(
-    service: Service, request: Request, ids: Sequence[Sequence[int]], pooling: str | None, options: RequestOptions
+    service: Service,
+    request: Request,
+    ids: Sequence[Sequence[int]],
+    pooling: str | None,
+    options: RequestOptions,
+    *,
+    field: str = "input",
 ) -> list[Any]:
     """A vector for each text of these tokens, not normalised; it is written into the log.
 
-    Raises `InvalidParams` for more than `MAX_TEXTS`, and as `ask`.
+    field: what the body calls the texts. Raises `InvalidParams` for more than `MAX_TEXTS`, and as `ask`.
     """
     if len(ids) > MAX_TEXTS:
-        raise InvalidParams(f"input: {len(ids)} texts are more than the {MAX_TEXTS} of one request; send several")
+        raise InvalidParams(f"{field}: {len(ids)} texts are more than the {MAX_TEXTS} of one request; send several")
     rows = await ask(service, request, lambda: service.engine().embed(ids, pooling, options))
     num_tokens = sum(map(len, ids))
     Exchange.of(request.scope).endings.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))

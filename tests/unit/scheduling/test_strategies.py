@@ -240,6 +240,12 @@ def test_paced_fills_a_tile_where_that_is_worth_it(below_s: float, tile_s: float
     assert shares[4] == num_prefill
 
 
+def test_paced_keeps_to_the_longest_tick_while_nobody_decodes() -> None:
+    """A tile that takes a little longer is not filled, however much faster prompts would come."""
+    shares = planned(Paced(), 2048, prompt(4, 2000), cost=TiledCost(0.005, 0.12), max_tick_s=0.1)
+    assert shares[4] == 20
+
+
 def test_paced_makes_large_ticks_while_nobody_decodes() -> None:
     """Then the longest tick is the bound, not the time between two tokens."""
     assert planned(Paced(), 2048, prompt(0, 1000), prompt(1, 1000)) == {0: 512, 1: 478}

@@ -22,6 +22,9 @@ class Paced:
     makes the tick `least_growth` longer than decoding alone (0.25: a quarter), and at least `least_tokens`. While
     nobody decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
 
+    While somebody decodes, a tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it
+    may, and prompts come `stretch` times as fast for it: on a CPU a token of them costs less from there on, see `pace`.
+
     Prompts come in the order of `submitted_s + what it still takes alone - 10 s * priority`: the shortest first, but a long
     one comes before all that are submitted after the time at which it could have been done. Each gets as much as it may.
 
@@ -67,11 +70,12 @@ class Paced:
 
     def _prefill_tokens(self, view: View, num_decode: int, most: int) -> int:
         """How many tokens prompts get in this tick, beside so many of decoding: at most `most`."""
-        limit_s = view.max_tick_s
+        limit_s, stretch = view.max_tick_s, 1.0
         if num_decode:
+            stretch = self._stretch
             alone_s = view.cost.seconds(num_decode, view.num_cells)
             limit_s = max(view.itl_target_s, self._growth * alone_s)
-        return _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, self._stretch)
+        return _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, stretch)
 
 
 class _Search:

@@ -9,38 +9,24 @@ from paceline.errors import InvalidParams
 from paceline.params import DEFAULT_SAMPLERS, SAMPLERS
 from paceline.server.flags import applying, reading
 from paceline.server.flags.flag import SAME, SWITCH, Apply, Flag, Group, Ignored, Reader, Sets
-
-_LETTERS = {
-    "d": "dry",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "s": "top_n_sigma",
-    "m": "min_p",
-    "t": "temperature",
-    "x": "xtc",
-    "i": "infill",
-    "e": "penalties",
-    "a": "adaptive_p",
-}
-_OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+from paceline.server.sampler_names import LETTERS, OTHER_NAMES
 
 
 def _order(label: str, text: str) -> tuple[str, ...]:
     """Names between semicolons; they may be written with -, _ or neither."""
     known = {spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))}
-    known |= _OTHER_NAMES
+    known |= OTHER_NAMES
     names = [name.strip().lower() for name in text.split(";") if name.strip()]
     return tuple(known[name] if name in known else validation.choice(label, name, SAMPLERS) for name in names)
 
 
 def _letters(label: str, text: str) -> tuple[str, ...]:
     for letter in text:
-        if letter not in _LETTERS:
+        if letter not in LETTERS:
             raise InvalidParams(
-                f"{label} must be of the letters {''.join(sorted(_LETTERS))}, one a sampler, not {text!r:.80}"
+                f"{label} must be of the letters {''.join(sorted(LETTERS))}, one a sampler, not {text!r:.80}"
             )
-    return tuple(_LETTERS[letter] for letter in text)
+    return tuple(LETTERS[letter] for letter in text)
 
 
 def _sampler(  # noqa: PLR0913 - a row
@@ -138,7 +124,7 @@ _SAMPLING: Final = (
     _sampler(
         "--sampler-seq --sampling-seq",
         "samplers",
-        f"The same as letters: {', '.join(f'{letter} {name}' for letter, name in _LETTERS.items())}.",
+        f"The same as letters: {', '.join(f'{letter} {name}' for letter, name in LETTERS.items())}.",
         read=_letters,
         metavar="LETTERS",
     ),

@@ -35,14 +35,14 @@ def routes(service: Service) -> APIRouter:
             raise not_enabled("This server does not support embeddings. Start it with `--embeddings`")
         ids = await asyncio.to_thread(_all_ids, engine.tokenizer, body)
         options = RequestOptions(**vector_options(service, request))
-        rows = await vectors_of(service, request, ids, service.settings.pooling, options)
+        rows = await vectors_of(service, request, ids, service.settings.pooling, options, field=_field(body))
         return await large_json_answer(await asyncio.to_thread(_shaped, rows, body, service.settings.embd_normalize))
 
     return router
 
 
 def _all_ids(tokenizer: Tokenizer, body: EmbeddingBody) -> list[list[int]]:
-    name = "content" if body.input is None else "input"
+    name = _field(body)
     value = body.content if body.input is None else body.input
     if body.encoding_format not in (None, "float", "base64"):
         raise bad_request("encoding_format must be float or base64", "encoding_format")
@@ -50,6 +50,10 @@ def _all_ids(tokenizer: Tokenizer, body: EmbeddingBody) -> list[list[int]]:
         raise bad_request('"input" or "content" must be provided', "content")
     many = [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
     return all_prompts(tokenizer, name, many)
+
+
+def _field(body: EmbeddingBody) -> str:
+    return "content" if body.input is None else "input"
 
 
 def _plain(value: Any) -> Any:

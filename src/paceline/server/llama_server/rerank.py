@@ -35,7 +35,9 @@ def routes(service: Service) -> APIRouter:
         if not isinstance(documents, list) or not documents:
             raise bad_request('"documents" must be a non-empty string array', "documents")
         ids = await asyncio.to_thread(all_pairs, engine.model, body.query, documents)
-        rows = await vectors_of(service, request, ids, "rank", RequestOptions(**vector_options(service, request)))
+        options = RequestOptions(**vector_options(service, request))
+        field = "texts" if body.documents is None else "documents"
+        rows = await vectors_of(service, request, ids, "rank", options, field=field)
         found = _ranked([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if body.texts is not None:
             return await large_json_answer(_as_tei(found, documents, with_text=bool(body.return_text)))

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from paceline.params import SAMPLERS
+from paceline.server.sampler_names import LETTERS, OTHER_NAMES
 
-_LETTERS = {
-    "d": "dry",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "s": "top_n_sigma",
-    "m": "min_p",
-    "t": "temperature",
-    "x": "xtc",
-    "i": "infill",
-    "e": "penalties",
-    "a": "adaptive_p",
-}
 _NAMES = {
     **{name.replace("_", "-"): name for name in SAMPLERS},
     **{name.replace("_", ""): name for name in SAMPLERS},
-    "nucleus": "top_p",
-    "temp": "temperature",
-    "typ": "typ_p",
+    **OTHER_NAMES,
     **{name: name for name in SAMPLERS},
 }
 
@@ -30,7 +16,7 @@ _NAMES = {
 def order(samplers: list[str] | str, warnings: list[str]) -> tuple[str, ...]:
     """The names in order; what is no sampler, or comes again, is left out and named in `warnings`."""
     if isinstance(samplers, str):
-        named = [(one, _LETTERS.get(one)) for one in samplers]
+        named = [(one, LETTERS.get(one)) for one in samplers]
     else:
         named = [(one, _NAMES.get(one.lower())) for one in samplers]
     found: list[str] = []
