@@ -113,7 +113,7 @@ def test_replaced_threads_end(context: Context, num_passes: int) -> None:
             context.clear()
             context.decode([1] * (1 + round_ % 2))  # with the threads for one token, and with those for more
     context.decode([1])
-    assert num_threads() == before
+    assert num_threads() <= before
 
 
 def test_threads_replaced_after_a_refused_pass_end(context: Context) -> None:
@@ -128,7 +128,7 @@ def test_threads_replaced_after_a_refused_pass_end(context: Context) -> None:
             context.decode([1], seq_ids=1)
     context.remove(0, 500)
     goes_on(context, 1)
-    assert num_threads() == before
+    assert num_threads() <= before
 
 
 def test_a_closed_context_says_so(llama: Model) -> None:

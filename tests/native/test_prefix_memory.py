@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.native.conftest import TinyModels
 from tests.native.contexts import goes_on
 from tests.native.test_engine import EXACT, MEMORY_CLASSES
+from tests.possessions import Possessions
 from tests.running_engine import LONG_S
 
 from paceline import LLM, Completion, FinishReason
@@ -437,10 +437,6 @@ def test_cells_are_the_same_object_to_everybody(llama_context: Context) -> None:
 # ---- for a long time
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [None, "llama", "gemma3", "falcon-h1"])
 def test_nothing_is_lost_in_a_long_run(
@@ -448,7 +444,7 @@ def test_nothing_is_lost_in_a_long_run(
 ) -> None:
     """Random prefixes, salts, choices and cancels: no slot, sequence id, cell, saved byte, thread or file is left over."""
     monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 100)
-    threads, files = threading.active_count(), open_files()
+    before = Possessions.now()
     rng = random.Random(7)
     model = None if kind is None else tiny_models(kind)
     budget = 400_000
@@ -489,8 +485,8 @@ def test_nothing_is_lost_in_a_long_run(
         llm.generate("settle", max_tokens=1)
         check_nothing_lost(llm, budget)
         assert llm.stats().number("paceline_prefix_hit_tokens_total") > 0
-    assert threading.active_count() == threads
-    assert open_files() <= files
+    del llm, stream, streams
+    assert Possessions.now().gained_since(before) == []
 
 
 def check_nothing_lost(llm: LLM, budget: int) -> None:

@@ -6,17 +6,16 @@ PACELINE_SOAK_S: for how many seconds; by default short.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import signal
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.possessions import Possessions
 
 from paceline import LLM
 from paceline.engine.isolation.restarts import RestartLimits
@@ -30,15 +29,6 @@ LONG_S = 60.0  # no wait of a test that passes takes so long
 NUM_CLIENTS = 8
 CHECKED = "tests.native.checked_worker:CheckEveryTick"
 BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
-
-
-def children() -> set[str]:
-    """Processes that this one started and that have not been buried."""
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class Client:
@@ -146,8 +136,7 @@ def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random prefixes, salts, cancels, slow readers and kills: counts add up, every place is free, no process or file stays."""
     often = RestartLimits(max_restarts=10**6, first_wait_s=0.0, longest_wait_s=0.0)
     monkeypatch.setattr("paceline.engine.process_engine.RestartLimits", lambda: often)
-    gc.collect()
-    before = (children(), open_files(), threading.active_count())
+    before = Possessions.now()
     rng, is_over = random.Random(11), threading.Event()
     options = {"num_slots": 4, "n_ctx": 700, "n_threads": 1, "host_cache_bytes": 2_000_000, "max_queue": 100}
     with LLM(isolation="process", instruments=[CHECKED], **options) as llm:
@@ -167,8 +156,7 @@ def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (slots.num_processing, slots.num_waiting, len(slots)) == (0, 0, 4)
         assert llm.heartbeat().is_alive
     del llm, clients
-    gc.collect()
-    assert (children(), open_files(), threading.active_count()) == before
+    assert Possessions.now().gained_since(before) == []
 
 
 def check_counts(llm: LLM, clients: list[Client], num_kills: int) -> None:

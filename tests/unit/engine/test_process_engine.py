@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 from tests.faulty_backend import HIDDEN_POISON, POISON
+from tests.possessions import Possessions
 
 from paceline.engine.isolation.restarts import RestartLimits
 from paceline.engine.process_engine import ProcessEngine
@@ -417,8 +418,7 @@ def gone(pid: int) -> bool:
 
 def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
     """No process, no thread, no file descriptor, also after deaths."""
-    gc.collect()
-    before = ({path.name for path in Path("/proc/self/fd").iterdir()}, set(threading.enumerate()))
+    before = Possessions.now()
     for _ in range(3):
         with engine() as one:
             channel = start(one, "hello", max_tokens=None)
@@ -431,8 +431,7 @@ def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
         del one, channel
         gc.collect()
         assert all(pid is not None and gone(pid) for pid in pids)
-    after = ({path.name for path in Path("/proc/self/fd").iterdir()}, set(threading.enumerate()))
-    assert after == before
+    assert Possessions.now().gained_since(before) == []
 
 
 def test_losing_an_engine_ends_its_worker() -> None:

@@ -1,0 +1,54 @@
+"""What this process holds of the system: child processes, open files, threads.
+
+Only what is gained between two looks is told: what an earlier test left behind may go at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+def children() -> set[str]:
+    """Processes that this one started and that have not been buried, by their ids."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended just now
+            found.update((task / "children").read_text().split())
+    return found
+
+
+def open_files() -> Counter[str]:
+    """What the open descriptors refer to, and how often; sockets and pipes have a name each."""
+    links: Counter[str] = Counter()
+    for descriptor in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that listed the folder
+            links[str(descriptor.readlink())] += 1
+    return links
+
+
+@dataclass(frozen=True, slots=True)
+class Possessions:
+    """One look at what is held; garbage is collected before."""
+
+    children: frozenset[str]
+    files: Counter[str]
+    threads: frozenset[threading.Thread]
+
+    @classmethod
+    def now(cls) -> Self:
+        gc.collect()
+        return cls(frozenset(children()), open_files(), frozenset(threading.enumerate()))
+
+    def gained_since(self, before: Self) -> list[str]:
+        """Everything that is held now and was not then, in words; empty where nothing stayed."""
+        return [
+            *(f"process {child}" for child in sorted(self.children - before.children)),
+            *(f"file {link}" for link in sorted((self.files - before.files).elements())),
+            *(f"thread {thread.name}" for thread in self.threads - before.threads),
+        ]
