@@ -227,13 +227,14 @@ class Supervisor:
     # ---- what the worker says
 
     def _listen(self, child: Child) -> None:
-        received = child.link.receive()
         try:
+            received = child.link.receive()
             for data in received or ():
                 self._hear(child, messages.decode_up(data))
         except EngineError as error:  # what it says makes no sense; it goes the way of those that say nothing
             self._refusal = error
             child.kill()
+            return
         if received is None:
             self._bury(child)
 
