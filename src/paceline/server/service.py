@@ -29,7 +29,7 @@ from paceline.server.settings import ServerSettings
 from paceline.server.traffic import Traffic
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
