@@ -106,6 +106,7 @@ function(paceline_define_llama_cpp entry)
     add_library(llama_cpp INTERFACE)
     target_include_directories(llama_cpp SYSTEM INTERFACE "${entry}/include" "${entry}/include/common")
     target_link_libraries(llama_cpp INTERFACE ${llama_cpp_LIBRARIES} ${llama_cpp_SYSTEM_LIBRARIES})
+    set_target_properties(llama_cpp PROPERTIES PACELINE_CPU_OPTIONS "${llama_cpp_CPU_OPTIONS}")
 endfunction()
 
 # Defines the target `llama_cpp`. Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON, PACELINE_LLAMA_CPP_ENTRY,

@@ -104,6 +104,7 @@ def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
     yield build["target"]
     yield build["sanitizers"] and f"sanitizers {build['sanitizers']}"
     yield "with assertions" if build["assertions"] else ""
+    yield "" if build["own_attention"] else "llama.cpp's attention on the CPU"
 
 
 def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

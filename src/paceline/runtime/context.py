@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.attention import use_kernel_of_environment
 from paceline.runtime.closing import Closing
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.masks import MaskSlots
@@ -54,6 +55,7 @@ class Context(Closing):
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
         self._resolved = self.options.resolve(model)
+        use_kernel_of_environment()
         self._native = _native.Context(model.native, **self._resolved)
         self.memory_class: MemoryClass = model.memory_class
         self.n_vocab: int = model.n_vocab

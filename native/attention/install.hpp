@@ -1,0 +1,13 @@
+// Puts our attention in front of llama.cpp's own, for contexts on a CPU.
+#pragma once
+
+namespace paceline::attention {
+
+// Once, before anything computes. Without effect where the tree of llama.cpp is not the one that this was written for.
+void install();
+
+// Which of the two computes, from the next pass on; for comparing them. Not while a pass runs.
+void use_ours(bool ours) noexcept;
+bool uses_ours() noexcept;
+
+} // namespace paceline::attention
