@@ -116,6 +116,15 @@ void cap(const Operation & op, float * scores, int count) { // they are log2(e) 
     }
 }
 
+bool sees_any(Lanes largest) { return any(largest > all(-infinity)); }
+
+// Outputs hold anything until a row of their vector sees a cell: most streams see few of them.
+void clear_outputs(const Sums & sums, int column) {
+    for (int64_t i = 0; i < sums.dim_v; ++i) {
+        store(sums.outputs + i * sums.width + column, Lanes{});
+    }
+}
+
 // Scores of a tile become weights in place; what was summed up before is scaled to the new largest score.
 void weigh(int num_cells, int vector, const Room & room, Sums & sums) {
     const int64_t width = sums.width;
@@ -133,7 +142,9 @@ void weigh(int num_cells, int vector, const Room & room, Sums & sums) {
         store(scores + cell * width, weight);
     }
     float * old_total = sums.total + vector * num_lanes;
-    if (any(largest != before)) {
+    if (!sees_any(before)) {
+        clear_outputs(sums, vector * num_lanes);
+    } else if (any(largest != before)) {
         const Lanes factor = exp2_of_negative(before - base);
         store(old_total, load(old_total) * factor);
         for (int64_t i = 0; i < sums.dim_v; ++i) {
@@ -143,6 +154,20 @@ void weigh(int num_cells, int vector, const Room & room, Sums & sums) {
     }
     store(old_total, load(old_total) + total);
     store(sums.largest + vector * num_lanes, largest);
+}
+
+void read_queries(const Operation & op, const Rows & rows, int vector, Room & room) {
+    const int width    = rows.num_vectors() * num_lanes;
+    const float factor = op.scale * log2_e;
+    for (int row = vector * num_lanes; row < (vector + 1) * num_lanes; ++row) {
+        const int64_t token = (rows.first + row) / op.group;
+        const int64_t head  = rows.kv_head * op.group + (rows.first + row) % op.group;
+        const float * query = row < rows.count ? reinterpret_cast<const float *>(at(op.q, token, head, rows.stream)) : nullptr;
+        for (int64_t i = 0; i < op.dim_k; ++i) {
+            room.queries[i * width + row] = query ? query[i] * factor : 0.0f;
+        }
+    }
+    room.has_queries[vector] = true;
 }
 
 void attend_vectors(const Operation & op, int num_cells, int first, int count, const TileMask & mask, Room & room, Sums & sums) {
@@ -204,12 +229,17 @@ Room::Room(const Operation & op, float * memory) {
 void Sums::clear(int num_vectors) {
     std::fill_n(largest, num_vectors * num_lanes, -infinity);
     std::fill_n(total, num_vectors * num_lanes, 0.0f);
-    std::fill_n(outputs, dim_v * width, 0.0f);
 }
 
 void Sums::merge(const Sums & other, int num_vectors) {
     for (int column = 0; column < num_vectors * num_lanes; column += num_lanes) {
         const Lanes mine = load(largest + column), theirs = load(other.largest + column);
+        if (!sees_any(theirs)) {
+            continue;
+        }
+        if (!sees_any(mine)) {
+            clear_outputs(*this, column);
+        }
         const Lanes both = larger(mine, theirs);
         const Lanes base = both == all(-infinity) ? Lanes{} : both;
         const Lanes my_factor = exp2_of_negative(mine - base), their_factor = exp2_of_negative(theirs - base);
@@ -222,19 +252,10 @@ void Sums::merge(const Sums & other, int num_vectors) {
     }
 }
 
-void read_queries(const Operation & op, const Rows & rows, Room & room) {
-    const int width = rows.num_vectors() * num_lanes;
-    const float factor = op.scale * log2_e;
-    std::fill_n(room.queries, op.dim_k * width, 0.0f);
-    std::fill_n(room.slopes, width, 0.0f);
+void begin(const Operation & op, const Rows & rows, Room & room) {
+    std::fill_n(room.has_queries, rows.num_vectors(), false);
     for (int row = 0; row < rows.count; ++row) {
-        const int64_t token = (rows.first + row) / op.group;
-        const int64_t head  = rows.kv_head * op.group + (rows.first + row) % op.group;
-        const float * query = reinterpret_cast<const float *>(at(op.q, token, head, rows.stream));
-        room.slopes[row]    = slope_of(op, head) * log2_e;
-        for (int64_t i = 0; i < op.dim_k; ++i) {
-            room.queries[i * width + row] = query[i] * factor;
-        }
+        room.slopes[row] = slope_of(op, rows.kv_head * op.group + (rows.first + row) % op.group) * log2_e;
     }
 }
 
@@ -253,6 +274,11 @@ void attend(const Operation & op, const Rows & rows, int64_t first_cell, int64_t
                     read_tile(op, rows, cell, num_cells, room);
                     is_read = true;
                 }
+                for (int vector = first; vector < end; ++vector) {
+                    if (!room.has_queries[vector]) {
+                        read_queries(op, rows, vector, room);
+                    }
+                }
                 attend_vectors(op, num_cells, first, end - first, mask, room, sums);
             }
             first = end + 1;
@@ -264,6 +290,12 @@ void write_outputs(const Operation & op, const Rows & rows, Sums & sums) {
     for (int row = 0; row < rows.count; ++row) {
         const int64_t token = (rows.first + row) / op.group;
         const int64_t head  = rows.kv_head * op.group + (rows.first + row) % op.group;
+        float * output = static_cast<float *>(op.node->data) +
+                         ((rows.stream * op.num_tokens + token) * op.num_heads + head) * op.dim_v;
+        if (sums.largest[row] == -infinity) {
+            std::fill_n(output, op.dim_v, 0.0f);
+            continue;
+        }
         float weight = 1.0f, total = sums.total[row];
         if (op.sinks) { // a score that takes weight and gives no value
             const float sink = static_cast<const float *>(op.sinks->data)[head] * log2_e;
@@ -271,9 +303,7 @@ void write_outputs(const Operation & op, const Rows & rows, Sums & sums) {
             weight           = std::exp2(sums.largest[row] - both);
             total            = total * weight + std::exp2(sink - both);
         }
-        const float factor = total == 0 ? 0.0f : weight / total;
-        float * output     = static_cast<float *>(op.node->data) +
-                         ((rows.stream * op.num_tokens + token) * op.num_heads + head) * op.dim_v;
+        const float factor = weight / total;
         for (int64_t i = 0; i < op.dim_v; ++i) {
             output[i] = sums.outputs[i * sums.width + row] * factor;
         }

@@ -40,6 +40,7 @@ struct Room {
     float *keys;     // [tile_cells][dim_k]
     float *values;   // [tile_cells][dim_v]
     float *slopes;   // [width]: what the mask counts for a row
+    bool has_queries[max_rows]; // by vectors of rows: most streams see few cells of a chunk
 };
 
 // Sums of a run of cells: weights to the base 2 below their largest score, and the values by these weights.
@@ -57,7 +58,8 @@ struct Sums {
     void merge(const Sums & other, int num_vectors);
 };
 
-void read_queries(const Operation & operation, const Rows & rows, Room & room);
+// Before the first cells of a block.
+void begin(const Operation & operation, const Rows & rows, Room & room);
 void attend(const Operation & operation, const Rows & rows, int64_t first_cell, int64_t end_cell, Room & room, Sums & sums);
 void write_outputs(const Operation & operation, const Rows & rows, Sums & sums);
 

@@ -61,13 +61,13 @@ class Part {
         if (cut_.by_chunks) {
             const Rows rows = rows_of(op_, cut_, index / cut_.num_chunks);
             Sums sums       = kept(index, rows);
-            read_queries(op_, rows, room_);
+            begin(op_, rows, room_);
             attend_chunk(rows, index % cut_.num_chunks, sums);
             return;
         }
         const Rows rows = rows_of(op_, cut_, index);
         Sums all = mine(0, rows), chunk = mine(1, rows);
-        read_queries(op_, rows, room_);
+        begin(op_, rows, room_);
         attend_chunk(rows, 0, all);
         for (int64_t i = 1; i < cut_.num_chunks; ++i) {
             attend_chunk(rows, i, chunk);
@@ -137,8 +137,8 @@ bool handles(const ggml_tensor * node) {
     if (q->type != GGML_TYPE_F32 || !are_floats(k, v) || k->ne[2] != v->ne[2] || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
         return false;
     }
-    // A single row fills a lane of a vector: there a dot product by the row is faster.
-    return q->ne[2] / k->ne[2] >= 4 || q->ne[1] >= 32;
+    // A stream's rows fill few lanes where heads share no keys; llama.cpp's products by the row are faster there.
+    return q->ne[2] / k->ne[2] >= 4 || q->ne[1] >= 40;
 }
 
 size_t work_size(int num_threads, const ggml_tensor * node) {

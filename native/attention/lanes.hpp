@@ -26,7 +26,7 @@ inline Lanes load(const float * from) {
 
 inline void store(float * to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
-inline Lanes all(float value) { return Lanes{} + value; }
+inline Lanes all(float value) { return value - Lanes{}; } // not a sum: that would turn -0 into 0, and so be computed
 
 inline Lanes larger(Lanes one, Lanes other) { return one > other ? one : other; }
 

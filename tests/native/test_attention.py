@@ -148,7 +148,7 @@ def test_outputs_are_those_of_the_formula(
     one = make(shape, kind, cell_type, with_sinks=with_sinks, softcap=softcap, max_bias=bias)
     outputs, _ = one.run(n_threads=n_threads)
     # llama.cpp's own is asked for few rows of few heads: it rounds to half precision on the way
-    is_ours = shape["group"] >= 4 or shape["tokens"] >= 32
+    is_ours = shape["group"] >= 4 or shape["tokens"] >= 40
     assert np.allclose(outputs, reference(one), rtol=0, atol=5e-6 if is_ours else 2e-2)
 
 
