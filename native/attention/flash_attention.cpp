@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common.h"
 #include "ggml-cpu-impl.h"
 
 #include "block.hpp"
@@ -16,6 +17,11 @@ constexpr int64_t line_floats     = 16;              // a cache line: threads do
 constexpr int64_t max_kept_floats = int64_t{8} << 20; // of sums that threads leave one another
 
 int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+float * aligned(void * memory) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return reinterpret_cast<float *>(rounded_up(static_cast<int64_t>(address), line_floats * sizeof(float)));
+}
 
 // How an operation is cut: blocks of rows, and chunks of cells whose sums are merged in order. Where cells are cut follows
 // from their number alone, so that what a row gets does not depend on what else is computed or by how many threads.
@@ -32,7 +38,7 @@ struct Cut {
         const int64_t kept = num_items * num_chunks * sums_floats;
         by_chunks       = num_chunks > 1 && num_items < 4 * num_threads && kept <= max_kept_floats;
         kept_floats     = by_chunks ? kept : 0;
-        total_floats    = line_floats + kept_floats + num_threads * room_floats;
+        total_floats    = 2 * line_floats + kept_floats + num_threads * room_floats;
     }
 
     int64_t cells_per_chunk, num_chunks, num_blocks, rows_per_block, num_items;
@@ -51,7 +57,7 @@ Rows rows_of(const Operation & op, const Cut & cut, int64_t item) {
 class Part {
   public:
     Part(const ggml_compute_params * params, const Operation & op)
-        : op_(op), cut_(op, params->nth), memory_(aligned(params->wdata)),
+        : op_(op), cut_(op, params->nth), memory_(aligned(params->wdata) + line_floats),
           room_memory_(memory_ + cut_.kept_floats + params->ith * cut_.room_floats), room_(op, room_memory_) {}
 
     int64_t num_first() const { return cut_.num_items * (cut_.by_chunks ? cut_.num_chunks : 1); }
@@ -86,11 +92,6 @@ class Part {
     }
 
   private:
-    static float * aligned(void * memory) {
-        const auto address = reinterpret_cast<uintptr_t>(memory);
-        return reinterpret_cast<float *>(rounded_up(static_cast<int64_t>(address), line_floats * sizeof(float)));
-    }
-
     Sums mine(int index, const Rows & rows) const {
         float * memory = room_memory_ + cut_.room_floats - (2 - index) * cut_.sums_floats;
         return {memory, op_.dim_v, rows.num_vectors() * num_lanes};
@@ -114,10 +115,6 @@ class Part {
 
 // Threads take one piece of work after the other.
 template <typename Work> void share(const ggml_compute_params * params, int64_t count, Work && work) {
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
-    ggml_barrier(params->threadpool);
     for (int64_t i = params->ith; i < count; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         work(i);
     }
@@ -141,18 +138,53 @@ bool handles(const ggml_tensor * node) {
     return q->ne[2] / k->ne[2] >= 4 || q->ne[1] >= 40;
 }
 
-size_t work_size(int num_threads, const ggml_tensor * node) {
+namespace {
+
+size_t our_size(int num_threads, const ggml_tensor * node) {
     return static_cast<size_t>(Cut(Operation(node), num_threads).total_floats) * sizeof(float);
 }
 
-void compute(ggml_compute_params * params, ggml_tensor * node) {
+// As ggml plans it: tiles for many tokens, sums of each thread for one.
+size_t their_size(int num_threads, const ggml_tensor * node) {
+    const int64_t dim_k = node->src[1]->ne[0], dim_v = node->src[2]->ne[0], num_heads = node->src[0]->ne[2];
+    const int64_t tiles = GGML_FA_TILE_Q * (dim_k + dim_v + 2 * GGML_FA_TILE_KV) + GGML_FA_TILE_KV * (dim_k + dim_v);
+    const int64_t sums  = num_heads * (2 + dim_v) + dim_k + 2 * dim_v;
+    return static_cast<size_t>(num_threads * std::max(tiles, sums)) * sizeof(float);
+}
+
+void set_counter(const ggml_compute_params * params) {
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+}
+
+} // namespace
+
+size_t work_size(int num_threads, const ggml_tensor * node) {
+    return std::max(our_size(num_threads, node), their_size(num_threads, node));
+}
+
+bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
+    float * agreed = aligned(params->wdata); // the choice may change at any time, but not between two threads
+    if (params->ith == 0) {
+        *agreed = is_wanted && params->wsize >= our_size(params->nth, node) ? 1.0f : 0.0f;
+    }
+    set_counter(params);
+    ggml_barrier(params->threadpool);
+    if (*agreed == 0) {
+        ggml_barrier(params->threadpool); // everybody has read it; llama.cpp's may write there
+        return false;
+    }
     const Operation op(node);
     Part part(params, op);
     share(params, part.num_first(), [&](int64_t index) { part.first(index); });
     if (part.num_second() > 0) {
         ggml_barrier(params->threadpool);
+        set_counter(params);
+        ggml_barrier(params->threadpool);
         share(params, part.num_second(), [&](int64_t item) { part.second(item); });
     }
+    return true;
 }
 
 } // namespace paceline::attention

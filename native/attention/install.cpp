@@ -24,8 +24,7 @@ class Traits : public ggml::cpu::tensor_traits {
     }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * node) override {
-        compute(params, node);
-        return true;
+        return compute(params, node, ours);
     }
 };
 
@@ -35,7 +34,7 @@ class NodeSeeker : public ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * node) override {
-        return node->op == GGML_OP_FLASH_ATTN_EXT && ours && handles(node) ? &traits_ : nullptr;
+        return node->op == GGML_OP_FLASH_ATTN_EXT && handles(node) ? &traits_ : nullptr;
     }
 
   private:

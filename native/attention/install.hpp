@@ -6,7 +6,7 @@ namespace paceline::attention {
 // Once, before anything computes. Without effect where the tree of llama.cpp is not the one that this was written for.
 void install();
 
-// Which of the two computes, from the next pass on; for comparing them. Not while a pass runs.
+// Which of the two computes, from the next operation on; at any time.
 void use_ours(bool ours) noexcept;
 bool uses_ours() noexcept;
 

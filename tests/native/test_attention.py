@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -193,6 +196,30 @@ def test_the_kernel_can_be_chosen() -> None:
     with pytest.raises(InvalidParams, match="'vllm' is none"):
         use_kernel("vllm")  # type: ignore[arg-type]
     assert kernel() == "llama.cpp"
+
+
+def test_the_choice_may_change_at_any_time() -> None:
+    """While operations run on several threads: each is computed by one of the two, whole."""
+    passes = [make({**LARGE, "tokens": tokens, "cells": 700}, "causal") for tokens in (1, 9, 70)]
+    wanted = [reference(one) for one in passes]
+    is_over = threading.Event()
+
+    def change() -> None:
+        for number in itertools.count():
+            use_kernel("paceline" if number % 2 else "llama.cpp")
+            if is_over.is_set():
+                return
+
+    def run(index: int) -> bool:
+        return all(np.allclose(passes[index].run(n_threads=3)[0], wanted[index], atol=2e-2) for _ in range(150))
+
+    with ThreadPoolExecutor(4) as threads:
+        changing = threads.submit(change)
+        found = [threads.submit(run, index) for index in range(3)]
+        results = [future.result() for future in found]
+        is_over.set()
+        changing.result()
+    assert results == [True, True, True]
 
 
 @pytest.mark.parametrize(

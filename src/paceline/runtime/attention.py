@@ -29,7 +29,7 @@ def kernel() -> Kernel:
 
 
 def use_kernel(wanted: Kernel) -> None:
-    """Sets which one computes in this process, from the next pass on. Not while a pass runs.
+    """Sets which one computes in this process, from the next operation on; at any time, from any thread.
 
     Raises `InvalidParams` for another word, `Unsupported` where paceline's is not in this build.
     """
