@@ -225,6 +225,7 @@ def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) ->
     """One on the loopback does not."""
     program = programs(1, "0.0.0.0")
     assert "set an API key" in program.wait_for("warning")
+    assert "need --allowed-hosts NAME" in program.wait_for("clients that ask")
     quiet = programs(1)
     quiet.wait_for("is ready")
     assert not any("warning" in line for line in quiet.said)

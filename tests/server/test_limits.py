@@ -78,7 +78,7 @@ def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
 def test_a_slow_sender_is_told_so_and_left(worlds: Any) -> None:
     """With half a head, and with half a body."""
     world = worlds({"body_timeout_s": 0.05})
-    whole = b"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+    whole = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"
     for begun in (b"POST /comple", whole):
         with world.socket() as connection:
             connection.sendall(begun)
@@ -115,7 +115,7 @@ def test_what_is_no_http_is_refused(worlds: Any) -> None:
 def test_pipelined_requests_are_answered_in_order(worlds: Any) -> None:
     """On one connection, one after the other."""
     with worlds().socket() as connection:
-        ask = "GET {} HTTP/1.1\r\nhost: x\r\n{}\r\n"
+        ask = "GET {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n"
         connection.sendall((ask.format("/health", "") * 20 + ask.format("/nothing", "connection: close\r\n")).encode())
         told = read_to_end(connection)
     assert told.count(b"200 OK") == 20
@@ -127,7 +127,7 @@ def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
     world = worlds()
     world.engine.running.hold()
     with world.raw(prompts=prompts(1)) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         world.engine.running.wait_for_pass()
     world.server.until(lambda: world.server.service.open_requests.count == 0)
     world.engine.running.backend.gate.set()
@@ -229,3 +229,29 @@ def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "paceline-demo" in answer.text
     assert "//" not in answer.text
+
+
+def test_without_a_key_only_the_servers_own_names_are_answered(worlds: Any) -> None:
+    """On every route, whatever it is for, and before a body is read; a page that had its name lead here learns nothing."""
+    world = worlds({"max_body_bytes": 10})
+    elsewhere = {"host": "page.example:8080", "origin": "http://page.example:8080"}
+    for path in ("/", "/health", "/docs", "/openapi.json", "/metrics", "/v1/models", "/slots", "/nothing"):
+        answer = world.client.get(path, headers=elsewhere)
+        assert (answer.status_code, "--allowed-hosts" in answer.text) == (403, True), path
+    assert world.client.post("/v1/probe", content=b"x" * 20, headers=elsewhere).status_code == 403
+    assert world.client.options("/v1/probe", headers=elsewhere).status_code == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "llm.localhost"):
+        assert world.client.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_other_names_are_answered_where_they_were_given_or_a_key_is_asked_for(worlds: Any) -> None:
+    """Nobody's page knows a key; names that were given count with keys as well."""
+    named = {"host": "llm.example.org"}
+    for settings, expected in (
+        ({"allowed_hosts": ("llm.example.org",)}, 200),
+        ({"allowed_hosts": ("*",)}, 200),
+        ({"host": "llm.example.org"}, 200),
+        ({"api_keys": KEYS}, 200),
+        ({"api_keys": KEYS, "allowed_hosts": ("other.example.org",)}, 403),
+    ):
+        assert worlds(settings).client.get("/health", headers=named).status_code == expected, settings

@@ -26,6 +26,7 @@ from paceline.server.middleware.admission import Admission
 from paceline.server.middleware.bodies import Bodies
 from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
+from paceline.server.middleware.hosts import Hosts
 from paceline.server.middleware.http_counts import HttpCounts
 from paceline.server.middleware.keys import ApiKeys
 from paceline.server.middleware.prefix import Prefix
@@ -88,6 +89,7 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(HttpCounts, service.http_metrics),
         Middleware(AccessLog),
         *([Middleware(Prefix, settings.root_path)] if settings.root_path else ()),
+        *([Middleware(Hosts, (*settings.allowed_hosts, settings.host))] if settings.checks_hosts else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),

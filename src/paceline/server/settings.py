@@ -30,7 +30,9 @@ class ServerSettings:
     spm_infill (whether an infill's prompt has its suffix before its prefix).
 
     Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
-    cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
+    allowed_hosts (names that clients may ask for beside localhost, addresses and host; "*": any; none: these alone, unless
+    there are keys or TLS, which keep strangers' pages out), cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a
+    prefix of every route).
 
     Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders
     and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
@@ -57,6 +59,7 @@ class ServerSettings:
     port: int = 8080
     aliases: tuple[str, ...] = ()
     api_keys: tuple[ApiKey, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
@@ -81,3 +84,8 @@ class ServerSettings:
     log_level: str = "info"
     log_json: bool = False
     log_file: Path | None = None
+
+    @property
+    def checks_hosts(self) -> bool:
+        """Whether only certain names are answered to."""
+        return bool(self.allowed_hosts) or not (self.api_keys or self.ssl_certfile)

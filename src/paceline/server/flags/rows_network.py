@@ -94,6 +94,16 @@ _NETWORK: Final = (
         default="none",
     ),
     Flag(
+        "--allowed-hosts",
+        "NAME,...",
+        reading.some_items,
+        Sets(("server.allowed_hosts",), applying.allowed_hosts),
+        "Names that the server answers to beside localhost, IP addresses and --host; *.name: all below it, *: any.",
+        default="none; any with an API key or TLS",
+        many=True,
+        ours=True,
+    ),
+    Flag(
         "--cors-origins --cors-origin",
         "ORIGIN,...",
         reading.some_items,

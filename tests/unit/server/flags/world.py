@@ -164,6 +164,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--ssl-key-file": (["k.pem", "--ssl-cert-file", "c.pem"], {"server.ssl_keyfile": Path("k.pem")}),
     "--ssl-cert-file": (["c.pem", "--ssl-key-file", "k.pem"], {"server.ssl_certfile": Path("c.pem")}),
     "--api-prefix": (["/llm/"], {"server.root_path": "/llm"}),
+    "--allowed-hosts": (["llm.lan,*.example.org"], {"server.allowed_hosts": ("llm.lan", "*.example.org")}),
     "--cors-origins": (["http://a,https://b:1/"], {"server.cors_origins": ("http://a", "https://b:1")}),
     "--timeout": (["600"], {"server.body_timeout_s": 600.0}),
     "--request-timeout-s": (["9"], {"server.timeout_s": 9.0}),
