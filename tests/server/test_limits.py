@@ -105,6 +105,20 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
         each.close()
 
 
+def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, monkeypatch: Any) -> None:
+    """By what waits, and how fast requests end."""
+    world = worlds(num_slots=1, max_queue=3)
+    asked: list[int] = []
+    monkeypatch.setattr(world.server.service._turnover, "wait_s", lambda number: asked.append(number) or 17)
+    world.engine.running.hold()
+    with world.raw(prompts=prompts(4)):
+        world.server.until(lambda: world.engine.num_open == 4)
+        told = world.post(prompts=prompts(1))
+        assert (told.status_code, told.headers["retry-after"]) == (429, "17")
+        assert asked == [3]
+        world.engine.running.backend.gate.set()
+
+
 def test_what_is_no_http_is_refused(worlds: Any) -> None:
     """In the shape of other errors."""
     with worlds().socket() as connection:

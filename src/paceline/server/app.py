@@ -32,7 +32,7 @@ from paceline.server.middleware.keys import ApiKeys
 from paceline.server.middleware.prefix import Prefix
 from paceline.server.middleware.request_ids import RequestIds
 from paceline.server.openai import router as openai
-from paceline.server.problems import problem_of, response_of
+from paceline.server.problems import response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
@@ -65,8 +65,13 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         responses=ERRORS,
     )
     app.state.service = service
+
+    async def answer_problem(request: Request, error: Exception) -> Response:
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return response_of(service.problem_of(error), route_path(request.scope), headers)
+
     for kind in (PacelineError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_problem)
+        app.add_exception_handler(kind, answer_problem)
     for routes in ROUTES:
         app.include_router(routes(service))
     if settings.docs:
@@ -109,8 +114,3 @@ def _document_route(app: FastAPI) -> Route:
         return answer
 
     return Route("/openapi.json", document, include_in_schema=False)
-
-
-async def _answer_problem(request: Request, error: Exception) -> Response:
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    return response_of(problem_of(error), route_path(request.scope), headers)

@@ -18,15 +18,16 @@ from starlette.requests import Request
 from paceline.async_llm import AsyncLLM
 from paceline.chat.turns import Turn
 from paceline.engine.sampling_defaults import told_by_model
-from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
 from paceline.server.exchange import Exchange
 from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
-from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
+from paceline.server.problems import RETRY_S, Draining, LoadFailed, Loading, Problem, Refused, problem_of
 from paceline.server.settings import ServerSettings
 from paceline.server.traffic import Traffic
+from paceline.server.turnover import Turnover, rest_s
 
 if TYPE_CHECKING:
     from paceline.engine.opening import AnyEngine
@@ -57,7 +58,8 @@ class Service:
         self.settings = settings
         self.created = int(time.time())
         self.names = _names(settings)
-        self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self._turnover = Turnover()
+        self.open_requests, self.traffic = OpenRequests(self._turnover), Traffic()
         self.http_metrics = HttpMetrics()
         self.progress = 0.0
         self.is_draining = False
@@ -66,6 +68,7 @@ class Service:
         self._front: Front = self._front_by_settings() if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
+        self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
         self._chat: ChatFormat | None = None
@@ -76,6 +79,7 @@ class Service:
     def start_loading(self) -> None:
         """Begins to load, once, in the background; `loaded` is set at the end, whatever it is."""
         if self._loading is None:
+            self._loading_since_s = time.monotonic()
             self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
@@ -133,7 +137,7 @@ class Service:
             return self._front.engine
         if self._failure is not None:
             raise LoadFailed(self._failure)
-        raise Loading(self.progress)
+        raise Loading(self.progress, rest_s(self.progress, time.monotonic() - self._loading_since_s))
 
     def check_accepting(self) -> None:
         """Raises `Draining` (503) where the server is about to end."""
@@ -149,6 +153,19 @@ class Service:
         config = engine.config
         if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
+
+    def retry_after_s(self) -> int:
+        """When one that finds no room had better come again, in seconds: when what waits now will have begun."""
+        if not self._is_loaded:
+            return RETRY_S
+        engine = self._front.engine
+        return self._turnover.wait_s(max(1, engine.num_open - engine.config.num_slots))
+
+    def problem_of(self, error: BaseException) -> Problem:
+        """What is told of an error, and where there was no room, when to come again."""
+        problem = problem_of(error)
+        is_full = isinstance(error, CapacityError) and problem.retry_after_s is not None
+        return replace(problem, retry_after_s=self.retry_after_s()) if is_full else problem
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
         """The defaults of a request: the API's, over them the model's own, over them the operator's."""
