@@ -66,6 +66,24 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
         assert "1000 are taken" in answer.json()["error"]["message"]
 
 
+def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
+    """Until one of them is answered, or its client hangs up; what needs no body goes on."""
+    world = worlds({"max_body_bytes": 600, "max_total_body_bytes": 1000})
+    world.engine.running.hold()
+    body = {"prompts": ["x" * 550], "stream": True}
+    with world.raw(**body):
+        world.engine.running.wait_for_pass()
+        refused = world.post(**body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_bytes")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert world.client.post("/v1/requests/none/cancel").status_code == 200
+    budget = world.server.service.body_budget
+    world.server.until(lambda: budget.free_bytes == 1000)
+    world.engine.running.backend.gate.set()
+    assert world.post(**body).status_code == 200
+    world.server.until(lambda: budget.free_bytes == 1000)
+
+
 def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
     """Before and after they are whole."""
     world = worlds({"max_header_bytes": 2000})

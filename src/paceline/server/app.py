@@ -99,7 +99,13 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),
         Middleware(Admission, service, settings.max_connections),
-        Middleware(Bodies, settings.max_body_bytes, settings.body_timeout_s),
+        Middleware(
+            Bodies,
+            settings.max_body_bytes,
+            settings.body_timeout_s,
+            service.body_budget,
+            service.retry_after_s,
+        ),
         Middleware(Failures),
     ]
 

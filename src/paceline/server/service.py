@@ -21,6 +21,7 @@ from paceline.engine.sampling_defaults import told_by_model
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
+from paceline.server.budget import Budget
 from paceline.server.exchange import Exchange
 from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
+_BODIES = 4  # of the largest size find room at once, where the settings do not say
 
 
 class Front(Protocol):
@@ -61,6 +63,7 @@ class Service:
         self._turnover = Turnover()
         self.open_requests, self.traffic = OpenRequests(self._turnover), Traffic()
         self.http_metrics = HttpMetrics()
+        self.body_budget = Budget(_most_body_bytes(settings))
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
@@ -211,3 +214,8 @@ def _names(settings: ServerSettings) -> tuple[str, ...]:
     if settings.aliases:
         return settings.aliases
     return ("paceline-demo",) if settings.model is None else (settings.model.name,)
+
+
+def _most_body_bytes(settings: ServerSettings) -> int:
+    total = settings.max_total_body_bytes
+    return _BODIES * settings.max_body_bytes if total is None else total

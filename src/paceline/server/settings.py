@@ -34,9 +34,10 @@ class ServerSettings:
     there are keys or TLS, which keep strangers' pages out), cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a
     prefix of every route).
 
-    Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders
-    and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
-    (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
+    Limits: max_body_bytes, max_total_body_bytes (of all requests that are being answered; None: four times as many),
+    max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders and idle connections),
+    heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what SIGTERM leaves to running streams),
+    timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages). Slots are saved where engine_options have a state_folder.
@@ -66,6 +67,7 @@ class ServerSettings:
     root_path: str = ""
 
     max_body_bytes: int = 64 << 20
+    max_total_body_bytes: int | None = None
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048
     body_timeout_s: float = 60.0

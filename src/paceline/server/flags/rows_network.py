@@ -163,6 +163,15 @@ _NETWORK: Final = (
         ours=True,
     ),
     Flag(
+        "--max-total-body-bytes",
+        "N",
+        reading.integer(1, 2**42),
+        Sets(("server.max_total_body_bytes",)),
+        "Most bytes of the bodies of all requests that are being answered; further ones get a 429.",
+        default="4 times --max-body-bytes",
+        ours=True,
+    ),
+    Flag(
         "--max-header-bytes",
         "N",
         reading.integer(1024, 2**30),

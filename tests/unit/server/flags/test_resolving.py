@@ -338,6 +338,7 @@ def test_variables_that_look_like_slips_are_told() -> None:
         (["--isolation", "proces"], "--isolation must be one of 'thread', 'process', not 'proces'; did you mean 'process'?"),
         (["--sse-ping-interval", "0"], "or -1 for none"),
         (["--drain-s", "-1"], "--drain-s must be a finite number >= 0"),
+        (["--max-total-body-bytes", "9"], "9 has no room for one body of --max-body-bytes 67108864"),
         (["--samplers", "infill;top_k"], "'infill' needs 'top_k' before it"),
         (["--control-vector-layer-range", "1"], "needs a value"),
         (["--mlock"], "write --load-mode mlock"),

@@ -170,6 +170,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--request-timeout-s": (["9"], {"server.timeout_s": 9.0}),
     "--sse-ping-interval": (["-1"], {"server.heartbeat_s": math.inf}),
     "--max-body-bytes": (["9"], {"server.max_body_bytes": 9}),
+    "--max-total-body-bytes": (["999999999"], {"server.max_total_body_bytes": 999999999}),
     "--max-header-bytes": (["4096"], {"server.max_header_bytes": 4096}),
     "--max-connections": (["9"], {"server.max_connections": 9}),
     "--keep-alive-s": (["9"], {"server.keep_alive_s": 9.0}),
