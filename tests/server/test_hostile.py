@@ -153,6 +153,8 @@ def test_many_small_things_are_refused_before_they_cost_anything(client: httpx.C
             {"prompt": "a", **{f"field{index}": 1 for index in range(5000)}},
         ):
             refusal(client.post(path, json=body))
+    for path, field in (("/detokenize", "tokens"), ("/tokenize", "content"), ("/v1/embeddings", "input")):
+        refusal(client.post(path, content=b'{"%b": [%b5]}' % (field.encode(), b"5," * 3_000_000)))
     messages = [{"role": "user", "content": "a"}] * 100_000
     refusal(client.post("/v1/chat/completions", json={"messages": messages}))
     refusal(client.post("/lora-adapters", json=[{"id": 0, "scale": 1}] * 100_000))
