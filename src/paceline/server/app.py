@@ -76,7 +76,14 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         app.include_router(routes(service))
     if settings.docs:
         app.router.routes.insert(0, _document_route(app))
+    _make_routes(app)
     return app
+
+
+def _make_routes(app: FastAPI) -> None:
+    """FastAPI makes the routes of a router when somebody first asks for one, which takes a while; so somebody asks now."""
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
 def _middleware(service: Service) -> list[Middleware]:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,7 @@ from paceline.chat.turns import Turn
 from paceline.engine.sampling_defaults import told_by_model
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
 from paceline.server.budget import Budget
 from paceline.server.exchange import Exchange
@@ -89,6 +91,7 @@ class Service:
         try:
             await self._front.start()
             await asyncio.to_thread(self._look_at_model, self._front.engine.model)
+            await asyncio.to_thread(_prepare_once, self._front.engine)
             self.progress, self._is_loaded = 1.0, True
         except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
             self._failure = error
@@ -208,6 +211,12 @@ class Service:
     def _tell_progress(self, share: float) -> None:
         """Called on the thread that loads."""
         self.progress = share
+
+
+def _prepare_once(engine: AnyEngine) -> None:
+    """Has the engine make what it makes of every token for its first request, which would hold up whoever is there by then."""
+    with suppress(Unsupported):  # a model that only embeds
+        engine.prepare([0], SamplingParams(), RequestOptions())
 
 
 def _names(settings: ServerSettings) -> tuple[str, ...]:
