@@ -287,3 +287,29 @@ def test_other_names_are_answered_where_they_were_given_or_a_key_is_asked_for(wo
         ({"api_keys": KEYS, "allowed_hosts": ("other.example.org",)}, 403),
     ):
         assert worlds(settings).client.get("/health", headers=named).status_code == expected, settings
+
+
+def test_the_page_of_the_api_has_every_route_and_field_and_loads_nothing(worlds: Any) -> None:
+    """So it is there without a network; behind a prefix its links are too."""
+    client = worlds({"root_path": "/llm"}).client
+    document = client.get("/llm/openapi.json").json()
+    answer = client.get("/llm/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
+    for part in ("//", "<script", "<link", "src=", "url(", "@import"):
+        assert part not in answer.text
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in answer.text
+    for schema in document["components"]["schemas"].values():
+        for field in schema["properties"]:
+            assert f"<code>{field}</code>" in answer.text
+    anchors = {part.partition('"')[0] for part in answer.text.split('href="#')[1:]}
+    assert anchors <= {part.partition('"')[0] for part in answer.text.split('id="')[1:]}
+    assert 'href="/llm/openapi.json"' in answer.text
+
+
+def test_the_pages_of_the_api_can_be_switched_off(worlds: Any) -> None:
+    """Both of them; the start page does not lead to them then."""
+    client = worlds({"docs": False}).client
+    assert [client.get(path).status_code for path in ("/docs", "/openapi.json", "/redoc")] == [404] * 3
+    assert "/docs" not in client.get("/").text

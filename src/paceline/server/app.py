@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,11 +12,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import health, metrics_route, pages, requests
+from paceline.server.documentation import document_routes
 from paceline.server.documents import ERRORS
 from paceline.server.exchange import route_path
 from paceline.server.llama_server import router as llama_server
@@ -57,7 +56,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     app = FastAPI(
         title="paceline",
         version=__version__,
-        docs_url="/docs" if settings.docs else None,
+        docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
         middleware=_middleware(service),
@@ -75,7 +74,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     for routes in ROUTES:
         app.include_router(routes(service))
     if settings.docs:
-        app.router.routes.insert(0, _document_route(app))
+        app.router.routes[:0] = document_routes(app)
     _make_routes(app)
     return app
 
@@ -115,15 +114,3 @@ def _middleware(service: Service) -> list[Middleware]:
         ),
         Middleware(Failures),
     ]
-
-
-def _document_route(app: FastAPI) -> Route:
-    """The OpenAPI document as the application tells it, but made in a thread: the first time it takes a while."""
-    told = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
-
-    async def document(request: Request) -> Response:
-        await asyncio.to_thread(app.openapi)  # which keeps it
-        answer: Response = await told(request)
-        return answer
-
-    return Route("/openapi.json", document, include_in_schema=False)
