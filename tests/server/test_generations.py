@@ -44,7 +44,8 @@ def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: 
     with world.raw(prompts=prompts(1)):
         world.engine.running.wait_for_pass()
         answer = world.post(prompts=prompts(2), stream=True)
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert answer.json()["error"]["code"] == "queue_full"
         assert world.client.get("/health/ready").status_code == 503
         world.engine.running.backend.gate.set()
