@@ -86,6 +86,26 @@ def test_the_demo_model_generates(demo: LLM) -> None:
         demo.stream([])
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_slots", "sizes"),
+    [
+        ("llama", 1, "512 cells, 512 of them for one sequence, 5 sequence ids, 33 rows of logits"),
+        ("llama", 6, "512 cells, 512 of them for one sequence, 12 sequence ids, 38 rows of logits"),
+        ("llama", 200, "512 cells, 512 of them for one sequence, 255 sequence ids, 256 rows of logits"),
+        ("gemma3", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("mamba", 6, "0 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("falcon-h1", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("bert", 6, "0 cells, 0 of them for one sequence, 0 sequence ids, 0 rows of logits"),
+    ],
+)
+def test_sizes_follow_from_slots_and_memory_and_are_reported(
+    tiny_models: TinyModels, caplog: pytest.LogCaptureFixture, kind: str, num_slots: int, sizes: str
+) -> None:
+    """Sequence ids for kept paths where parts can be shared, logits for every slot and some prompt tokens; INFO says so."""
+    with caplog.at_level("INFO", "paceline.engine"), LLM(tiny_models(kind), num_slots=num_slots, n_ctx=512):
+        assert f": {num_slots} slots, {sizes}, " in caplog.text
+
+
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_it_says_what_a_bare_context_says(tiny_models: TinyModels, kind: str) -> None:
     """Token for token what `Context.generate` gives, with every class of memory (lcx H5, log 1)."""

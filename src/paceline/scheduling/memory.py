@@ -253,7 +253,9 @@ class Memory:
         return self._device.take_operations()
 
     def saved(self, operation: Save, data: Saved, now_s: float) -> None:
-        """A save was carried out."""
+        """A save was carried out. What is larger than host memory may be would drive all else out, and then go itself."""
+        if data.nbytes > self._limits.host_bytes:
+            return
         if operation.start:  # a node has to begin there
             self._tree.insert(operation.namespace, operation.tokens[: operation.start * WIDTH])
         end = self._insert_end(operation.namespace, operation.tokens)

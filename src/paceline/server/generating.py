@@ -24,7 +24,7 @@ from paceline.server.problems import FAILED_ENDINGS, ClientGone, Refused, proble
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
     from paceline.server.service import Service
 
 Batch = list[tuple[int, StreamChunk]]

@@ -33,7 +33,7 @@ from paceline.server.traffic import Traffic
 from paceline.server.turnover import Turnover, rest_s
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")

@@ -590,6 +590,24 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
 
 
 @pytest.mark.usefixtures("nothing_idle")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> None:
+    """A state larger than the whole budget is not taken in; what was there stays."""
+    world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
+
+    def rest() -> None:
+        world.ask(text(10, 77), 5, cache_prompt=False)
+
+    world.ask(text(100))
+    rest()
+    world.ask(text(400, 1))
+    rest()
+    assert world.computed(world.ask(text(100))) == 1
+    assert world.told.evicted_tokens["host"] == 0
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
 def test_a_hot_beginning_does_not_hold_on_to_all_that_was_saved_with_it() -> None:
     """However much is saved in one tick, it is saved in pieces, so that most of a path can go while its beginning stays."""
     world = Rig(limits={"host_bytes": 2600 * TOKEN_BYTES})

@@ -29,7 +29,7 @@ from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
 
 _LONGEST_NAME = 100  # characters; with a tenant's mark it still is a name for the engine
 _OF_A_TENANT = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
