@@ -77,9 +77,9 @@ def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_bytes")
         assert int(refused.headers["retry-after"]) >= 1
         assert world.client.post("/v1/requests/none/cancel").status_code == 200
+    world.engine.running.backend.gate.set()
     budget = world.server.service.body_budget
     world.server.until(lambda: budget.free_bytes == 1000)
-    world.engine.running.backend.gate.set()
     assert world.post(**body).status_code == 200
     world.server.until(lambda: budget.free_bytes == 1000)
 

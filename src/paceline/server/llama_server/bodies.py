@@ -257,6 +257,6 @@ class RerankBody(Body):
 
 
 class SlotBody(Body):
-    """Of POST /slots/{id}?action=save and restore. filename: a name, never a path."""
+    """Of POST /slots/{id}. filename: a name, never a path; of save and restore."""
 
-    filename: str
+    filename: str | None = None

@@ -122,7 +122,7 @@ class _Slot:
 
 
 def _name(body: SlotBody | None) -> str:
-    if body is None:
+    if body is None or body.filename is None:
         raise InvalidParams('filename must be given, as in {"filename": "slot.bin"}')
     return body.filename
 
