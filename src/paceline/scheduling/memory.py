@@ -10,21 +10,18 @@ down at once as if it had happened.
 
 from __future__ import annotations
 
-from itertools import takewhile
-
 from paceline.scheduling.device import Device
+from paceline.scheduling.exporting import Exporting
 from paceline.scheduling.kept import Kept
 from paceline.scheduling.leaving import Leaving, Way
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.moving import PIECE, Moving
+from paceline.scheduling.moving import Moving
 from paceline.scheduling.placement import (
     LEAST_HOST_TOKENS,
     NOTHING,
     WAIT,
     Placement,
     Wait,
-    best_holder,
-    parts_of,
     place,
     place_whole,
 )
@@ -47,6 +44,7 @@ class Memory:
         self._kept, self._seq_ids = self._leaving.kept, self._device.seq_ids
         self._cells, self._operations = self._device.cells, self._device.operations
         self.moving = Moving(limits.itl_target_s)
+        self.exporting = Exporting(self._device, self._match, can_share_part=limits.can_share_part)
         self._running: dict[Sequence, Node] = {}  # and where each ends in the tree
 
     # ---- a sequence's life
@@ -115,7 +113,13 @@ class Memory:
             self._drop(sequence, node)
         else:
             tokens = sequence.token_bytes(num_tokens)
-            kept = Kept(seq_id, num_tokens, sequence.namespace, tokens, self._insert_end(sequence.namespace, tokens))
+            kept = Kept(
+                seq_id=seq_id,
+                namespace=sequence.namespace,
+                tokens=tokens,
+                num_computed=num_tokens,
+                node=self._insert_end(sequence.namespace, tokens),
+            )
             self._tree.hold(kept, kept.node)
             self._tree.let_go(sequence, node)
             self._kept.add(kept)
@@ -174,10 +178,15 @@ class Memory:
         return self._leaving.make_way(now_s)
 
     def tidy(self, idle_cells: int, now_s: float, *, is_generating: bool) -> None:
-        """Moves kept paths to host memory, the oldest first and a piece a tick, while they fill more than idle_cells."""
+        """Moves kept paths to host memory, the oldest first and a piece a tick, while they fill more than idle_cells.
+
+        And whatever is wanted outside.
+        """
         running = [one.seq_id for one in self._running if one.seq_id is not None]
         most = self.moving.tokens_to_tidy(is_generating=is_generating)
         self._leaving.tidy(idle_cells, running, most, now_s)
+        if self.exporting.is_waiting:
+            self.exporting.plan(self.moving.tokens_for_room(is_generating=is_generating))
 
     def is_saving(self, sequence: Sequence, placement: Placement) -> bool:
         """Whether the next tick has more for a waiting sequence than this one: what is on its way to host memory."""
@@ -194,34 +203,6 @@ class Memory:
                 if shared - placement.num_tokens >= least:
                     return True
         return False
-
-    # ---- in and out
-
-    def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
-        """Sees to it that host memory has what there is of a path, after the next operations."""
-        if not self._limits.can_share_part:
-            return  # whole states were saved when they could be
-        match = self._match(namespace, tokens)
-        source, num_device = best_holder(match.nodes, match.length)
-        for node in match.nodes:
-            if source is None or source.seq_id is None or node.start >= num_device:
-                continue
-            end = min(node.end, num_device)
-            if node.blob is None or (node.blob.start, node.blob.end) != (node.start, end):
-                for at in range(node.start, end, PIECE):
-                    to = min(at + PIECE, end)
-                    self._operations.append(
-                        Save(source.seq_id, at, to, namespace, tokens[: to * WIDTH], is_whole=False)
-                    )
-
-    def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
-        """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
-        match = self._tree.match(namespace, tokens)
-        if not self._limits.can_share_part:
-            return [part.blob.data for part in place_whole(match, match.length).parts]
-        parts = parts_of(match.nodes, 0, match.length)
-        whole = takewhile(lambda part: (part.start, part.end) == (part.blob.start, part.blob.end), parts)
-        return [part.blob.data for part in whole]  # saved ranges cannot be cut here
 
     def take_in(
         self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.scheduling.plan import Load, Operation, PlanOutput, Save
+from paceline.scheduling.saving import PIECE
 
-PIECE = 512
-"""Tokens that are saved in one go: a piece needs room for a moment, as a whole, when it is loaded."""
 _LARGE_PIECE = 16 * PIECE  # in a tick in which nobody waits for a token
 _LEAST = 32  # tokens; fewer are not worth an operation
 _TIDY_SHARE = 0.1  # of the time between two tokens, for what is in nobody's way

@@ -12,8 +12,8 @@ from tests.engine_world import Outcome, World
 
 from paceline.errors import DecodeError
 from paceline.scheduling.instrument import Instrument, TickRecord
-from paceline.scheduling.moving import PIECE as _PIECE
 from paceline.scheduling.plan import Load, Save
+from paceline.scheduling.saving import PIECE as _PIECE
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
 from paceline.scheduling.view import Share, View
