@@ -3,7 +3,7 @@
 
 namespace paceline::attention {
 
-// Once, before anything computes. Without effect where the tree of llama.cpp is not the one that this was written for.
+// Once, before anything computes.
 void install();
 
 // Which of the two computes, from the next operation on; at any time.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 namespace paceline::attention {
 
@@ -38,7 +39,7 @@ inline bool any(IntLanes condition) {
     return bits != 0;
 }
 
-// 2^x for x <= 0, to 2e-7 of the value; 0 below -126, where a float has fewer digits, and for minus infinity.
+// 2^x for x <= 0, to 2e-7 of the value; 0 below -126, where a float has fewer digits, and for minus infinity. NaN stays NaN.
 inline Lanes exp2_of_negative(Lanes x) {
     const Lanes bounded = larger(x, all(-126.0f));
     const Lanes shifter = all(12582912.0f); // 1.5 * 2^23: what is added to it is rounded to whole numbers
@@ -51,7 +52,7 @@ inline Lanes exp2_of_negative(Lanes x) {
     const IntLanes exponent = (__builtin_convertvector(whole, IntLanes) + 127) << 23;
     Lanes scale;
     std::memcpy(&scale, &exponent, sizeof scale);
-    return x < all(-126.0f) ? Lanes{} : power * scale;
+    return x < all(-126.0f) ? Lanes{} : x == x ? power * scale : x;
 }
 
 // C[m][r] = (or +=) the sum over k of A[m][k] * B[k][r], for num_m rows of A and num_vectors vectors of columns r.

@@ -1,4 +1,6 @@
-#include <cmath>
+#include "bindings.hpp"
+#include "error.hpp"
+#if PACELINE_OWN_ATTENTION
 #include <optional>
 #include <string>
 
@@ -7,14 +9,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
-#include "attention/one_pass.hpp"
-#include "bindings.hpp"
-#include "error.hpp"
-#if PACELINE_OWN_ATTENTION
 #include "attention/install.hpp"
+#include "attention/one_pass.hpp"
 #endif
 
 namespace paceline {
+
+#if PACELINE_OWN_ATTENTION
 
 namespace {
 
@@ -56,26 +57,12 @@ attention::OnePass pass_of(const Queries & queries, const Cells & keys, const Ce
             scale, max_bias, softcap, num_threads, num_times};
 }
 
-#if PACELINE_OWN_ATTENTION
-bool own_attention() { return attention::uses_ours(); }
-void use_own_attention(bool wanted) { attention::use_ours(wanted); }
-#else
-bool own_attention() { return false; }
-void use_own_attention(bool wanted) {
-    if (wanted) {
-        fail("Unsupported", "this build has llama.cpp's attention alone: its tree or compiler is not one that ours was written for");
-    }
-}
-#endif
-
 } // namespace
 
 void bind_attention(nb::module_ & m) {
-#if PACELINE_OWN_ATTENTION
     attention::install();
-#endif
-    m.def("own_attention", &own_attention);
-    m.def("use_own_attention", &use_own_attention, nb::arg("wanted"));
+    m.def("own_attention", &attention::uses_ours);
+    m.def("use_own_attention", &attention::use_ours, nb::arg("wanted"));
     m.def(
         "flash_attention",
         [](Queries queries, Cells keys, Cells values, std::optional<Masks> mask, std::optional<Sinks> sinks, float scale, float max_bias,
@@ -91,5 +78,18 @@ void bind_attention(nb::module_ & m) {
         nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("mask").none(), nb::arg("sinks").none(), nb::arg("scale"),
         nb::arg("max_bias"), nb::arg("softcap"), nb::arg("num_threads"), nb::arg("num_times"));
 }
+
+#else
+
+void bind_attention(nb::module_ & m) {
+    m.def("own_attention", [] { return false; });
+    m.def("use_own_attention", [](bool wanted) {
+        if (wanted) {
+            fail("Unsupported", "this build has llama.cpp's attention alone; PACELINE_OWN_ATTENTION=ON builds it with paceline's");
+        }
+    });
+}
+
+#endif
 
 } // namespace paceline
