@@ -201,6 +201,7 @@ def test_instruments_of_a_new_worker_are_told_that_it_is_one(caplog: pytest.LogC
         assert "the second" not in caplog.text
         kill(one)
         read(channel, first)
+        read(start(one, "other", max_tokens=3))  # the first worker may have been done with "hello"
     assert "I am the second" in caplog.text
 
 
@@ -521,7 +522,8 @@ signal.pause()
 def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
     """There every call says so; closing does nothing; the parent goes on."""
     with engine() as one:
-        channel = start(one, "hello", max_tokens=300)
+        slowly = RequestOptions(max_buffered_tokens=5)  # it cannot be over before the fork
+        channel = start(one, "hello", options=slowly, max_tokens=300)
         first = first_of(channel)
         pid = os.fork()
         if pid == 0:
