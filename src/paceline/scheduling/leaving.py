@@ -47,7 +47,7 @@ class Leaving:
         kept = self.kept.oldest()
         if kept is None:
             return Way.NONE
-        num_missing = sum(end - start for start, end in self._missing(kept))
+        num_missing = self.num_missing(kept)
         if num_missing <= self._num_left:
             self._num_left -= num_missing
             self.evict(kept, now_s)
@@ -60,14 +60,20 @@ class Leaving:
             self._num_left, self._has_saved = 0, True
         return Way.LATER
 
-    def tidy(self, idle_cells: int, running: list[int], most: int, now_s: float) -> None:
-        """Moves paths to host memory, so many tokens a tick, while they fill more cells than that beside the running ids'."""
+    def tidy(self, idle_cells: int, running: list[int], most: int, num_ticks: float, now_s: float) -> None:
+        """Moves paths to host memory, at most so many tokens a tick, while they fill more cells than that beside the running.
+
+        running: the ids of those. num_ticks: until memory is full; whatever takes longer begins now.
+        """
         if self._has_saved:
             return
         if self._leaving is None:
             oldest = self.kept.oldest()
             cells = self._device.cells
-            if oldest is None or cells.num_used - cells.num_under(running) <= idle_cells:
+            if oldest is None or (
+                cells.num_used - cells.num_under(running) <= idle_cells
+                and self.num_missing(oldest) <= most * (num_ticks - 1)
+            ):
                 return
             self._leaving = oldest
         if not self._save_part(self._leaving, most):
@@ -92,6 +98,10 @@ class Leaving:
     def _missing(self, kept: Kept) -> list[tuple[int, int]]:
         """What of a path is not in host memory, where there is any."""
         return ranges_without_blob(kept.node, kept.num_computed) if self._limits.host_bytes else []
+
+    def num_missing(self, kept: Kept) -> int:
+        """Tokens of a path that host memory has not, where there is any."""
+        return sum(end - start for start, end in self._missing(kept))
 
     def _save_part(self, kept: Kept, most: int) -> bool:
         """Saves what comes next of a path that host memory has not; answers whether there was something."""

@@ -59,6 +59,10 @@ class Moving:
         saves = sum(one.end - one.start for one in operations if isinstance(one, Save))
         return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations))
 
+    def seconds_to_and_fro(self, num_tokens: int) -> float:
+        """What it takes to save so many tokens, and to load them again."""
+        return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
+
     def tokens_to_tidy(self, *, is_generating: bool) -> int:
         """Most tokens of idle paths that may be saved in this tick."""
         if not is_generating:

@@ -20,6 +20,7 @@ import pytest
 from tests.engine_world import World
 from tests.faulty_backend import HIDDEN_POISON, POISON
 from tests.possessions import Possessions
+from tests.running_engine import LONG_S
 
 from paceline.engine import process_engine
 from paceline.engine.isolation.restarts import RestartLimits
@@ -459,7 +460,7 @@ def test_losing_an_engine_ends_its_worker() -> None:
     assert pid is not None
     del one
     gc.collect()
-    thread.join(20)
+    thread.join(LONG_S)
     assert gone(pid)
 
 
@@ -503,7 +504,7 @@ def wait_until_gone(pid: int) -> bool:
         return True
     import select
 
-    ready, _, _ = select.select([watched], [], [], 20)
+    ready, _, _ = select.select([watched], [], [], LONG_S)
     os.close(watched)
     return bool(ready)
 
