@@ -122,7 +122,7 @@ class Clients:
         data = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self._port), timeout=LONG_S)
         connection.sendall(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (COMPLETION.encode(), len(data))
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (COMPLETION.encode(), len(data))
         )
         connection.sendall(data)
         return connection
