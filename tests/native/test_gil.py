@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def ran_beside(call: Callable[[], object]) -> bool:
     return any(begin + margin < moment < end - margin for moment in moments)
 
 
+@pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this Python has no GIL to keep")
 def test_a_call_that_keeps_the_gil_would_be_noticed() -> None:
     """The check itself: a C function called with the GIL held stops everybody."""
     libc = ctypes.PyDLL(None)

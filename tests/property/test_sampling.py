@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from tests.sampling_reference import Logits, Reference, softmax
 
@@ -83,6 +83,7 @@ def test_any_chain_agrees_with_the_reference(
     options=options_of_any_kind,
     mirostat=st.integers(0, 2),
 )
+@example(logits={0: -(2.0**127)}, options={"samplers": ("penalties",), "repeat_penalty": 2.0}, mirostat=0)
 def test_any_row_gives_a_token_or_a_typed_error(
     vocabulary: Model, logits: Logits, options: dict[str, Any], mirostat: int
 ) -> None:

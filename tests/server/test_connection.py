@@ -1,4 +1,4 @@
-"""A connection's patience with a client that does not read."""
+"""A connection's patience with clients that do not read, or do not come back."""
 
 from __future__ import annotations
 
@@ -79,3 +79,17 @@ def test_one_that_reads_again_has_all_the_time_anew() -> None:
         assert not wire.aborted.is_set()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_connection_that_its_client_reset_is_waited_for_no_longer() -> None:
+    """What waits for the next request holds all of the last one."""
+
+    async def main() -> None:
+        connection, _ = connected(ServerSettings(keep_alive_s=3600))
+        connection.on_response_complete()
+        waiting = connection.timeout_keep_alive_task
+        assert waiting is not None
+        connection.connection_lost(ConnectionResetError())
+        assert waiting.cancelled()
+
+    asyncio.run(main())

@@ -20,6 +20,7 @@ from tests.server.stand_in import StandInEngine, StandInLLM
 
 from paceline.errors import InvalidParams, ModelLoadError
 from paceline.server.app import build_app
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.serving import Serving, bound_socket, uvicorn_config
 from paceline.server.settings import ServerSettings
 
@@ -225,6 +226,7 @@ def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) ->
     """One on the loopback does not."""
     program = programs(1, "0.0.0.0")
     assert "set an API key" in program.wait_for("warning")
+    assert "need --allowed-hosts NAME" in program.wait_for("clients that ask")
     quiet = programs(1)
     quiet.wait_for("is ready")
     assert not any("warning" in line for line in quiet.said)
@@ -257,3 +259,26 @@ def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) 
     assert done.returncode == 1
     assert "cannot load the model: " in done.stderr
     assert "m.gguf" in done.stderr
+
+
+def test_what_the_first_request_needs_is_made_before_it_comes(worlds: Any, monkeypatch: Any) -> None:
+    """The routes with the app, what the engine makes of its vocabulary while it loads, and neither on the event loop."""
+    threads: list[str] = []
+    prepare = StandInEngine.prepare
+
+    def noting(self: StandInEngine, *args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(StandInEngine, "prepare", noting)
+    world = worlds()
+    assert len(threads) == 1
+    assert threads[0] != "test-server"
+    world.engine.assert_empty()
+
+    def late(self: JsonRoute) -> Any:
+        raise AssertionError("a route was made for a request")
+
+    monkeypatch.setattr(JsonRoute, "get_route_handler", late)
+    for path in ("/tokenize", "/v1/completions", "/completion"):
+        assert world.client.post(path, json=[]).status_code == 400

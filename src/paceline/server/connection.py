@@ -63,6 +63,7 @@ class Connection(HttpToolsProtocol):
             answered.disconnected = True
             answered.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn lets it run on after a reset, and what it holds is all of the request
 
     # ---- what comes in
 

@@ -536,7 +536,8 @@ signal.pause()
 def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
     """There every call says so; closing does nothing; the parent goes on."""
     with engine() as one:
-        channel = start(one, "hello", max_tokens=300)
+        slowly = RequestOptions(max_buffered_tokens=5)  # it cannot be over before the fork
+        channel = start(one, "hello", options=slowly, max_tokens=300)
         first = first_of(channel)
         pid = os.fork()
         if pid == 0:

@@ -433,7 +433,7 @@ def test_close_may_come_from_the_engines_own_thread() -> None:
 
 def test_commands_do_not_wait_while_ticks_follow_each_other() -> None:
     """Submits and cancels are looked at in every tick, however busy the engine is (lcx H7)."""
-    with Running(eos_every=10**9) as engine:
+    with Running(eos_every=10**9, num_cells=200_000) as engine:
         busy = engine.submit("busy", max_tokens=None)
         for _ in range(20):
             channel = engine.submit("short", max_tokens=None)

@@ -20,7 +20,7 @@ class FrameReader:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The messages that are whole now. Raises `EngineError` where a length makes no sense."""
         self._data += data
         messages, begin = [], 0

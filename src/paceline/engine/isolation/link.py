@@ -25,6 +25,8 @@ class Link:
         end.setblocking(False)
         self._socket = end
         self._reader = FrameReader()
+        # One for all reads: memory asked for in this size again and again leaves holes that nothing fits into any more.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._rest = b""  # guarded by _sending: the part of a frame that the socket did not take
@@ -64,12 +66,12 @@ class Link:
     def receive(self) -> list[bytes] | None:
         """The messages that have come in whole; None where the other side is gone. Does not wait."""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            size = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
             return None
-        return self._reader.feed(data) if data else None
+        return self._reader.feed(self._buffer[:size]) if size else None
 
     def close(self) -> None:
         """Closes the socket; idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import tracemalloc
 
 from paceline.engine.isolation.black_box import BlackBox, LastSeen
 from paceline.engine.isolation.last_words import MAX_BYTES, LastWords
@@ -108,6 +109,23 @@ def test_many_threads_may_send_at_once() -> None:
         thread.join()
     for name in range(8):
         assert [one for one in received if one.startswith(b"%d " % name)] == [b"%d %d" % (name, k) for k in range(200)]
+    link.close()
+    other.close()
+
+
+def test_receiving_a_short_message_asks_for_little_memory() -> None:
+    """Room for the largest read, asked for and mostly given back with every read, would leave holes all over the heap."""
+    ours, theirs = socket.socketpair()
+    link, other = Link(ours), Link(theirs)
+    link.send(b"short")
+    tracemalloc.start()
+    try:
+        received = other.receive()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert received == [b"short"]
+    assert peak_bytes < 100_000
     link.close()
     other.close()
 

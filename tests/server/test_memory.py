@@ -1,0 +1,203 @@
+"""What requests leave behind in the server's process: nothing, however they end. Objects are counted, not bytes."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.server.running import LONG_S, RunningServer
+
+from paceline.engine.isolation.restarts import RestartLimits
+from paceline.server.settings import ServerSettings
+
+pytestmark = pytest.mark.native
+
+MANY = 40
+"""Requests of each kind between two looks; what stays of each of them is found, what comes by the way is less than that."""
+
+ENGINE: dict[str, Any] = {"isolation": "process", "num_slots": 4, "n_ctx": 2048, "n_threads": 1}
+COMPLETION = "/v1/completions"
+SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
+LONG = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+
+
+class Clients:
+    """Of one server; every request has a connection of its own, so that connections are among what may stay."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def whole(self) -> None:
+        """Reads an answer."""
+        assert self._answer("POST", COMPLETION, SHORT) == 200
+
+    def stream(self) -> None:
+        """Reads a stream to its end."""
+        assert self._answer("POST", COMPLETION, {**SHORT, "stream": True}) == 200
+
+    def chat(self) -> None:
+        """As llama-server streams it."""
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        assert self._answer("POST", "/v1/chat/completions", body) == 200
+
+    def native(self) -> None:
+        """llama-server's own stream."""
+        assert self._answer("POST", "/completion", {"prompt": "Once", "n_predict": 2, "stream": True}) == 200
+
+    def several(self) -> None:
+        """Two prompts at once."""
+        assert self._answer("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
+
+    def refused(self) -> None:
+        """What makes no sense."""
+        assert self._answer("POST", COMPLETION, {"prompt": 5.5}) == 400
+
+    def nowhere(self) -> None:
+        """What is not there."""
+        assert self._answer("GET", "/nothing", None) == 404
+
+    def tokens(self) -> None:
+        """No generation."""
+        assert self._answer("POST", "/tokenize", {"content": "Once"}) == 200
+
+    def scrape(self) -> None:
+        """A question to the worker."""
+        assert self._answer("GET", "/metrics", None) == 200
+
+    def cancelled(self) -> None:
+        """Has its stream ended by its id, and reads the end."""
+        with self._sent(LONG, request_id="mine") as answer:
+            answer.readline()
+            assert self._answer("POST", "/v1/requests/mine/cancel", {}) == 200
+            assert b"[DONE]" in answer.read()
+
+    def left(self) -> None:
+        """Hangs up within the stream."""
+        with self._sent(LONG) as answer:
+            answer.readline()
+
+    def left_at_once(self) -> None:
+        """Hangs up before there is a word."""
+        self._raw(LONG).close()
+
+    def reset(self) -> None:
+        """Has its answer, and then resets the connection instead of closing it."""
+        connection = self._raw(SHORT)
+        while not connection.recv(65536).endswith(b"}"):
+            pass
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
+        connection.request(method, path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.status
+
+    @contextmanager
+    def _sent(self, body: dict[str, Any], request_id: str = "any") -> Iterator[http.client.HTTPResponse]:
+        """The answer, of which the head was read."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
+        connection.request("POST", COMPLETION, json.dumps(body), {"x-request-id": request_id})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        yield answer
+        answer.close()
+        connection.close()
+
+    def _raw(self, body: dict[str, Any]) -> socket.socket:
+        data = json.dumps(body).encode()
+        connection = socket.create_connection(("127.0.0.1", self._port), timeout=LONG_S)
+        connection.sendall(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (COMPLETION.encode(), len(data))
+        )
+        connection.sendall(data)
+        return connection
+
+
+KINDS: list[Callable[[Clients], None]] = [
+    Clients.whole, Clients.stream, Clients.chat, Clients.native, Clients.several, Clients.refused, Clients.nowhere,
+    Clients.tokens, Clients.scrape, Clients.cancelled, Clients.left, Clients.left_at_once, Clients.reset,
+]  # fmt: skip
+
+
+def held(server: RunningServer) -> str:
+    """Objects by type, and by type what is in containers, once nothing is open any more; as JSON, which no later look finds."""
+    server.until(lambda: not (server.engine.num_open or server.connections or server.service.traffic.count))
+    gc.collect()
+    found: Counter[str] = Counter()
+    for one in objects():
+        kind: Any = type(one)  # never isinstance, to which stand-ins of modules answer by loading what they stand for
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        found[name] += 1
+        if issubclass(kind, (dict, list, set, deque)):
+            found[f"items of {name}"] += kind.__len__(one)
+    return json.dumps(found)
+
+
+def objects() -> Iterator[object]:
+    """All that the collector knows, and the mappings that it leaves alone, since there are only numbers and texts in them."""
+    known = gc.get_objects()
+    yield from known
+    others = {id(one): one for one in gc.get_referents(*known) if type(one) is dict and not gc.is_tracked(one)}
+    yield from others.values()
+
+
+def test_a_request_leaves_nothing_behind_however_it_ends() -> None:
+    """After as many again of every kind there are as many objects as before, and as much in lists, sets and mappings."""
+    with RunningServer(ServerSettings(engine_options=ENGINE)) as server:
+        clients = Clients(server.port)
+
+        def ask() -> None:
+            for _ in range(MANY):
+                for kind in KINDS:
+                    kind(clients)
+
+        ask()
+        before = held(server)
+        ask()
+        after = held(server)
+    assert gained(before, after, by_more_than=MANY // 2) == {}
+
+
+def test_a_worker_that_died_leaves_nothing_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some more deaths there are as many objects as before."""
+    caplog.set_level(logging.CRITICAL, "paceline")  # what is logged is kept by whoever runs the tests
+    forgets = RestartLimits(window_s=0.0, first_wait_s=0.0)
+    monkeypatch.setattr("paceline.engine.process_engine.RestartLimits", lambda: forgets)
+    with RunningServer(ServerSettings(engine_options=ENGINE)) as server:
+        clients = Clients(server.port)
+
+        def kill(times: int) -> None:
+            for _ in range(times):
+                clients.scrape()  # so that there is something to be added up
+                os.kill(server.engine.worker_pid, signal.SIGKILL)
+                clients.whole()  # by the next one
+
+        kill(2)
+        before = held(server)
+        kill(4)
+        after = held(server)
+    assert gained(before, after, by_more_than=3) == {}
+
+
+def gained(before: str, after: str, *, by_more_than: int) -> dict[str, int]:
+    """What there is more of between two looks."""
+    old, new = json.loads(before), json.loads(after)
+    found = {name: count - old.get(name, 0) for name, count in new.items()}
+    return {name: count for name, count in found.items() if count > by_more_than}
