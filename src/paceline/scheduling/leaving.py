@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
 
 from paceline.scheduling.device import Device
@@ -69,15 +70,21 @@ class Leaving:
             return
         if self._leaving is None:
             oldest = self.kept.oldest()
-            cells = self._device.cells
-            if oldest is None or (
-                cells.num_used - cells.num_under(running) <= idle_cells
-                and self.num_missing(oldest) <= most * (num_ticks - 1)
+            if oldest is None or not (
+                self._fill_more_than(idle_cells, running) or self._lasts_longer(oldest, most, num_ticks)
             ):
                 return
             self._leaving = oldest
         if not self._save_part(self._leaving, most):
             self.let_go(self._leaving, now_s)
+
+    def _fill_more_than(self, num_cells: int, running: list[int]) -> bool:
+        cells = self._device.cells
+        return cells.num_used - cells.num_under(running) > num_cells
+
+    def _lasts_longer(self, kept: Kept, most: int, num_ticks: float) -> bool:
+        """Whether saving a path, so many tokens a tick, takes longer than so many ticks."""
+        return not math.isinf(num_ticks) and self.num_missing(kept) > most * (num_ticks - 1)
 
     def evict(self, kept: Kept, now_s: float) -> None:
         """Saves what host memory has not of a path, and lets it go, all before the next pass."""

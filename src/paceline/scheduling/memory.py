@@ -126,6 +126,7 @@ class Memory:
     def forget(self, sequence: Sequence) -> None:
         """What a sequence was to start from could not be had: it has nothing, and will compute everything itself."""
         self._drop(sequence, self._running.pop(sequence))
+        self._ahead.forget(sequence)
         sequence.seq_id = None
         sequence.num_computed = 0
         sequence.computes_all = True
