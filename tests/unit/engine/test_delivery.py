@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
 from tests.engine_world import make_request
+from tests.running_engine import in_threads
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
+from paceline.engine.commands import Cancel, EndSlow, Inspect, SetPaused, Submit
 from paceline.engine.delivery import Delivery
 from paceline.engine.inbox import Inbox
 from paceline.errors import DecodeError, EngineStopped, QueueFull
@@ -232,3 +234,24 @@ def test_end_all_ends_every_stream_and_future_with_the_error() -> None:
         future.result(0)
     assert door.inbox.num_open == 0
     door.delivery.end_all(EngineStopped("again"))
+
+
+def test_questions_that_come_while_all_end_disturb_no_ending() -> None:
+    """Other threads go on to ask while the engine's thread ends everything."""
+    door = Door()
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            door.delivery.ask(Inspect(door.inbox.next_key()))
+
+    def end() -> None:
+        try:
+            for _ in range(20):
+                for _ in range(500):
+                    door.delivery.ask(Inspect(door.inbox.next_key()))
+                door.delivery.end_all(EngineStopped("the end"))
+        finally:
+            over.set()
+
+    in_threads(ask, ask, end)
