@@ -30,6 +30,7 @@ from paceline.engine.instruments import Instruments
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.memory import Memory
+from paceline.scheduling.pace import Pace
 from paceline.scheduling.placement import Placement
 from paceline.scheduling.prefix_tree import PrefixTree
 from paceline.scheduling.reports import Reports
@@ -184,13 +185,13 @@ def placement() -> None:
     """All that a waiting prompt costs before it starts, in a memory as the scheduler has it; nothing is loaded."""
     backend = FakeBackend(num_cells=2**17, num_seq_ids=8)
     limits = limits_of(backend, 8)
-    source, memory = random.Random(1), Memory(limits, Reports(Instruments(), limits))
+    source, memory = random.Random(1), Memory(limits, Reports(Instruments(), limits), Pace())
     base = [source.randrange(250) for _ in range(32769)]
     times = []
     for number in range(200):
         at = source.randrange(1, 32768)
         tokens = packed([*base[:at], *(source.randrange(250) for _ in range(32768 - at))])
-        memory.take_in(prefix_namespace(RequestOptions()), tokens, ((0, 32768, Blank()),), float(number))
+        memory.host.take_in(prefix_namespace(RequestOptions()), tokens, ((0, 32768, Blank()),), float(number))
     for key in range(1, 201):
         request = Request(
             key=key,

@@ -138,10 +138,8 @@ def request_bytes(prompt: list[int], num_tokens: int) -> bytes:
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    )
-    return head.encode() + b"connection: close\r\n\r\n" + data
+    head = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close"
+    return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + data
 
 
 async def http_stream(port: int, prompt: list[int], num_tokens: int, *, parses: bool) -> int:

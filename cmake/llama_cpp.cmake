@@ -13,6 +13,11 @@ function(paceline_library_key result source_id backend initial_cache)
     paceline_backend_fingerprint(toolkit "${backend}" "${GGML_NATIVE}")
     file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/CMakeLists.txt" recipe)
     file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/yielding_pause.h" header)
+    foreach(language IN ITEMS C CXX)
+        paceline_real_compiler(compiler_${language} "${CMAKE_${language}_COMPILER}")
+        string(REPLACE "set(CMAKE_${language}_COMPILER [==[${CMAKE_${language}_COMPILER}]==]"
+            "set(CMAKE_${language}_COMPILER [==[${compiler_${language}}]==]" initial_cache "${initial_cache}")
+    endforeach()
     set(dated no)
     if(DEFINED ENV{SOURCE_DATE_EPOCH}) # llama.cpp chooses other instruction sets then
         set(dated yes)
@@ -21,12 +26,25 @@ function(paceline_library_key result source_id backend initial_cache)
 "source    ${source_id}
 recipe    ${recipe} ${header}
 system    ${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}
-compiler  ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_COMPILER}
-compiler  ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_COMPILER}
+compiler  ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${compiler_CXX}
+compiler  ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${compiler_C}
 machine   ${machine}
 toolkit   ${toolkit}
 dated     ${dated}
 ${initial_cache}" PARENT_SCOPE)
+endfunction()
+
+# The program that a compiler's name leads to: cc, gcc and x86_64-linux-gnu-gcc are often one, and every Python names the
+# one it was built with. A launcher under a compiler's name leads to any compiler, so that name is kept.
+function(paceline_real_compiler result compiler)
+    set(${result} "${compiler}" PARENT_SCOPE)
+    if(EXISTS "${compiler}")
+        file(REAL_PATH "${compiler}" real)
+        get_filename_component(name "${real}" NAME)
+        if(NOT name MATCHES "ccache|distcc|icecc")
+            set(${result} "${real}" PARENT_SCOPE)
+        endif()
+    endif()
 endfunction()
 
 # What the compiler defines on this machine: C library, and with GGML_NATIVE the features of this CPU, since a home folder
@@ -106,6 +124,7 @@ function(paceline_define_llama_cpp entry)
     add_library(llama_cpp INTERFACE)
     target_include_directories(llama_cpp SYSTEM INTERFACE "${entry}/include" "${entry}/include/common")
     target_link_libraries(llama_cpp INTERFACE ${llama_cpp_LIBRARIES} ${llama_cpp_SYSTEM_LIBRARIES})
+    set_target_properties(llama_cpp PROPERTIES PACELINE_CPU_OPTIONS "${llama_cpp_CPU_OPTIONS}")
 endfunction()
 
 # Defines the target `llama_cpp`. Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON, PACELINE_LLAMA_CPP_ENTRY,

@@ -47,6 +47,7 @@ BuildInfo build_info() {
         .cache_dir         = path_of(facts::cache_dir),
         .cache_entry       = path_of(facts::cache_entry),
         .assertions        = assertions,
+        .own_attention     = facts::own_attention,
     };
 }
 

@@ -21,6 +21,7 @@ struct BuildInfo {
     std::string              cache_dir;         // folder of built libraries
     std::string              cache_entry;       // the one that was linked
     bool                     assertions;        // whether debug assertions are compiled in
+    bool                     own_attention;     // whether attention on a CPU may be computed by us
 };
 
 BuildInfo build_info();

@@ -12,6 +12,11 @@ namespace {
 
 constexpr float impossible = -std::numeric_limits<float>::infinity();
 
+// A possible token stays possible, and a logit finite, however far a sum or a product goes; NaN stays what it is.
+float moved(float before, float after) {
+    return before == impossible ? impossible : std::clamp(after, -FLT_MAX, FLT_MAX);
+}
+
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
     for (size_t i = 0; i < n; i += 32) {
         const uint32_t word = mask[i / 32];
@@ -38,7 +43,7 @@ const float * Sampler::edit(const float * logits, const uint32_t * mask) {
     row_.assign(logits, logits + n_vocab_);
     float * row = row_.data();
     for (const auto & [token, bias] : o.logit_bias) {
-        row[token] = std::min(row[token] + bias, FLT_MAX);
+        row[token] = moved(row[token], row[token] + bias);
     }
     ban(row);
     if (mask) {
@@ -79,8 +84,7 @@ void Sampler::ban(float * row) const {
 // OpenAI's frequency and presence penalties.
 float Sampler::penalized(float logit, int32_t count) const {
     const float scaled = logit <= 0 ? logit * options_.repeat_penalty : logit / options_.repeat_penalty;
-    return std::min(scaled - (static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty),
-                    FLT_MAX);
+    return moved(logit, scaled - (static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty));
 }
 
 void Sampler::edit_penalties(float * row) const {
@@ -103,10 +107,14 @@ void Sampler::edit_dry(float * row) {
 }
 
 void Sampler::apply_dry() {
+    std::vector<float> before;
+    for (const llama_token_data & item : list_.items) {
+        before.push_back(item.logit);
+    }
     llama_token_data_array array = {list_.items.data(), list_.size(), -1, false};
     llama_sampler_apply(dry_.get(), &array);
-    for (llama_token_data & item : list_.items) {
-        item.logit = std::min(item.logit, FLT_MAX);
+    for (size_t i = 0; i < list_.size(); ++i) { // DRY keeps their order
+        list_.items[i].logit = moved(before[i], list_.items[i].logit);
     }
     list_.set_sorted(0);
 }

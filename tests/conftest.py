@@ -7,11 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from paceline.runtime import Model
 
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine takes what time it takes; hangs are for the timeout of each test.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.engine.commands import Cancel, Command, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.commands import Cancel, Command, EndSlow, Export, Import, SetPaused, Stop, Submit
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.instruments import Instruments
@@ -17,16 +17,27 @@ from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, HeldBack, Released, Started
+from paceline.scheduling.events import (
+    Delta,
+    Embedded,
+    Ended,
+    Event,
+    Exported,
+    HeldBack,
+    Imported,
+    Released,
+    Started,
+)
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.limits import Limits, Vocabulary
 from paceline.scheduling.plan import Remove, Row
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.sequence import Request, packed, prefix_namespace
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.scheduling.view import BatchStrategy, Share, View
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
 from paceline.testing.fake_backend import FakeBackend, FakeSampler
+from paceline.testing.fake_memory import FakeState
 from paceline.testing.manual_clock import ManualClock
 
 
@@ -238,6 +249,8 @@ class World:
         self.outcomes: dict[int, Outcome] = {}
         self.embedding_requests: dict[int, EmbeddingRequest] = {}
         self.embedded: dict[int, Embedded] = {}
+        self.exported: dict[int, list[FakeState] | None] = {}  # None until it is told
+        self.imported: dict[int, list[FakeState] | None] = {}
         self._next_key = 0
         self.num_ticks = 0
 
@@ -287,6 +300,23 @@ class World:
         self.commands.queue.append(Submit(request))
         return request.key
 
+    def export(self, token_ids: list[int], **options: Any) -> int:
+        """Asks for what memory has of a path."""
+        self._next_key += 1
+        self.exported[self._next_key] = None
+        namespace = prefix_namespace(RequestOptions(**options))
+        self.commands.queue.append(Export(self._next_key, namespace, packed(token_ids)))
+        return self._next_key
+
+    def bring_in(self, token_ids: list[int], states: list[FakeState], **options: Any) -> int:
+        """Gives memory saved ranges of a path."""
+        self._next_key += 1
+        self.imported[self._next_key] = None
+        namespace = prefix_namespace(RequestOptions(**options))
+        ranges = tuple((one.start, one.start + len(one.hashes), one) for one in states)
+        self.commands.queue.append(Import(self._next_key, namespace, packed(token_ids), ranges))
+        return self._next_key
+
     def cancel_embedding(self, key: int) -> None:
         self.embedding_requests[key].cancelled = True
         self.commands.queue.append(Cancel(key))
@@ -327,6 +357,10 @@ class World:
             if isinstance(event, Embedded):
                 assert event.key not in self.embedded, "an embedding request ended twice"
                 self.embedded[event.key] = event
+            elif isinstance(event, (Exported, Imported)):
+                told = self.exported if isinstance(event, Exported) else self.imported
+                assert told[event.key] is None, "a question was answered twice"
+                told[event.key] = event.ranges
             elif event.key in self.outcomes:
                 self._note(self.outcomes[event.key], event)
 
@@ -386,6 +420,7 @@ class World:
             for choice in range(outcome.request.params.n):
                 assert outcome.reason(choice) is not None
         assert self.embedded.keys() == self.embedding_requests.keys()
+        assert None not in [*self.exported.values(), *self.imported.values()]
         snapshot = self.metrics.snapshot()
         assert snapshot.submitted == len(self.outcomes) + len(self.embedded)
         assert snapshot.queued == snapshot.resident == 0

@@ -1,9 +1,10 @@
-"""A fake backend that kills its process when it is told to; made in the worker, by name."""
+"""A fake backend that kills its process, or its process's good name, when it is told to; made in the worker, by name."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -23,11 +24,16 @@ HIDDEN_POISON = 2
 
 
 class FaultyBackend(FakeBackend):
-    """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it."""
+    """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it.
 
-    def __init__(self, *, poison_signal: int = signal.SIGABRT, once: str | None = None, **options: Any) -> None:
+    babble: then it does not kill, but says these bytes, in hexadecimal, to the front.
+    """
+
+    def __init__(
+        self, *, poison_signal: int = signal.SIGABRT, once: str | None = None, babble: str = "", **options: Any
+    ) -> None:
         super().__init__(**options)
-        self._poison_signal, self._once = poison_signal, once
+        self._poison_signal, self._once, self._babble = poison_signal, once, bytes.fromhex(babble)
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[FakeSampler, ...]:
         if HIDDEN_POISON in prompt:
@@ -39,7 +45,10 @@ class FaultyBackend(FakeBackend):
             self._die()
         if self._once is not None and self.num_passes > 20 and not Path(self._once).exists():
             Path(self._once).touch()
-            signal.raise_signal(signal.SIGABRT)
+            if self._babble:
+                os.write(int(sys.argv[1]), self._babble)
+            else:
+                signal.raise_signal(signal.SIGABRT)
         return super().step(rows, lora)
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:

@@ -28,7 +28,8 @@ from paceline.scheduling.strategies import resolve_strategy
 from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend
 
-LONG_S = 20.0  # no wait of a test that passes takes so long
+LONG_S = 60.0  # no wait of a test that passes takes so long
+_MANY_CELLS = 200_000  # so many that nobody gets to the end of them, however long a busy machine lets a test wait
 
 
 class GatedBackend(FakeBackend):
@@ -75,7 +76,13 @@ class Running:
     ) -> None:
         self.faults, self.metrics, self.clock = Faults(), Metrics(), MonotonicClock()
         self.backend = GatedBackend(
-            **{"num_seq_ids": num_slots + 3, "fail": self.faults.of_pass, "fail_row": self.faults.of_row, **backend}
+            **{
+                "num_cells": _MANY_CELLS,
+                "num_seq_ids": num_slots + 3,
+                "fail": self.faults.of_pass,
+                "fail_row": self.faults.of_row,
+                **backend,
+            }
         )
         limits = make_limits(self.backend, num_slots=num_slots)
         self.scheduler = make_scheduler(

@@ -23,6 +23,7 @@ nb::dict to_dict(const BuildInfo & info) {
     dict["cache_dir"]         = info.cache_dir;
     dict["cache_entry"]       = info.cache_entry;
     dict["assertions"]        = info.assertions;
+    dict["own_attention"]     = info.own_attention;
     return dict;
 }
 

@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
     paceline::bind_log(m); // before llama.cpp looks for devices, of which it tells
     llama_backend_init();
     paceline::bind_device(m);
+    paceline::bind_attention(m); // before anything computes
     paceline::bind_model(m);
     paceline::bind_vocab(m);
     paceline::bind_chat_template(m);

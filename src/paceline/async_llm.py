@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from paceline.engine.any_engine import AnyEngine
     from paceline.engine.heartbeat import Heartbeat
     from paceline.engine.metrics_snapshot import MetricsSnapshot
-    from paceline.engine.opening import AnyEngine
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from paceline.errors import InvalidParams, InvalidType
+
+_T = TypeVar("_T")
 
 _MAX_SHOWN = 80  # characters of a refused value that go into the message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
@@ -83,6 +87,24 @@ def text(name: str, value: object) -> str:
             "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
         ) from None
     return _plain_text(value)
+
+
+def path(name: str, value: object) -> Path:
+    """The value, a `str` or an object that stands for a path, as a `Path`; what no file system takes is refused."""
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
+        _refuse(InvalidType, name, "a path", value)
+    if "\0" in given:
+        raise InvalidParams(f"{name} has a NUL character: {_shown(given)}")
+    return Path(text(name, given))
+
+
+def instance(name: str, value: object, kind: type[_T]) -> _T:
+    """The value, which must be of this class."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        _refuse(InvalidType, name, f"{article} {kind.__name__}", value)
+    return value
 
 
 def choice(name: str, value: object, options: Collection[str]) -> str:

@@ -16,7 +16,9 @@ KEY = (
     FORWARD
     + """
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}")
-set(CMAKE_C_COMPILER cc)
+if(NOT CMAKE_C_COMPILER)
+    set(CMAKE_C_COMPILER cc)
+endif()
 paceline_library_key(key "source 1" cpu "${text}")
 string(SHA256 hash "${key}")
 message("hash: ${hash}")
@@ -93,6 +95,9 @@ def test_shared_libraries_are_refused(run: ScriptRunner, name: str) -> None:
     assert f"{name} is on" in run(FORWARD, fails=True, **{name: "ON"}).stdout
 
 
+COMPILERS = ("CMAKE_C_COMPILER", "CMAKE_CXX_COMPILER")
+
+
 def hash_of(run: ScriptRunner, env: dict[str, str] | None = None, **variables: str) -> str:
     variables = {"CMAKE_BUILD_TYPE": "Release", "CMAKE_CXX_COMPILER_VERSION": "12"} | variables
     return run(KEY, env=env, **variables).stdout.partition("hash: ")[2]
@@ -101,6 +106,24 @@ def hash_of(run: ScriptRunner, env: dict[str, str] | None = None, **variables: s
 def test_the_same_build_has_the_same_key(run: ScriptRunner) -> None:
     """Two builds of the same thing share a key, with a compiler launcher or without."""
     assert hash_of(run) == hash_of(run, CMAKE_C_COMPILER_LAUNCHER="ccache", CMAKE_CXX_COMPILER_LAUNCHER="ccache")
+
+
+def test_another_name_of_the_same_compiler_has_the_same_key(
+    run: ScriptRunner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each Python on a machine may call its compiler by another name; a launcher under such a name is another thing."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("x86-cc-12", "ccache"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    for name, target in (("cc", "x86-cc-12"), ("gcc", "cc"), ("other-cc", "ccache"), ("third-cc", "ccache")):
+        (folder / name).symlink_to(target)
+
+    def key(name: str) -> str:
+        return hash_of(run, GGML_NATIVE="OFF", **dict.fromkeys(COMPILERS, str(folder / name)))
+
+    assert key("cc") == key("gcc") == key("x86-cc-12")
+    assert len({key(name) for name in ("cc", "other-cc", "third-cc")}) == 3
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class RawConnection:
         """Sends a request."""
         data = json.dumps(body).encode()
         name = f"x-request-id: {request_id}\r\n" if request_id else ""
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{name}content-length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{name}content-length: {len(data)}\r\n\r\n"
         self.is_whole = False
         self._writer.write(head.encode() + data)
 

@@ -28,6 +28,8 @@ pytestmark = [
 FLAGS = ("-t", "1", "-np", "4")
 TOLD: dict[str, Any] = {"model": "paceline-demo", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 ENDLESS: dict[str, Any] = {**TOLD, "max_tokens": 900}
+FOR_LONG: dict[str, Any] = {**ENDLESS, "n": 64}
+"""As long as the model goes on, again and again: its client may be slow, and still it has not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_the_package_gets_the_same_text_whole_and_streamed(client: openai.OpenAI
 def test_breaking_out_of_a_stream_frees_its_slot(served: Served, client: openai.OpenAI) -> None:
     """As leaving the loop and closing the stream does."""
     before = served.metrics()['paceline_requests_finished_total{reason="cancelled"}']
-    with client.completions.create(**ENDLESS, stream=True, extra_body={"ignore_eos": True}) as stream:
+    with client.completions.create(**FOR_LONG, stream=True, extra_body={"ignore_eos": True}) as stream:
         for _ in stream:
             break
     served.assert_idle()
@@ -225,7 +227,7 @@ def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) 
 def test_a_killed_server_takes_its_worker_along() -> None:
     """Whatever the worker is at; the client sees that its stream was cut."""
     with Served(*FLAGS) as served, served.worker() as worker:
-        body = {**ENDLESS, "ignore_eos": True, "stream": True}
+        body = {**FOR_LONG, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
             lines = answer.iter_lines()
             next(lines)

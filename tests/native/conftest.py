@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.runtime import Context, Model
+from paceline.runtime.attention import kernel, use_kernel
 from paceline.testing.models import KINDS, ModelSpec, WeightType, write_model
 
 TinyModels = Callable[..., Path]
@@ -43,6 +44,15 @@ def context(llama: Model) -> Iterator[Context]:
     """A context of three sequences and 512 cells."""
     with Context(llama, n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=3, n_outputs_max=16, n_threads=1) as made:
         yield made
+
+
+@pytest.fixture
+def llama_cpp_attention() -> Iterator[None]:
+    """Attention by llama.cpp's kernel: it rounds as llama.cpp does."""
+    before = kernel()
+    use_kernel("llama.cpp")
+    yield
+    use_kernel(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,7 +31,6 @@ from paceline.errors import (
 from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
 from paceline.scheduling.instrument import Instrument, TickRecord
-from paceline.streaming import Stream
 from paceline.testing.models import KINDS, write_lora
 
 pytestmark = pytest.mark.native
@@ -39,6 +38,9 @@ pytestmark = pytest.mark.native
 # With these a tiny model's logits do not depend on who else is in the batch.
 EXACT: dict[str, Any] = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 SMALL: dict[str, Any] = {**EXACT, "num_slots": 4, "n_ctx": 1024}
+# Room for an answer that nobody sees the end of, however long a busy machine lets a test wait.
+ROOMY: dict[str, Any] = {**SMALL, "n_ctx": 32768, "rope_freq_scale": 1.0}
+ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 30_000, "ignore_eos": True}
 MEMORY_CLASSES = ("llama", "gemma3", "mamba", "falcon-h1", "lfm2")
 PROMPTS = ["Hello", "The quick brown fox", "a", "and then the other one went on and on and on"]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
@@ -84,6 +86,26 @@ def test_the_demo_model_generates(demo: LLM) -> None:
     assert demo.generate([], **GREEDY) == []
     with pytest.raises(InvalidType, match="one prompt"):
         demo.stream([])
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_slots", "sizes"),
+    [
+        ("llama", 1, "512 cells, 512 of them for one sequence, 5 sequence ids, 33 rows of logits"),
+        ("llama", 6, "512 cells, 512 of them for one sequence, 12 sequence ids, 38 rows of logits"),
+        ("llama", 200, "512 cells, 512 of them for one sequence, 255 sequence ids, 256 rows of logits"),
+        ("gemma3", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("mamba", 6, "0 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("falcon-h1", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
+        ("bert", 6, "0 cells, 0 of them for one sequence, 0 sequence ids, 0 rows of logits"),
+    ],
+)
+def test_sizes_follow_from_slots_and_memory_and_are_reported(
+    tiny_models: TinyModels, caplog: pytest.LogCaptureFixture, kind: str, num_slots: int, sizes: str
+) -> None:
+    """Sequence ids for kept paths where parts can be shared, logits for every slot and some prompt tokens; INFO says so."""
+    with caplog.at_level("INFO", "paceline.engine"), LLM(tiny_models(kind), num_slots=num_slots, n_ctx=512):
+        assert f": {num_slots} slots, {sizes}, " in caplog.text
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -289,39 +311,40 @@ def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) ->
 # ---- endings
 
 
-def test_leaving_a_stream_frees_its_slot(llama: LLM) -> None:
+def test_leaving_a_stream_frees_its_slot(tiny_models: TinyModels) -> None:
     """Closing, breaking, forgetting: the slot is free one tick later, and the rest was not generated (edge 61; lcx C3, C4)."""
+    with LLM(tiny_models("llama"), **ROOMY) as llm:
+        leave(llm)
 
-    def endless() -> Stream:
-        return llama.stream("Hello", temperature=0, max_tokens=900, ignore_eos=True)
 
-    with endless() as stream:
+def leave(llm: LLM) -> None:
+    with llm.stream("Hello", **ENDLESS) as stream:
         stream.get()
     assert stream.wait_released(LONG_S)
     assert stream.finish_reason is FinishReason.CANCELLED
     assert stream.usage is not None
-    assert stream.usage.completion_tokens < 900
-    broken = endless()
+    assert stream.usage.completion_tokens < 30_000
+    broken = llm.stream("Hello", **ENDLESS)
     for _ in broken:
         break
     assert broken.wait_released(LONG_S)
-    forgotten = endless()
+    forgotten = llm.stream("Hello", **ENDLESS)
     forgotten.get()
     channel = forgotten._attached
     feed = channel._feed
     del forgotten, channel
     gc.collect()
     assert feed.wait_released(LONG_S)
-    assert resident(llama) == 0
+    assert resident(llm) == 0
 
 
 def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
     """`generate` feeds the engine as it takes them; a stream too many is refused at once (edge 57, 79)."""
-    with LLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:
+    with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1) as llm:
         many = llm.generate(PROMPTS * 3, **GREEDY)
         assert [one.token_ids for one in many[:4]] == [one.token_ids for one in many[8:]]
         assert {one.finish_reason for one in many} == {FinishReason.LENGTH}
-        streams = [llm.stream("Hello", max_tokens=900, ignore_eos=True) for _ in range(2)]
+        streams = [llm.stream("Hello", **ENDLESS) for _ in range(2)]
         with pytest.raises(QueueFull):
             llm.stream("Hello")
         for stream in streams:
@@ -425,8 +448,8 @@ def engine_threads() -> int:
 def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
     """After close, requests raise, streams have ended, closing again does nothing (edge 68, 69, 74, 81)."""
     before = engine_threads()
-    llm = LLM(tiny_models("llama"), **SMALL)
-    stream = llm.stream("Hello", temperature=0, max_tokens=900, ignore_eos=True)
+    llm = LLM(tiny_models("llama"), **ROOMY)
+    stream = llm.stream("Hello", **ENDLESS)
     stream.get()
     llm.close()
     llm.close(drain=True)

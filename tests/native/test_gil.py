@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +22,16 @@ pytestmark = pytest.mark.native
 
 
 def runs_beside(call: Callable[[], object]) -> bool:
-    """Whether another thread runs Python in the middle of the call, which takes at least 30 ms.
+    """Whether another thread runs Python in the middle of the call, which takes at least 30 ms; tried up to five times.
 
-    A call that keeps the GIL lets another thread run at its ends only.
+    A call that keeps the GIL lets another thread run at its ends only. On a busy machine a thread may get no turn although it
+    could have one.
     """
+    return any(ran_beside(call) for _ in range(5))
+
+
+def ran_beside(call: Callable[[], object]) -> bool:
+    """The same, tried once."""
     running, over = threading.Event(), threading.Event()
     moments: list[float] = []
 
@@ -47,10 +54,11 @@ def runs_beside(call: Callable[[], object]) -> bool:
     return any(begin + margin < moment < end - margin for moment in moments)
 
 
+@pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this Python has no GIL to keep")
 def test_a_call_that_keeps_the_gil_would_be_noticed() -> None:
     """The check itself: a C function called with the GIL held stops everybody."""
     libc = ctypes.PyDLL(None)
-    assert not runs_beside(lambda: libc.usleep(200_000))
+    assert not all(ran_beside(lambda: libc.usleep(200_000)) for _ in range(5))
 
 
 def test_another_thread_runs_during_a_load(llama_cpp_source: Path) -> None:
@@ -85,9 +93,9 @@ def test_another_thread_runs_while_one_waits_for_a_sampler(llama_cpp_source: Pat
         params = SamplingParams(repeat_penalty=1.1, penalty_last_n=-1)
         sampler = Sampler(params, model).native
         prompt = np.ones(20_000_000, dtype=np.int32)
-        busy = threading.Thread(target=sampler.accept_prompt, args=(prompt,))
 
         def read() -> None:
+            busy = threading.Thread(target=sampler.accept_prompt, args=(prompt,))
             busy.start()
             while busy.is_alive():
                 value = getattr(sampler, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
-PAGES = ("isolation.md", "streaming.md", "strategies.md")
+PAGES = ("isolation.md", "memory.md", "streaming.md", "strategies.md")
 AGAINST_A_SERVER = {"openai.md"}  # tests/server/test_openai_guide.py
 
 pytestmark = pytest.mark.native

@@ -120,7 +120,7 @@ def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels) -> N
     path, prompt = tiny_models("llama"), ids(90)
     long = {**ASK, "max_tokens": 300}
     with LLM(path, **{**OPTIONS, "num_slots": 4}) as llm:
-        stream = llm.stream(prompt, **long)
+        stream = llm.stream(prompt, **long, max_buffered_tokens=100)  # it cannot be over before the forks
         generated: list[int] = []
         while len(generated) < 20:
             generated += stream.get().token_ids

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.native
 WIDE = LlamaSpec(vocabulary=numbered(60000), n_embd=32, n_head=2, n_head_kv=1)
 
 PRELUDE = """
-import atexit, os, resource, signal, sys, threading, time
+import atexit, os, resource, signal, sys, threading, time, warnings
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # the forks are the point
 """
 
 IMPORTS = """

@@ -145,8 +145,13 @@ def test_saving_is_off_without_a_folder_and_after_the_end(tmp_path: Path) -> Non
     """Refusals say why; a call to an engine that was closed does not hang."""
     with paceline.LLM(num_slots=1) as llm, pytest.raises(Unsupported, match="state_folder"):
         llm.save_prefix("name", PROMPT)
-    with pytest.raises(EngineStopped):
-        llm.save_prefix("name", PROMPT)
+    for call in (
+        lambda: llm.save_prefix("name", PROMPT),
+        lambda: llm.load_prefix("name"),
+        lambda: llm.erase_prefix("name"),
+    ):
+        with pytest.raises(EngineStopped):
+            call()
     with pytest.raises(InvalidParams, match="is none"):
         paceline.LLM(state_folder=tmp_path / "not-there")
     with pytest.raises(InvalidType, match="state_folder"):

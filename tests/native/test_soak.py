@@ -132,6 +132,7 @@ def kill_now_and_then(llm: LLM, is_over: threading.Event, rng: random.Random) ->
     return kills
 
 
+@pytest.mark.timeout(SECONDS + 600)
 def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random prefixes, salts, cancels, slow readers and kills: counts add up, every place is free, no process or file stays."""
     often = RestartLimits(max_restarts=10**6, first_wait_s=0.0, longest_wait_s=0.0)

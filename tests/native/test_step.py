@@ -216,8 +216,8 @@ def test_masks_share_one_deadline_and_hear_an_abort(model: Model, context: Conte
     masks = MaskSlots(8, model.n_vocab)
     rows = [StepRow(seq_id=i, position=0, token_ids=[1], samplers=(greedy(model),), mask_slots=(i,)) for i in range(8)]
     begin = time.perf_counter()
-    result = context.step(rows, masks=masks, mask_timeout_s=0.3)
-    assert time.perf_counter() - begin < 1.5
+    result = context.step(rows, masks=masks, mask_timeout_s=1.5)
+    assert time.perf_counter() - begin < 10, "eight of them, one after the other, would take 12 s"
     assert all(isinstance(row.draws[0].error, SamplingError) for row in result.rows)
     again = [msgspec.structs.replace(row, position=1) for row in rows]
     with aborting(context, after_s=0.1):

@@ -28,11 +28,12 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
 
 from paceline.errors import Aborted, DecodeError
-from paceline.scheduling import moving
+from paceline.scheduling import moving, saving
 from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS, FakeCost
+from paceline.testing.fake_memory import FakeMemory
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "recurrent")
@@ -101,6 +102,11 @@ SHARING = st.fixed_dictionaries(
 )
 
 
+SALTS = st.fixed_dictionaries(
+    {}, optional={"cache_salt": st.sampled_from(["", "s"]), "tenant": st.sampled_from(["", "s"])}
+)
+
+
 class Sources(Instrument):
     """Tells from where beginnings come."""
 
@@ -150,6 +156,7 @@ class Machine(RuleBasedStateMachine):
         self.causes: dict[int, set[FinishReason]] = {}  # why each may have ended, beside by itself
         self.embedding: dict[int, tuple[list[str], str | None]] = {}
         self.embedding_causes: dict[int, set[str]] = {}
+        self.exports: dict[int, list[int]] = {}
         self.must_end: set[int] = set()
         self.is_stopped = False
 
@@ -209,6 +216,20 @@ class Machine(RuleBasedStateMachine):
         self.world.end_slow(outcome)
         self.causes[outcome.request.key].add(FinishReason.SLOW_READER)
         self.must_end.add(outcome.request.key)
+
+    # ---- files
+
+    @rule(prompt=SHARED, sharing=st.just({}) | SALTS)
+    def export(self, prompt: list[int], sharing: dict[str, Any]) -> None:
+        """What memory has of a path goes out."""
+        self.exports[self.world.export(prompt, **sharing)] = prompt
+
+    @precondition(lambda self: any(self.world.exported.values()))
+    @rule(data=st.data(), sharing=st.just({}) | SALTS)
+    def bring_in(self, data: st.DataObject, sharing: dict[str, Any]) -> None:
+        """And comes in again, for others perhaps."""
+        key = data.draw(st.sampled_from([key for key, states in self.world.exported.items() if states]))
+        self.world.bring_in(self.exports[key], self.world.exported[key] or [], **sharing)
 
     # ---- accidents
 
@@ -296,6 +317,8 @@ class Machine(RuleBasedStateMachine):
                 self.judge(outcome, choice)
         for key in self.embedding:
             self.judge_embedding(key)
+        for key in self.exports:
+            self.judge_export(key)
 
     def judge(self, outcome: Outcome, choice: int) -> None:
         """Compares a choice with what the request gives alone."""
@@ -323,7 +346,7 @@ class Machine(RuleBasedStateMachine):
         assert (usage.cached_tokens == 0) == (usage.cached_from is None)
         assert 0 <= usage.cached_tokens < max(1, len(request.prompt))
         others = [one.request for one in self.world.outcomes.values() if one is not outcome]
-        if not any(may_share(one, request) for one in others):
+        if not any(may_share(one, request) for one in others) and not self.world.imported:
             assert usage.cached_tokens == 0
 
     def judge_cut_off(self, outcome: Outcome, alone: Outcome, choice: int) -> None:
@@ -343,6 +366,15 @@ class Machine(RuleBasedStateMachine):
         assert outcome.token_ids(choice) == expected.token_ids
         assert outcome.text(choice) == outcome.request.echo + expected.text
         assert outcome.last(choice).stop == expected.stop
+
+    def judge_export(self, key: int) -> None:
+        """What is said to be saved of a path follows from its tokens, from the first one on."""
+        states = self.world.exported[key]
+        assert states is not None
+        hashes = [one for state in states for one in state.hashes]
+        memory = FakeMemory(MOST_CELLS, 1, "attention", 1)
+        memory.append(0, 0, self.exports[key])
+        assert hashes == memory.hashes(0)[: len(hashes)]
 
     def judge_embedding(self, key: int) -> None:
         embedded, (texts, pooling) = self.world.embedded[key], self.embedding[key]
@@ -400,6 +432,7 @@ def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
     """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
     monkeypatch.setattr(moving, "_LEAST", 2)  # small paths leave in parts, too
     monkeypatch.setattr(moving, "PIECE", 4)
+    monkeypatch.setattr(saving, "PIECE", 4)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,

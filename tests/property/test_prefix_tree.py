@@ -397,7 +397,8 @@ def trees(draw: st.DrawFn) -> tuple[PrefixTree, Path]:
         node = tree.insert(("a",), packed(tokens))
         assert node is not None
         if draw(st.booleans()):
-            tree.hold(Kept(seq_id, len(tokens), ("a",), packed(tokens), node), node)
+            kept = Kept(seq_id=seq_id, namespace=("a",), tokens=packed(tokens), num_computed=len(tokens), node=node)
+            tree.hold(kept, node)
         else:
             num_computed, num_prompt = draw(st.integers(0, len(tokens))), draw(st.integers(1, len(tokens)))
             one = running(tokens[:num_prompt], num_computed, seq_id, is_paused=draw(st.booleans()))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.isolated_world import IsolatedWorld, Told
 
 from paceline.engine.commands import Cancel
+from paceline.errors import EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.answer import Answer
@@ -200,3 +201,18 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
     assert usages[0] is not None
     assert usages[1] is not None
     assert usages[0].completion_tokens == usages[1].completion_tokens
+
+
+def test_who_comes_when_the_engine_has_given_up_goes_on_with_the_next() -> None:
+    """A worker that takes nothing any more is about to go; its reader is not told that there is no engine."""
+    world = IsolatedWorld(eos_every=10**9)
+    before = world.submit([65, 66], max_tokens=5)
+    world.worker.inbox.close()
+    late = world.submit([67, 68], max_tokens=5)
+    world.worker.outlet.end_all(EngineStopped("the engine's thread has ended"))
+    assert world.worker.link.received == []
+    world.die()
+    world.run()
+    for told in (before, late):
+        assert told.terminal is not None
+        assert told.terminal.finish_reason is FinishReason.LENGTH

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from tests.sampling_reference import Logits, Reference, softmax
 
@@ -16,7 +16,9 @@ from paceline.params import DEFAULT_SAMPLERS, SamplingParams
 from paceline.runtime import Model, Sampler
 
 N = 32000
-QUIET = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 unit = st.floats(0, 1, width=32)
 logits_of_some = st.dictionaries(
@@ -83,6 +85,7 @@ def test_any_chain_agrees_with_the_reference(
     options=options_of_any_kind,
     mirostat=st.integers(0, 2),
 )
+@example(logits={0: -(2.0**127)}, options={"samplers": ("penalties",), "repeat_penalty": 2.0}, mirostat=0)
 def test_any_row_gives_a_token_or_a_typed_error(
     vocabulary: Model, logits: Logits, options: dict[str, Any], mirostat: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: 
     with world.raw(prompts=prompts(1)):
         world.engine.running.wait_for_pass()
         answer = world.post(prompts=prompts(2), stream=True)
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert answer.json()["error"]["code"] == "queue_full"
         assert world.client.get("/health/ready").status_code == 503
         world.engine.running.backend.gate.set()
@@ -200,7 +202,7 @@ def test_a_cancelled_request_that_does_not_stream_is_answered_so(worlds: Any) ->
         world.engine.running.wait_for_pass()
         world.server.call(world.server.service.open_requests.cancel_all)
         world.engine.running.backend.gate.set()
-        told = waiting.recv(65536)
+        told = read_all(waiting)
     assert told.startswith(b"HTTP/1.1 499")
     assert b'"code":"cancelled"' in told
 
@@ -251,8 +253,16 @@ def streamed(**more: Any) -> dict[str, Any]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the answer's end, which closes nothing."""
+    """Until the answer's end, which closes nothing: the last chunk, or as many bytes as its head says."""
     told = b""
-    while not told.endswith((b"\r\n0\r\n\r\n", b"}")):
-        told += connection.recv(65536)
+    while not is_whole(told):
+        part = connection.recv(65536)
+        assert part, told
+        told += part
     return told
+
+
+def is_whole(told: bytes) -> bool:
+    head, _, body = told.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return len(body) >= int(length[1]) if length else told.endswith(b"\r\n0\r\n\r\n")

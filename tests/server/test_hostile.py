@@ -153,6 +153,8 @@ def test_many_small_things_are_refused_before_they_cost_anything(client: httpx.C
             {"prompt": "a", **{f"field{index}": 1 for index in range(5000)}},
         ):
             refusal(client.post(path, json=body))
+    for path, field in (("/detokenize", "tokens"), ("/tokenize", "content"), ("/v1/embeddings", "input")):
+        refusal(client.post(path, content=b'{"%b": [%b5]}' % (field.encode(), b"5," * 3_000_000)))
     messages = [{"role": "user", "content": "a"}] * 100_000
     refusal(client.post("/v1/chat/completions", json={"messages": messages}))
     refusal(client.post("/lora-adapters", json=[{"id": 0, "scale": 1}] * 100_000))
@@ -245,7 +247,7 @@ def say(target: RunningServer) -> Callable[..., bytes]:
     return said
 
 
-CLOSE = b"host: x\r\nconnection: close\r\n"
+CLOSE = b"host: localhost\r\nconnection: close\r\n"
 POST = b"POST /completion HTTP/1.1\r\n" + CLOSE
 SMALL = b'{"prompt": "a", "n_predict": 1}'
 
@@ -335,7 +337,9 @@ def test_older_versions_of_http_get_answers(say: Any) -> None:
 def test_an_upgrade_is_not_taken(say: Any) -> None:
     """The request is answered as if nobody had asked for one."""
     for name in (b"websocket", b"h2c"):
-        head = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: " + name + b"\r\n\r\n"
+        head = (
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\nupgrade: " + name + b"\r\n\r\n"
+        )
         assert status(say(head, half_close=False)) in (200, 400)
 
 
@@ -385,7 +389,7 @@ def test_a_path_of_a_megabyte_is_refused(say: Any) -> None:
 
 def test_requests_behind_each_other_are_answered_in_order(say: Any) -> None:
     """A hundred on one connection, sent at once."""
-    head = b"POST /completion HTTP/1.1\r\nhost: x\r\n"
+    head = b"POST /completion HTTP/1.1\r\nhost: localhost\r\n"
     ask = head + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL
     told = say(ask * 100 + b"GET /health HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
     assert told.count(b"200 OK") == 101
@@ -395,7 +399,7 @@ def test_requests_behind_each_other_are_answered_in_order(say: Any) -> None:
 def test_whoever_leaves_requests_behind_each_other_frees_them_all(target: RunningServer) -> None:
     """The one that runs and those that wait."""
     body = b'{"prompt": "a", "n_predict": 400, "ignore_eos": true}'
-    ask = b"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    ask = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
             connection.sendall(ask * 20)
@@ -415,7 +419,7 @@ def test_a_thousand_idle_connections_keep_nobody_out(target: RunningServer, clie
     """They are there, and the others are answered as before; when they are gone they cost nothing."""
     wanted = 1000
     count = min(wanted, room_for_connections(2 * wanted))
-    begun = [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n", POST + b"content-length: 1000\r\n\r\n{"]
+    begun = [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n", POST + b"content-length: 1000\r\n\r\n{"]
     held: list[socket.socket] = []
     try:
         for index in range(count):

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from tests.server.stand_in import StandInEngine, StandInLLM
 
 from paceline.errors import InvalidParams, ModelLoadError
 from paceline.server.app import build_app
+from paceline.server.json_bodies import JsonRoute
 from paceline.server.serving import Serving, bound_socket, uvicorn_config
 from paceline.server.settings import ServerSettings
 
@@ -225,6 +228,7 @@ def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) ->
     """One on the loopback does not."""
     program = programs(1, "0.0.0.0")
     assert "set an API key" in program.wait_for("warning")
+    assert "need --allowed-hosts NAME" in program.wait_for("clients that ask")
     quiet = programs(1)
     quiet.wait_for("is ready")
     assert not any("warning" in line for line in quiet.said)
@@ -257,3 +261,52 @@ def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) 
     assert done.returncode == 1
     assert "cannot load the model: " in done.stderr
     assert "m.gguf" in done.stderr
+
+
+def test_what_the_first_request_needs_is_made_before_it_comes(worlds: Any, monkeypatch: Any) -> None:
+    """The routes with the app, what the engine makes of its vocabulary while it loads, and neither on the event loop."""
+    threads: list[str] = []
+    prepare = StandInEngine.prepare
+
+    def noting(self: StandInEngine, *args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(StandInEngine, "prepare", noting)
+    world = worlds()
+    assert len(threads) == 1
+    assert threads[0] != "test-server"
+    world.engine.assert_empty()
+
+    def late(self: JsonRoute) -> Any:
+        raise AssertionError("a route was made for a request")
+
+    monkeypatch.setattr(JsonRoute, "get_route_handler", late)
+    for path in ("/tokenize", "/v1/completions", "/completion"):
+        assert world.client.post(path, json=[]).status_code == 400
+
+
+def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeypatch: Any) -> None:
+    """Idle is life as well; the state is told."""
+    world = worlds()
+    assert world.client.get("/health/live").json() == {"status": "ok", "state": "idle"}
+    world.engine.running.hold()
+    with world.raw(prompts=["a"]):
+        world.engine.running.wait_for_pass()
+        assert world.client.get("/health/live").json() == {"status": "ok", "state": "ticking"}
+        hanging = replace(world.engine.heartbeat(), is_alive=False)
+        monkeypatch.setattr(world.engine, "heartbeat", lambda: hanging)
+        answer = world.client.get("/health/live")
+        assert (answer.status_code, answer.json()["state"]) == (503, "ticking")
+        world.engine.running.backend.gate.set()
+
+
+def test_who_comes_while_it_loads_is_told_how_long_that_goes_on(monkeypatch: Any) -> None:
+    """By what is done, and what it took."""
+    llm = StandInLLM(is_loaded=False)
+    with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
+        server.service.progress = 0.25
+        monkeypatch.setattr(server.service, "_loading_since_s", time.monotonic() - 10_000)
+        answer = client.post("/tokenize", json={"content": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+        llm.load.set()

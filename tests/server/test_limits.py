@@ -66,6 +66,24 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
         assert "1000 are taken" in answer.json()["error"]["message"]
 
 
+def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
+    """Until one of them is answered, or its client hangs up; what needs no body goes on."""
+    world = worlds({"max_body_bytes": 600, "max_total_body_bytes": 1000})
+    world.engine.running.hold()
+    body = {"prompts": ["x" * 550], "stream": True}
+    with world.raw(**body):
+        world.engine.running.wait_for_pass()
+        refused = world.post(**body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_bytes")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert world.client.post("/v1/requests/none/cancel").status_code == 200
+    world.engine.running.backend.gate.set()
+    budget = world.server.service.body_budget
+    world.server.until(lambda: budget.free_bytes == 1000)
+    assert world.post(**body).status_code == 200
+    world.server.until(lambda: budget.free_bytes == 1000)
+
+
 def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
     """Before and after they are whole."""
     world = worlds({"max_header_bytes": 2000})
@@ -78,7 +96,7 @@ def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
 def test_a_slow_sender_is_told_so_and_left(worlds: Any) -> None:
     """With half a head, and with half a body."""
     world = worlds({"body_timeout_s": 0.05})
-    whole = b"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+    whole = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"
     for begun in (b"POST /comple", whole):
         with world.socket() as connection:
             connection.sendall(begun)
@@ -105,6 +123,20 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
         each.close()
 
 
+def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, monkeypatch: Any) -> None:
+    """By what waits, and how fast requests end."""
+    world = worlds(num_slots=1, max_queue=3)
+    asked: list[int] = []
+    monkeypatch.setattr(world.server.service._turnover, "wait_s", lambda number: asked.append(number) or 17)
+    world.engine.running.hold()
+    with world.raw(prompts=prompts(4)):
+        world.server.until(lambda: world.engine.num_open == 4)
+        told = world.post(prompts=prompts(1))
+        assert (told.status_code, told.headers["retry-after"]) == (429, "17")
+        assert asked == [3]
+        world.engine.running.backend.gate.set()
+
+
 def test_what_is_no_http_is_refused(worlds: Any) -> None:
     """In the shape of other errors."""
     with worlds().socket() as connection:
@@ -115,7 +147,7 @@ def test_what_is_no_http_is_refused(worlds: Any) -> None:
 def test_pipelined_requests_are_answered_in_order(worlds: Any) -> None:
     """On one connection, one after the other."""
     with worlds().socket() as connection:
-        ask = "GET {} HTTP/1.1\r\nhost: x\r\n{}\r\n"
+        ask = "GET {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n"
         connection.sendall((ask.format("/health", "") * 20 + ask.format("/nothing", "connection: close\r\n")).encode())
         told = read_to_end(connection)
     assert told.count(b"200 OK") == 20
@@ -127,7 +159,7 @@ def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
     world = worlds()
     world.engine.running.hold()
     with world.raw(prompts=prompts(1)) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         world.engine.running.wait_for_pass()
     world.server.until(lambda: world.server.service.open_requests.count == 0)
     world.engine.running.backend.gate.set()
@@ -229,3 +261,55 @@ def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "paceline-demo" in answer.text
     assert "//" not in answer.text
+
+
+def test_without_a_key_only_the_servers_own_names_are_answered(worlds: Any) -> None:
+    """On every route, whatever it is for, and before a body is read; a page that had its name lead here learns nothing."""
+    world = worlds({"max_body_bytes": 10})
+    elsewhere = {"host": "page.example:8080", "origin": "http://page.example:8080"}
+    for path in ("/", "/health", "/docs", "/openapi.json", "/metrics", "/v1/models", "/slots", "/nothing"):
+        answer = world.client.get(path, headers=elsewhere)
+        assert (answer.status_code, "--allowed-hosts" in answer.text) == (403, True), path
+    assert world.client.post("/v1/probe", content=b"x" * 20, headers=elsewhere).status_code == 403
+    assert world.client.options("/v1/probe", headers=elsewhere).status_code == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "llm.localhost"):
+        assert world.client.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_other_names_are_answered_where_they_were_given_or_a_key_is_asked_for(worlds: Any) -> None:
+    """Nobody's page knows a key; names that were given count with keys as well."""
+    named = {"host": "llm.example.org"}
+    for settings, expected in (
+        ({"allowed_hosts": ("llm.example.org",)}, 200),
+        ({"allowed_hosts": ("*",)}, 200),
+        ({"host": "llm.example.org"}, 200),
+        ({"api_keys": KEYS}, 200),
+        ({"api_keys": KEYS, "allowed_hosts": ("other.example.org",)}, 403),
+    ):
+        assert worlds(settings).client.get("/health", headers=named).status_code == expected, settings
+
+
+def test_the_page_of_the_api_has_every_route_and_field_and_loads_nothing(worlds: Any) -> None:
+    """So it is there without a network; behind a prefix its links are too."""
+    client = worlds({"root_path": "/llm"}).client
+    document = client.get("/llm/openapi.json").json()
+    answer = client.get("/llm/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
+    for part in ("//", "<script", "<link", "src=", "url(", "@import"):
+        assert part not in answer.text
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in answer.text
+    for schema in document["components"]["schemas"].values():
+        for field in schema["properties"]:
+            assert f"<code>{field}</code>" in answer.text
+    anchors = {part.partition('"')[0] for part in answer.text.split('href="#')[1:]}
+    assert anchors <= {part.partition('"')[0] for part in answer.text.split('id="')[1:]}
+    assert 'href="/llm/openapi.json"' in answer.text
+
+
+def test_the_pages_of_the_api_can_be_switched_off(worlds: Any) -> None:
+    """Both of them; the start page does not lead to them then."""
+    client = worlds({"docs": False}).client
+    assert [client.get(path).status_code for path in ("/docs", "/openapi.json", "/redoc")] == [404] * 3
+    assert "/docs" not in client.get("/").text

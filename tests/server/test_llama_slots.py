@@ -99,6 +99,10 @@ def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:
     erased = act(slots, 2, "erase").json()
     assert erased == {"id_slot": 2, "n_erased": len(FRANCE) + answer["tokens_predicted"]}
     assert act(slots, 2, "erase").json()["n_erased"] == 0
+    for body in (b"", b"{}", b'{"filename": null}'):
+        assert slots.post("/slots/2?action=erase", content=body).json() == {"id_slot": 2, "n_erased": 0}
+        refused = slots.post("/slots/2?action=restore", content=body)
+        assert (refused.status_code, "filename must be given" in refused.text) == (400, True)
     assert act(slots, 2, "save", filename="nothing.bin").status_code == 400
 
 

@@ -57,7 +57,10 @@ def test_a_completion_is_what_the_library_generates(world: OpenAIServer, client:
     assert told.usage is not None
     assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (len(ids), 16)
     assert told.usage.total_tokens == len(ids) + 16
-    assert told.model_extra == {}
+    assert told.model_extra is not None
+    assert set(told.model_extra) == {"timings"}
+    timings = told.model_extra["timings"]
+    assert (timings["cache_n"] + timings["prompt_n"], timings["predicted_n"]) == (len(ids), 16)
 
 
 def test_a_prompt_may_be_text_ids_or_a_list_of_these(world: OpenAIServer, client: openai.OpenAI) -> None:
@@ -196,9 +199,11 @@ def test_what_means_nothing_here_is_named_in_the_answer(client: openai.OpenAI) -
     """Also a model that there is none of, whose name the answer has."""
     answer = complete(client, model="gpt-4", user="me")
     assert answer.model == "gpt-4"
-    assert answer.model_extra == {
-        "warnings": ["user: accepted, and without a meaning here", "model: the one model here is 'tale'; it answered"]
-    }
+    assert answer.model_extra is not None
+    assert answer.model_extra["warnings"] == [
+        "user: accepted, and without a meaning here",
+        "model: the one model here is 'tale'; it answered",
+    ]
 
 
 @pytest.mark.parametrize(

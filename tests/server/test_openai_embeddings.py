@@ -178,7 +178,11 @@ def test_the_model_is_listed_by_each_of_its_names(world: OpenAIServer, client: o
         )
         assert (meta["n_params"], meta["size"]) == (model.n_params, model.size_bytes)
     with world.client() as http:
-        assert http.get("/models").json() == http.get("/v1/models").json()
+        listed = http.get("/v1/models").json()
+        assert http.get("/models").json() == listed
+    assert [model["tags"] for model in listed["data"]] == [[], []]
+    assert [(model["name"], model["model"]) for model in listed["models"]] == list(zip(NAMES, NAMES, strict=True))
+    assert all(model["capabilities"] == ["completion"] for model in listed["models"])
 
 
 def test_a_model_is_found_by_a_name_with_a_slash(client: openai.OpenAI) -> None:

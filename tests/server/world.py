@@ -29,10 +29,8 @@ class World:
         """A request whose answer nobody has read."""
         data = json.dumps(body).encode()
         connection = self.socket()
-        headers = (
-            f"host: x\r\nx-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-        )
-        connection.sendall(f"POST /v1/probe HTTP/1.1\r\n{headers}\r\n\r\n".encode() + data)
+        headers = f"x-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        connection.sendall(f"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode() + data)
         return connection
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,13 @@ import pytest
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
+
+
+class NamedFile:
+    """Stands for a path, as the entries of a folder do."""
+
+    def __fspath__(self) -> str:
+        return "a/b"
 
 
 @pytest.mark.parametrize("value", [0, 3, 10, np.int32(3), np.uint8(10), np.int64(0)])
@@ -218,6 +226,33 @@ def test_token_ids_refuses_arrays_of_another_shape_or_type(values: Any) -> None:
     """Floats, bools, matrices and scalars of NumPy are no token ids."""
     with pytest.raises(InvalidType, match=r"^prompt must be a one-dimensional array of integers, not "):
         validation.token_ids("prompt", values, 10)
+
+
+@pytest.mark.parametrize("value", ["a/b", Path("a/b"), NamedFile()])
+def test_path_takes_texts_and_what_stands_for_a_path(value: Any) -> None:
+    """Whatever `open` would take for a name of text."""
+    assert validation.path("file", value) == Path("a/b")
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a", ["a"], True])
+def test_path_refuses_other_types(value: Any) -> None:
+    """A number would be a file descriptor; bytes are no text."""
+    with pytest.raises(InvalidType, match=r"^file must be a path, not "):
+        validation.path("file", value)
+
+
+@pytest.mark.parametrize(("value", "words"), [("a\0b", "NUL"), ("\udc80", "lone surrogate")])
+def test_path_refuses_what_no_file_can_be_called(value: str, words: str) -> None:
+    """Before the system does, in its words."""
+    with pytest.raises(InvalidParams, match=f"^file has a {words}"):
+        validation.path("file", value)
+
+
+def test_instance_answers_the_value_or_names_the_class() -> None:
+    """A subclass will do."""
+    assert validation.instance("error", InvalidType("x"), InvalidParams).code == InvalidType("x").code
+    with pytest.raises(InvalidType, match=r"^error must be an InvalidParams, not 3$"):
+        validation.instance("error", 3, InvalidParams)
 
 
 def test_reject_unknown_suggests_the_nearest_name() -> None:

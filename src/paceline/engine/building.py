@@ -74,13 +74,15 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
     limits = _limits(loaded, context, arguments)
     _log.info(
-        "%s with %s memory: %d slots, %d cells, %d of them for one sequence, %d sequence ids, %d MiB of host memory",
+        "%s with %s memory: %d slots, %d cells, %d of them for one sequence, %d sequence ids, %d rows of logits, "
+        "%d MiB of host memory",
         loaded.desc,
         loaded.memory_class.value,
         limits.num_slots,
-        limits.num_cells,
+        limits.num_cells or 0,
         limits.max_positions,
         limits.num_seq_ids,
+        0 if context is None else context.n_outputs_max,
         limits.host_bytes >> 20,
     )
     return Built(loaded, owns, context, adapters, options, limits)

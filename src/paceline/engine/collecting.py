@@ -22,7 +22,7 @@ from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
 
 Outcome = Completion | PacelineError
 

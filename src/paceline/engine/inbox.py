@@ -51,11 +51,11 @@ class Inbox:
         self._commands.put(command)
 
     def take(self) -> list[Command]:
-        """All commands since the last call, in order. Engine's thread."""
+        """All commands since the last call, in order, but for requests that have ended already. Engine's thread."""
         commands, self._looked_at = self._looked_at, []
         while not self._commands.empty():
             commands.append(self._commands.get())
-        return commands
+        return [one for one in commands if not isinstance(one, Submit) or one.request.key in self._open]
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleeps until there is a command, or so long; None: without a limit. Engine's thread."""

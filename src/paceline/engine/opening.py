@@ -10,10 +10,7 @@ from paceline.engine.arguments import engine_arguments
 from paceline.runtime import Model
 
 if TYPE_CHECKING:
-    from paceline.engine.local_engine import LocalEngine
-    from paceline.engine.process_engine import ProcessEngine
-
-    AnyEngine = LocalEngine | ProcessEngine
+    from paceline.engine.any_engine import AnyEngine
 
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:

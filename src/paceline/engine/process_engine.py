@@ -10,7 +10,7 @@ import atexit
 import os
 import queue
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Literal
 
 from paceline import validation
+from paceline.engine.any_engine import AnyEngine
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.delivery import Delivery
-from paceline.engine.heartbeat import Heartbeat
 from paceline.engine.isolation import messages
 from paceline.engine.isolation.front_inbox import FrontInbox
 from paceline.engine.isolation.front_model import FrontModel, LlamaFrontModel, seeded
@@ -33,18 +33,15 @@ from paceline.engine.mapped import mapped
 from paceline.engine.metrics import Metrics
 from paceline.engine.metrics_snapshot import MetricsSnapshot
 from paceline.engine.monotonic_clock import MonotonicClock
-from paceline.engine.pairs import all_pairs
-from paceline.engine.prompts import Prompt, embedding_texts, prompt_ids
+from paceline.engine.prompts import Prompt, prompt_ids
 from paceline.engine.text_requests import TextRequests
 from paceline.errors import Aborted, EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
-from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
-from paceline.streaming import StreamChannel
 
 _STATS_S = 2.0  # that a worker has to answer; beyond, its last report counts
 _LOOK_S = 0.1  # between two looks whether loading is to end
@@ -62,11 +59,8 @@ class Trial:
     restarts: RestartLimits = field(default_factory=RestartLimits)
 
 
-class ProcessEngine:
-    """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`.
-
-    Any thread may call. `close` ends it; so does the collector, and the end of the process.
-    """
+class ProcessEngine(AnyEngine):
+    """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`."""
 
     def __init__(
         self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any], trial: Trial | None = None
@@ -90,6 +84,7 @@ class ProcessEngine:
         policy = Policy(on_engine_death=config.on_engine_death or "replay", restarts=restarts)
         watch = RequestsWatch(self.metrics, self._clock)
         self._supervisor = Supervisor(setup, policy, self._inbox, self._delivery, self._clock, watch)
+        self._loop = self._supervisor
         _supervisors.add(self._supervisor)
         weakref.finalize(self, self._supervisor.abandon).atexit = False
         try:
@@ -127,37 +122,23 @@ class ProcessEngine:
         raise Aborted(_CANCELLED)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """A request for text, checked and tokenised; `accept` starts it. Raises `RequestError`s."""
-        self._check_usable()
-        return self._text_requests.prepare(prompt, seeded(params), options)
+        """See `AnyEngine`. A request without a seed gets one: whoever goes on with it draws with the same."""
+        return super().prepare(prompt, seeded(params), options)
 
-    def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        """Starts a prepared request, once; its channel fills up. Raises `QueueFull` or `EngineStopped`: then nothing began.
-
-        Its times begin here.
-        """
-        request.submitted_s = self._clock.now()
-        return self._delivery.submit(request, request_index)
-
-    def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        """Accepts texts to be embedded: a future of a vector each, not normalised. What the worker refuses fails the future."""
-        return self._embed_ids(embedding_texts(texts, self.tokenizer, options), pooling, options)
-
-    def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
-        """Accepts documents to be scored for a query: a future of one score each, as arrays of one number."""
-        return self._embed_ids(all_pairs(self.model, query, documents), "rank", options)
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker looks
+        return pooling
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
-        """Has the worker write what memory has of a prompt; answers how many of its tokens that is. Raises `StateError`."""
+        """See `AnyEngine`."""
         ids = prompt_ids(prompt, self.tokenizer, options)
         return self._ask_prefix("save", name, ids, options).num_saved
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
-        """Has the worker put a saved prefix into its memory; answers its tokens. Raises `StateError`. A death forgets it."""
+        """See `AnyEngine`."""
         return self._ask_prefix("load", name, [], options).token_ids
 
     def erase_prefix(self, name: str) -> None:
-        """Deletes a saved prefix. Raises `StateError` where there is none."""
+        """See `AnyEngine`."""
         self._ask_prefix("erase", name, [], RequestOptions())
 
     def _ask_prefix(
@@ -170,39 +151,17 @@ class ProcessEngine:
             raise done.error
         return done
 
-    def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
-        self._check_usable()
-        if not ids:
-            done: Future[list[Any]] = Future()
-            done.set_result([])
-            return done
-        request = EmbeddingRequest(
-            key=self._inbox.next_key(), texts=ids, pooling=pooling, options=options, submitted_s=self._clock.now()
-        )
-        return self._delivery.submit_embedding(request)
-
-    def _check_usable(self) -> None:
-        self._supervisor.check_process()
-        self._inbox.check_open()
-
     def stats(self) -> MetricsSnapshot:
-        """What the engine has done and holds; see docs/metrics.md. What a worker did after its last report dies with it."""
+        """See `AnyEngine`."""
         if self._supervisor.is_alive:
             with suppress(TimeoutError):
                 self._supervisor.questions.ask_stats().result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
     def ask_slots(self) -> Future[SlotsSnapshot]:
-        """What each slot does after the worker's tick; waits for nothing. While there is no worker, all are idle.
-
-        `EngineStopped` where there is no engine any more.
-        """
+        """See `AnyEngine`."""
         self._supervisor.check_process()
         return mapped(self._supervisor.questions.ask_slots(), self._or_idle)
-
-    def slots(self) -> SlotsSnapshot:
-        """The answer to `ask_slots`; waits for the worker's tick, so never call it on an event loop."""
-        return self.ask_slots().result()
 
     def _or_idle(self, told: SlotsSnapshot | None) -> SlotsSnapshot:
         if told is not None:
@@ -210,24 +169,6 @@ class ProcessEngine:
         if not self._supervisor.is_alive:
             raise EngineStopped("the engine was shut down; make a new one")
         return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
-
-    def heartbeat(self) -> Heartbeat:
-        """Whether the worker's engine turns, or another worker is on its way; asks nobody anything."""
-        return self._supervisor.heartbeat()
-
-    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Ends engine and worker: cancels what runs or, with drain, lets it finish first, at most timeout_s. Idempotent."""
-        self._supervisor.close(drain=drain, timeout_s=timeout_s)
-
-    @property
-    def num_open(self) -> int:
-        """Requests that were accepted and have not ended."""
-        return self._inbox.num_open
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no requests any more."""
-        return self._inbox.is_closed
 
     @property
     def worker_pid(self) -> int | None:

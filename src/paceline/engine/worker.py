@@ -284,12 +284,20 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
+def _tell_of_crashes() -> None:
+    """Of a crash stderr gets the Python stack. Python 3.14 adds the C stack, whose lines push out llama.cpp's own words."""
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(all_threads=False, c_stack=False)
+    else:
+        faulthandler.enable(all_threads=False)
+
+
 def main() -> NoReturn:
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group, and the front decides
     end, box, parent = map(int, sys.argv[1:4])
     _die_with(parent)
-    faulthandler.enable(all_threads=False)
+    _tell_of_crashes()
     Worker(socket.socket(fileno=end), BlackBox(box)).listen()
     sys.exit(0)
 

@@ -14,6 +14,7 @@ class BuildInfo:
     Folders are those of the machine that built it; one in the home folder of then is told as one in that of now.
     backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
     sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
+    own_attention: whether attention on a CPU may be computed by paceline's own kernel (see `runtime.attention`).
     """
 
     backend: str
@@ -29,6 +30,7 @@ class BuildInfo:
     cache_dir: str
     cache_entry: str
     assertions: bool
+    own_attention: bool
 
 
 def build_info() -> BuildInfo:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
 from paceline.runtime.adapters import Adapter
+from paceline.runtime.attention import use_kernel_of_environment
 from paceline.runtime.closing import Closing
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.masks import MaskSlots
@@ -54,6 +56,7 @@ class Context(Closing):
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
         self._resolved = self.options.resolve(model)
+        use_kernel_of_environment()
         self._native = _native.Context(model.native, **self._resolved)
         self.memory_class: MemoryClass = model.memory_class
         self.n_vocab: int = model.n_vocab
@@ -119,8 +122,8 @@ class Context(Closing):
         """
         tokens = _int_array("token_ids", token_ids)
         ids = (
-            np.full(len(tokens), seq_ids, dtype=np.int32)
-            if _is_int("seq_ids", seq_ids)
+            np.full(len(tokens), _seq_id("seq_ids", seq_ids), dtype=np.int32)
+            if isinstance(seq_ids, (int, np.integer))
             else _int_array("seq_ids", seq_ids)
         )
         if len(ids) != len(tokens):
@@ -191,6 +194,7 @@ class Context(Closing):
 
         Raises `PromptTooLong` where the prompt does not fit.
         """
+        validation.instance("sampler", sampler, Sampler)
         prompt = _int_array("token_ids", token_ids).copy()
         limit = sampler.params.max_tokens if max_tokens is None else validation.integer("max_tokens", max_tokens, 0)
         held = self.positions(seq_id)
@@ -243,7 +247,7 @@ class Context(Closing):
         Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
         window only as far back as it still covers.
         """
-        self.native.remove(_seq_id("seq_id", seq_id), validation.integer("start", start, 0, 2**31 - 1))
+        self.native.remove(_seq_id("seq_id", seq_id), _position("start", start))
 
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
         """Lets a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
@@ -254,8 +258,8 @@ class Context(Closing):
         self.native.copy(
             _seq_id("from_seq_id", from_seq_id),
             _seq_id("to_seq_id", to_seq_id),
-            validation.integer("start", start, 0, 2**31 - 1),
-            -1 if end is None else validation.integer("end", end, 0, 2**31 - 1),
+            _position("start", start),
+            -1 if end is None else _position("end", end),
         )
 
     def keep(self, seq_id: int) -> None:
@@ -303,21 +307,22 @@ class Context(Closing):
     def save_sequence_file(self, path: str | os.PathLike[str], seq_id: int, *, token_ids: Sequence[int] = ()) -> int:
         """As `save_sequence` into a file, whole or not at all; answers its size in bytes."""
         data = self.save_sequence(seq_id, token_ids=token_ids)
-        target = Path(path)
-        aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        target = validation.path("path", path)
+        aside = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}.part"
         try:
             aside.write_bytes(data)
             aside.replace(target)
         except OSError as error:
             raise StateError(f"cannot write the saved sequence {target}: {error.strerror or error}") from None
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):
+                aside.unlink()
         return len(data)
 
     def load_sequence_file(self, path: str | os.PathLike[str], seq_id: int) -> tuple[int, ...]:
         """As `load_sequence` from a file."""
         try:
-            data = Path(path).read_bytes()
+            data = validation.path("path", path).read_bytes()
         except OSError as error:
             raise StateError(f"cannot read the saved sequence {path}: {error.strerror or error}") from None
         return self.load_sequence(seq_id, data)
@@ -328,7 +333,7 @@ class Context(Closing):
         scratch_seq_id: an empty sequence, which it goes through. Where only wholes can be saved (any memory but attention)
         start is 0, end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
         """
-        seq_id = _seq_id("seq_id", seq_id)
+        seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
             payload = self.native.save_range(seq_id, start, end, _seq_id("scratch_seq_id", scratch_seq_id))
         else:
@@ -342,7 +347,8 @@ class Context(Closing):
 
     def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
         """Adds positions [start, end) of what `save_cells` answered to a sequence that holds exactly those before."""
-        seq_id = _seq_id("seq_id", seq_id)
+        validation.instance("state", state, CellState)
+        seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
             scratch = _seq_id("scratch_seq_id", scratch_seq_id)
             self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
@@ -397,13 +403,11 @@ class Context(Closing):
         return "Context(closed)" if self._native is None else f"Context(n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max})"
 
 
-def _is_int(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        raise InvalidType(f"{name} must be an int or a sequence of ints, not {value!r}")
-    return isinstance(value, int)
+def _seq_id(name: str, value: object) -> int:
+    return validation.integer(name, value, 0, 2**31 - 1)
 
 
-def _seq_id(name: str, value: int) -> int:
+def _position(name: str, value: object) -> int:
     return validation.integer(name, value, 0, 2**31 - 1)
 
 

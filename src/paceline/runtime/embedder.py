@@ -98,6 +98,9 @@ class Embedder(Closing):
     def _all_ids(self, texts: Iterable[Text]) -> list[list[int]]:
         if isinstance(texts, (str, bytes)):
             raise InvalidType("texts must be a sequence of texts; put a single one into a list")
+        given: object = texts
+        if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+            raise InvalidType(f"texts must be a sequence of texts, not {texts!r:.80}")
         return [self._ids(index, text) for index, text in enumerate(texts)]
 
     def _ids(self, index: int, text: Text) -> list[int]:
@@ -141,6 +144,8 @@ def _own_pooling(model: Model) -> Pooling:
 
 
 def _checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
+    if pooling is not None:
+        validation.choice("pooling", pooling, _POOLING_NAMES)
     chosen = _own_pooling(model) if pooling is None else pooling
     if chosen == "rank" and not any(has_head(path) for path in model.paths):
         raise Unsupported('pooling "rank" needs a model with a classification head (a reranker), and this one has none')

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidType, ModelLoadError
+from paceline.errors import Closed, InvalidParams, InvalidType, ModelLoadError
 from paceline.runtime.adapters import Adapter
 from paceline.runtime.closing import Closing
 from paceline.runtime.file_sample import file_fingerprint
@@ -123,7 +123,7 @@ class Model(Closing):
 
     def load_adapter(self, path: PathLike) -> Adapter:
         """Loads a LoRA adapter for this model; apply it with `Context.set_adapters`. Raises `AdapterError`."""
-        return Adapter.load(self.native, Path(path))
+        return Adapter.load(self.native, validation.path("path", path))
 
     @property
     def desc(self) -> str:
@@ -249,7 +249,7 @@ class Model(Closing):
 
 def _checked_paths(path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override]) -> tuple[Path, ...]:
     single = isinstance(path, (str, os.PathLike))
-    paths = tuple(_one_path(one) for one in ([path] if single else _listed("path", path)))
+    paths = tuple(validation.path("path", one) for one in ([path] if single else _listed("path", path)))
     if not paths:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
     needed = _shards_beside(paths[0]) if single else paths
@@ -263,24 +263,19 @@ def _all_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
     return _shards_beside(paths[0]) if len(paths) == 1 else paths
 
 
-def _one_path(path: object) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidType(f"path must be a path or a list of paths, not {path!r:.80}")
-    text = validation.text("path", os.fspath(path))
-    if "\0" in text:
-        raise ModelLoadError(f"path has a NUL character: {text!r:.80}")
-    return Path(text)
-
-
 def _listed(name: str, values: object) -> list[Any]:
     """A list of the values; a text is none, though Python could walk through it."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise InvalidType(f"{name} must be a list, not {values!r:.80}")
     return list(values)
 
 
 def _checked_shares(shares: object) -> list[float]:
     listed = _listed("tensor_split", shares)
+    if len(listed) > _native.max_devices():
+        raise InvalidParams(
+            f"tensor_split has {len(listed)} entries, but at most {_native.max_devices()} devices are possible"
+        )
     return [validation.number(f"tensor_split[{i}]", share, 0, 1e30) for i, share in enumerate(listed)]
 
 
@@ -330,6 +325,10 @@ def _checked_override(key: str, value: Override) -> tuple[str, Override]:
 def _progress_function(
     progress: Callable[[float], object] | None, cancel: threading.Event | None
 ) -> Callable[[float], bool] | None:
+    if progress is not None and not callable(progress):
+        raise InvalidType(f"progress must be a function, not {progress!r:.80}")
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidType(f"cancel must be a threading.Event, not {cancel!r:.80}")
     if progress is None and cancel is None:
         return None
 

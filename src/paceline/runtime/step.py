@@ -92,6 +92,8 @@ class StepResult:
 
 def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
     """The arrays of the native step."""
+    if not isinstance(rows, Sequence):  # what can be walked through once is empty the second time
+        raise errors.InvalidType(f"rows must be a list of StepRow, not {rows!r:.80}")
     for index, row in enumerate(rows):
         _check_types(index, row)
     return {
@@ -167,15 +169,14 @@ def _check_types(index: int, row: object) -> None:
     if not isinstance(row, StepRow):
         raise errors.InvalidType(f"rows[{index}] must be a StepRow, not {type(row).__name__}")
     try:
-        len(row.token_ids), len(row.samplers), len(row.targets), len(row.mask_slots)
+        num_samplers = (len(row.token_ids), len(row.targets), len(row.mask_slots), len(row.samplers))[-1]
     except TypeError:
-        for name in ("token_ids", "samplers", "targets", "mask_slots"):
-            if not hasattr(getattr(row, name), "__len__"):
-                raise errors.InvalidType(
-                    f"rows[{index}].{name} must be a sequence, not {getattr(row, name)!r:.80}"
-                ) from None
+        for name in ("token_ids", "targets", "mask_slots", "samplers"):
+            value = getattr(row, name)
+            if not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+                raise errors.InvalidType(f"rows[{index}].{name} must be a sequence, not {value!r:.80}") from None
         raise
-    if row.samplers and not all([isinstance(sampler, Sampler) for sampler in row.samplers]):  # noqa: C419 - the faster way
+    if num_samplers and not all([isinstance(sampler, Sampler) for sampler in row.samplers]):  # noqa: C419 - the faster way
         raise errors.InvalidType(f"rows[{index}].samplers must be Samplers, not {row.samplers!r:.80}")
 
 

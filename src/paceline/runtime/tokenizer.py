@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
+from paceline.errors import InvalidType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +103,9 @@ class Tokenizer:
         a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
         """
         encoded = validation.text("text", text).encode()
-        spans = _byte_spans(text, inputs) if len(encoded) > len(text) else list(inputs)
+        spans = _checked_spans("inputs", inputs, len(text))
+        if len(encoded) > len(text):
+            spans = _byte_spans(text, spans)
         result: list[int] = self._vocab.encode_prompt(encoded, spans)
         return result
 
@@ -237,6 +240,21 @@ class Tokenizer:
     def _checked(self, token: int) -> int:
         hint = f"the vocabulary has {self._n_vocab} tokens"
         return validation.integer("token", token, 0, self._n_vocab - 1, hint)
+
+
+def _checked_spans(name: str, spans: object, length: int) -> list[tuple[int, int]]:
+    """Ascending and apart, within the text: anything else could let a control token through."""
+    if not isinstance(spans, Sequence) or isinstance(spans, (str, bytes)):
+        raise InvalidType(f"{name} must be a list of (start, end), not {spans!r:.80}")
+    result: list[tuple[int, int]] = []
+    at = 0
+    for index, span in enumerate(spans):
+        if not isinstance(span, Sequence) or isinstance(span, (str, bytes)) or len(span) != 2:
+            raise InvalidType(f"{name}[{index}] must be (start, end), not {span!r:.80}")
+        start = validation.integer(f"{name}[{index}][0]", span[0], at, length)
+        at = validation.integer(f"{name}[{index}][1]", span[1], start, length)
+        result.append((start, at))
+    return result
 
 
 def _byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

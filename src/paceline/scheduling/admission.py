@@ -27,10 +27,10 @@ class Admission:
 
     def preempt(self, now_s: float) -> None:
         """Takes slot and memory of the running sequence that is paused, least important and youngest; it goes on later."""
-        victim = max(self._slots.running, key=lambda one: (one.request.is_paused, -one.priority, one.order))
+        victim = self._slots.next_to_give_way()
         key, num_computed = victim.request.key, victim.num_computed
         slot = self._slots.free(victim)
-        self._memory.end(victim, now_s, must_save=True)
+        self._memory.preempt(victim, now_s)
         self._waiting.add(victim)
         self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
         self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
@@ -83,8 +83,8 @@ class Admission:
             if self._memory.is_saving(sequence, placement):
                 return Way.LATER
             self._memory.touch(placement)
-            has_room = self._memory.has_room(sequence.num_known - placement.num_device)
-            if has_room and self._memory.can_load(placement):
+            has_room = self._memory.room.has(sequence.num_known - placement.num_device)
+            if has_room and self._memory.room.can_load(placement):
                 return placement
             way = self._memory.make_way(now_s)
             if way is Way.LATER:

@@ -75,7 +75,7 @@ class Endings:
     def _free(self, sequence: Sequence, now_s: float) -> None:
         if sequence.slot is not None:
             slot = self._slots.free(sequence)
-            self._memory.end(sequence, now_s)
+            self._memory.end(sequence)
             self._reports.watch.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         else:
             self._waiting.discard(sequence)

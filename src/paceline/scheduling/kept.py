@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from paceline.scheduling.prefix_tree import Namespace, Node
+from paceline.scheduling.prefix_tree import Node
+from paceline.scheduling.saving import Saving
 
 
-@dataclass(slots=True, eq=False)
-class Kept:
-    """A path under a sequence id. tokens: as bytes; node: where it ends in the tree; num_tried: tokens that were saved once."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Kept(Saving):
+    """A path under a sequence id. node: where it ends in the tree."""
 
-    seq_id: int
     num_computed: int
-    namespace: Namespace
-    tokens: bytes
     node: Node
-    num_tried: int = 0
 
 
 class KeptPaths:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
 
 from paceline.scheduling.device import Device
 from paceline.scheduling.kept import Kept, KeptPaths
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.moving import PIECE
-from paceline.scheduling.plan import Save
-from paceline.scheduling.prefix_tree import WIDTH, Node, PrefixTree
+from paceline.scheduling.prefix_tree import Node, PrefixTree
 from paceline.scheduling.reports import Reports
+
+_ALL = 2**31
 
 
 class Way(Enum):
@@ -47,7 +48,7 @@ class Leaving:
         kept = self.kept.oldest()
         if kept is None:
             return Way.NONE
-        num_missing = self._num_missing(kept)
+        num_missing = self.num_missing(kept)
         if num_missing <= self._num_left:
             self._num_left -= num_missing
             self.evict(kept, now_s)
@@ -60,23 +61,35 @@ class Leaving:
             self._num_left, self._has_saved = 0, True
         return Way.LATER
 
-    def tidy(self, idle_cells: int, running: list[int], most: int, now_s: float) -> None:
-        """Moves paths to host memory, so many tokens a tick, while they fill more cells than that beside the running ids'."""
+    def tidy(self, idle_cells: int, running: list[int], most: int, num_ticks: float, now_s: float) -> None:
+        """Moves paths to host memory, at most so many tokens a tick, while they fill more cells than that beside the running.
+
+        running: the ids of those. num_ticks: until memory is full; whatever takes longer begins now.
+        """
         if self._has_saved:
             return
         if self._leaving is None:
             oldest = self.kept.oldest()
-            cells = self._device.cells
-            if oldest is None or cells.num_used - cells.num_under(running) <= idle_cells:
+            if oldest is None or not (
+                self._fill_more_than(idle_cells, running) or self._lasts_longer(oldest, most, num_ticks)
+            ):
                 return
             self._leaving = oldest
         if not self._save_part(self._leaving, most):
             self.let_go(self._leaving, now_s)
 
+    def _fill_more_than(self, num_cells: int, running: list[int]) -> bool:
+        cells = self._device.cells
+        return cells.num_used - cells.num_under(running) > num_cells
+
+    def _lasts_longer(self, kept: Kept, most: int, num_ticks: float) -> bool:
+        """Whether saving a path, so many tokens a tick, takes longer than so many ticks."""
+        return not math.isinf(num_ticks) and self.num_missing(kept) > most * (num_ticks - 1)
+
     def evict(self, kept: Kept, now_s: float) -> None:
         """Saves what host memory has not of a path, and lets it go, all before the next pass."""
-        for node in self._missing(kept):
-            self._save(kept, node.start, node.end)
+        kept.num_tried = 0
+        self._save_part(kept, _ALL)
         self.let_go(kept, now_s)
 
     def let_go(self, kept: Kept, now_s: float) -> None:
@@ -89,32 +102,23 @@ class Leaving:
         self._device.free(kept.seq_id)
         self._reports.watch.evicted(num_own, "device", now_s)
 
-    def _missing(self, kept: Kept) -> list[Node]:
+    def _missing(self, kept: Kept) -> list[tuple[int, int]]:
         """What of a path is not in host memory, where there is any."""
-        return [node for node in kept.node.path() if node.blob is None] if self._limits.host_bytes else []
+        return ranges_without_blob(kept.node, kept.num_computed) if self._limits.host_bytes else []
 
-    def _num_missing(self, kept: Kept) -> int:
-        return sum(node.end - node.start for node in self._missing(kept))
+    def num_missing(self, kept: Kept) -> int:
+        """Tokens of a path that host memory has not, where there is any."""
+        return sum(end - start for start, end in self._missing(kept))
 
     def _save_part(self, kept: Kept, most: int) -> bool:
-        """Saves what comes next of a path that host memory has not; answers whether there was something.
+        """Saves what comes next of a path that host memory has not; answers whether there was something."""
+        saves = kept.saves(self._missing(kept), most)
+        self._device.operations += saves
+        return bool(saves)
 
-        A part that is missing although it was saved did not fit: what comes behind it is of no use.
-        """
-        missing = self._missing(kept)
-        if not missing or missing[0].start < kept.num_tried:
-            return False
-        for node in missing:
-            kept.num_tried = min(node.end, node.start + most)
-            self._save(kept, node.start, kept.num_tried)
-            most -= kept.num_tried - node.start
-            if most <= 0:
-                break
-        return True
 
-    def _save(self, kept: Kept, start: int, end: int) -> None:
-        """In small pieces: each stays, and needs room for a moment when it is loaded, as a whole."""
-        for at in range(start, end, PIECE):
-            to = min(at + PIECE, end)
-            tokens = kept.tokens[: to * WIDTH]
-            self._device.operations.append(Save(kept.seq_id, at, to, kept.namespace, tokens, is_whole=False))
+def ranges_without_blob(end: Node, num_tokens: int) -> list[tuple[int, int]]:
+    """What of the first tokens of the path to this node is not in host memory."""
+    return [
+        (node.start, min(node.end, num_tokens)) for node in end.path() if node.blob is None and node.start < num_tokens
+    ]

@@ -10,29 +10,30 @@ down at once as if it had happened.
 
 from __future__ import annotations
 
-from itertools import takewhile
-
+from paceline.scheduling.ahead import Ahead
 from paceline.scheduling.device import Device
+from paceline.scheduling.exporting import Exporting
+from paceline.scheduling.host import Host
 from paceline.scheduling.kept import Kept
 from paceline.scheduling.leaving import Leaving, Way
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.moving import PIECE, Moving
+from paceline.scheduling.moving import Moving
 from paceline.scheduling.placement import (
     LEAST_HOST_TOKENS,
     NOTHING,
     WAIT,
     Placement,
     Wait,
-    best_holder,
-    parts_of,
     place,
     place_whole,
 )
 from paceline.scheduling.plan import Copy, Load, Operation, Remove, Save
-from paceline.scheduling.prefix_tree import WIDTH, Blob, Match, Namespace, Node, PrefixTree, Saved, common
+from paceline.scheduling.prefix_tree import WIDTH, Match, Namespace, Node, PrefixTree, common
 from paceline.scheduling.reports import Reports
+from paceline.scheduling.room import Room
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.sharing import sibling_source
+from paceline.scheduling.view import TickCost
 
 _INSTABILITY_TOKENS = 64  # shorter known paths say nothing about a prompt that is different after a tenth to a half
 
@@ -40,14 +41,18 @@ _INSTABILITY_TOKENS = 64  # shorter known paths say nothing about a prompt that 
 class Memory:
     """The memory of one context as the scheduler sees it."""
 
-    def __init__(self, limits: Limits, reports: Reports) -> None:
-        self._limits, self._reports = limits, reports
+    def __init__(self, limits: Limits, reports: Reports, cost: TickCost) -> None:
+        self._limits, self._reports, self._cost = limits, reports, cost
         self._tree, self._device = PrefixTree(), Device(limits.num_seq_ids)
         self._leaving = Leaving(limits, self._device, self._tree, reports)
         self._kept, self._seq_ids = self._leaving.kept, self._device.seq_ids
         self._cells, self._operations = self._device.cells, self._device.operations
         self.moving = Moving(limits.itl_target_s)
+        self._ahead = Ahead(self._device)
+        self.exporting = Exporting(self._device, self._match, can_share_part=limits.can_share_part)
         self._running: dict[Sequence, Node] = {}  # and where each ends in the tree
+        self.room = Room(limits, self._cells, self._running.keys())
+        self.host = Host(limits, self._tree, reports)
 
     # ---- a sequence's life
 
@@ -101,33 +106,27 @@ class Memory:
             return
         self._save_whole(sequence)
 
-    def end(self, sequence: Sequence, now_s: float, *, must_save: bool = False) -> None:
-        """A sequence runs no longer: its path is kept, if it may be. must_save: it will go on, so save it at once."""
-        seq_id = sequence.seq_id
-        assert seq_id is not None  # noqa: S101 - it runs
-        num_tokens = sequence.num_computed
-        self._extend(sequence)
-        node = self._running.pop(sequence)
-        if not sequence.writes_cache or num_tokens < LEAST_HOST_TOKENS:
-            self._drop(sequence, node)
-        elif not self._limits.can_share_part:
-            self._save_whole(sequence)
-            self._drop(sequence, node)
+    def end(self, sequence: Sequence) -> None:
+        """A sequence runs no longer: its path is kept, if it may be."""
+        self._keep(sequence)
+
+    def preempt(self, sequence: Sequence, now_s: float) -> None:
+        """As `end`, of one that will go on: its path goes to host memory at once, or nowhere, whichever takes less in all."""
+        kept = self._keep(sequence)
+        if kept is None:
+            return
+        num_missing = self._leaving.num_missing(kept)
+        if num_missing and self.moving.seconds_to_and_fro(num_missing) > self._cost.seconds(
+            num_missing, self.num_cells
+        ):
+            self._leaving.let_go(kept, now_s)
         else:
-            tokens = sequence.token_bytes(num_tokens)
-            kept = Kept(seq_id, num_tokens, sequence.namespace, tokens, self._insert_end(sequence.namespace, tokens))
-            self._tree.hold(kept, kept.node)
-            self._tree.let_go(sequence, node)
-            self._kept.add(kept)
-            if must_save:
-                self._leaving.evict(kept, now_s)
-        sequence.seq_id = None
-        sequence.num_computed = 0
-        sequence.computes_all = False
+            self._leaving.evict(kept, now_s)
 
     def forget(self, sequence: Sequence) -> None:
         """What a sequence was to start from could not be had: it has nothing, and will compute everything itself."""
         self._drop(sequence, self._running.pop(sequence))
+        self._ahead.forget(sequence)
         sequence.seq_id = None
         sequence.num_computed = 0
         sequence.computes_all = True
@@ -143,24 +142,6 @@ class Memory:
 
     # ---- room
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether so many cells more would fit beside what is there, and what the running ones know and generate next."""
-        if self._limits.num_cells is None:
-            return True
-        promised = sum(one.num_known - one.num_computed + 1 for one in self._running)
-        return self._cells.num_used + promised + num_tokens <= self._limits.num_cells
-
-    def can_load(self, placement: Placement) -> bool:
-        """Whether the parts can be loaded: for a moment all that was saved in one go needs cells, however little is wanted."""
-        if self._limits.num_cells is None:
-            return True
-        num_free = self._limits.num_cells - self._cells.num_used
-        for part in placement.parts:
-            if part.blob.end - part.blob.start > num_free:
-                return False
-            num_free -= part.end - part.start
-        return True
-
     def begin_tick(self, *, is_generating: bool) -> None:
         """Another tick; where somebody generates, moving keeps to a share of it."""
         self._leaving.begin_tick(self.moving.tokens_for_room(is_generating=is_generating))
@@ -174,10 +155,29 @@ class Memory:
         return self._leaving.make_way(now_s)
 
     def tidy(self, idle_cells: int, now_s: float, *, is_generating: bool) -> None:
-        """Moves kept paths to host memory, the oldest first and a piece a tick, while they fill more than idle_cells."""
-        running = [one.seq_id for one in self._running if one.seq_id is not None]
+        """Moves kept paths to host memory, the oldest first and a piece a tick.
+
+        While they fill more than idle_cells, or would have to go at once when memory is full. And whatever is wanted outside.
+        """
         most = self.moving.tokens_to_tidy(is_generating=is_generating)
-        self._leaving.tidy(idle_cells, running, most, now_s)
+        self._leaving.tidy(idle_cells, self.room.seq_ids, most, self.room.num_ticks, now_s)
+        if self.exporting.is_waiting:
+            self.exporting.plan(self.moving.tokens_for_room(is_generating=is_generating))
+
+    def save_ahead(self, sequence: Sequence, *, is_generating: bool) -> None:
+        """Saves, a piece a tick, what this running sequence would have to leave behind when memory is full."""
+        if not (sequence.writes_cache and self._limits.can_share_part and self._limits.host_bytes):
+            return
+        most, num_ticks = self.moving.tokens_to_tidy(is_generating=is_generating), self.room.num_ticks_of_running
+        if sequence.num_computed <= most * (num_ticks - 1) or self._is_sooner_computed(sequence.num_computed):
+            return
+        self._extend(sequence)
+        self._ahead.save(sequence, self._running[sequence], most, num_ticks)
+
+    def _is_sooner_computed(self, num_tokens: int) -> bool:
+        """Whether it takes less to compute so many tokens again than to save and to load them."""
+        moving_s = self.moving.seconds_to_and_fro(num_tokens)
+        return num_tokens > 0 and moving_s > self._cost.seconds(num_tokens, self.num_cells)
 
     def is_saving(self, sequence: Sequence, placement: Placement) -> bool:
         """Whether the next tick has more for a waiting sequence than this one: what is on its way to host memory."""
@@ -194,42 +194,6 @@ class Memory:
                 if shared - placement.num_tokens >= least:
                     return True
         return False
-
-    # ---- in and out
-
-    def bring_to_host(self, namespace: Namespace, tokens: bytes) -> None:
-        """Sees to it that host memory has what there is of a path, after the next operations."""
-        if not self._limits.can_share_part:
-            return  # whole states were saved when they could be
-        match = self._match(namespace, tokens)
-        source, num_device = best_holder(match.nodes, match.length)
-        for node in match.nodes:
-            if source is None or source.seq_id is None or node.start >= num_device:
-                continue
-            end = min(node.end, num_device)
-            if node.blob is None or (node.blob.start, node.blob.end) != (node.start, end):
-                for at in range(node.start, end, PIECE):
-                    to = min(at + PIECE, end)
-                    self._operations.append(
-                        Save(source.seq_id, at, to, namespace, tokens[: to * WIDTH], is_whole=False)
-                    )
-
-    def ranges_of(self, namespace: Namespace, tokens: bytes) -> list[Saved]:
-        """What host memory has of a path, from its first token on; of a memory that is saved whole, one state."""
-        match = self._tree.match(namespace, tokens)
-        if not self._limits.can_share_part:
-            return [part.blob.data for part in place_whole(match, match.length).parts]
-        parts = parts_of(match.nodes, 0, match.length)
-        whole = takewhile(lambda part: (part.start, part.end) == (part.blob.start, part.blob.end), parts)
-        return [part.blob.data for part in whole]  # saved ranges cannot be cut here
-
-    def take_in(
-        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...], now_s: float
-    ) -> None:
-        """Saved ranges of a path come from outside."""
-        for start, end, data in ranges:
-            is_whole = not self._limits.can_share_part
-            self.saved(Save(0, start, end, namespace, tokens[: end * WIDTH], is_whole=is_whole), data, now_s)
 
     # ---- what the executor does
 
@@ -252,18 +216,6 @@ class Memory:
         """What has to be done before the next pass."""
         return self._device.take_operations()
 
-    def saved(self, operation: Save, data: Saved, now_s: float) -> None:
-        """A save was carried out."""
-        if operation.start:  # a node has to begin there
-            self._tree.insert(operation.namespace, operation.tokens[: operation.start * WIDTH])
-        end = self._insert_end(operation.namespace, operation.tokens)
-        if operation.is_whole:
-            self._tree.put_blob([end], Blob(0, operation.end, data), is_snapshot=True)
-        else:
-            nodes = [node for node in end.path() if node.start >= operation.start]
-            self._tree.put_blob(nodes, Blob(operation.start, operation.end, data))
-        self._fit_host(now_s)
-
     @property
     def num_cells(self) -> int:
         """Cells in use."""
@@ -271,8 +223,8 @@ class Memory:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all blobs."""
-        return self._tree.num_bytes
+        """Bytes of all that lies there."""
+        return self.host.num_bytes
 
     @property
     def num_kept(self) -> int:
@@ -281,7 +233,7 @@ class Memory:
 
     def check(self) -> None:
         """Asserts that every id is in one place and the tree names nothing that is not there."""
-        running = [one.seq_id for one in self._running if one.seq_id is not None]
+        running = self.room.seq_ids
         assert len(running) == len(self._running)  # noqa: S101 - our own invariants
         self._seq_ids.check(running + self._kept.seq_ids)
         self._tree.check()
@@ -345,6 +297,34 @@ class Memory:
         assert node is not None  # noqa: S101 - there are tokens
         return node
 
+    def _keep(self, sequence: Sequence) -> Kept | None:
+        """A sequence runs no longer; answers its path, where that stays on the device."""
+        num_tokens, kept = sequence.num_computed, None
+        self._extend(sequence)
+        node = self._running.pop(sequence)
+        self._ahead.forget(sequence)
+        if not sequence.writes_cache or num_tokens < LEAST_HOST_TOKENS:
+            self._drop(sequence, node)
+        elif not self._limits.can_share_part:
+            self._save_whole(sequence)
+            self._drop(sequence, node)
+        else:
+            kept = self._kept_path(sequence, num_tokens)
+            self._tree.let_go(sequence, node)
+        sequence.seq_id = None
+        sequence.num_computed = 0
+        sequence.computes_all = False
+        return kept
+
+    def _kept_path(self, sequence: Sequence, num_tokens: int) -> Kept:
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        tokens, namespace = sequence.token_bytes(num_tokens), sequence.namespace
+        node = self._insert_end(namespace, tokens)
+        kept = Kept(seq_id=sequence.seq_id, namespace=namespace, tokens=tokens, num_computed=num_tokens, node=node)
+        self._tree.hold(kept, node)
+        self._kept.add(kept)
+        return kept
+
     def _drop(self, sequence: Sequence, node: Node) -> None:
         assert sequence.seq_id is not None  # noqa: S101 - it runs
         self._tree.let_go(sequence, node)
@@ -355,11 +335,3 @@ class Memory:
             tokens = sequence.token_bytes(sequence.num_computed)
             save = Save(sequence.seq_id, 0, sequence.num_computed, sequence.namespace, tokens, is_whole=True)
             self._operations.append(save)
-
-    def _fit_host(self, now_s: float) -> None:
-        while self._tree.num_bytes > self._limits.host_bytes:
-            node = self._tree.oldest()
-            assert node is not None  # noqa: S101 - bytes are some node's
-            self._tree.drop_blob(node)
-            self._tree.prune(node)
-            self._reports.watch.evicted(node.end - node.start, "host", now_s)

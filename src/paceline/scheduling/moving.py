@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.scheduling.plan import Load, Operation, PlanOutput, Save
+from paceline.scheduling.saving import PIECE
 
-PIECE = 512
-"""Tokens that are saved in one go: a piece needs room for a moment, as a whole, when it is loaded."""
 _LARGE_PIECE = 16 * PIECE  # in a tick in which nobody waits for a token
 _LEAST = 32  # tokens; fewer are not worth an operation
 _TIDY_SHARE = 0.1  # of the time between two tokens, for what is in nobody's way
@@ -59,6 +58,10 @@ class Moving:
         """What these are going to take."""
         saves = sum(one.end - one.start for one in operations if isinstance(one, Save))
         return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations))
+
+    def seconds_to_and_fro(self, num_tokens: int) -> float:
+        """What it takes to save so many tokens, and to load them again."""
+        return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
 
     def tokens_to_tidy(self, *, is_generating: bool) -> int:
         """Most tokens of idle paths that may be saved in this tick."""

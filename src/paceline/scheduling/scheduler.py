@@ -60,7 +60,7 @@ class Scheduler:
         self._events: list[Event] = []
         self._reports = Reports(watch, limits)
         self._slots = Slots(limits.num_slots)
-        self.memory = Memory(limits, self._reports)
+        self.memory = Memory(limits, self._reports, self.pace)
         self._waiting = Waiting()
         self._requests: dict[int, Request] = {}
         self._admission = Admission(self.memory, self._slots, self._waiting, self._reports, self._events)
@@ -69,7 +69,6 @@ class Scheduler:
         self._turns = AdapterTurns(limits.itl_target_s)
         self._is_stopping = False
         self._heeds_readers = True
-        self._exports: list[tuple[int, Namespace, bytes]] = []
         self._inspections: list[int] = []
         self.is_idle = True
 
@@ -115,16 +114,15 @@ class Scheduler:
             request.is_slow = True
 
     def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
-        """Answers with the next events what memory has of a path."""
-        self.memory.bring_to_host(namespace, tokens)
-        self._exports.append((key, namespace, tokens))
+        """Answers what memory has of a path, when all of that is in host memory."""
+        self.memory.exporting.ask(key, namespace, tokens)
 
     def import_ranges(
         self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, Saved], ...]
     ) -> None:
         """Puts saved ranges of a path into host memory."""
-        self.memory.take_in(namespace, tokens, ranges, self._clock.now())
-        self._events.append(Imported(key, self.memory.ranges_of(namespace, tokens)))
+        self.memory.host.take_in(namespace, tokens, ranges, self._clock.now())
+        self._events.append(Imported(key, self.memory.exporting.ranges_of(namespace, tokens)))
 
     def inspect(self, key: int) -> None:
         """Answers with the next events what each slot does."""
@@ -165,13 +163,20 @@ class Scheduler:
         self._admission.admit(now, self._tick)
         self._take_snapshots()
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
-        self.memory.tidy(self._idle_cells(), now, is_generating=bool(ready))
+        self._move(now, is_generating=bool(ready))
         self._reports.num_running, self._reports.num_waiting = len(self._slots.running), len(self._waiting)
         is_held_up = len(self._waiting) > 0 and self.memory.is_moving
-        self.is_idle = not ready and not len(self._embedding) and not is_held_up
+        is_asked = self.memory.exporting.is_waiting
+        self.is_idle = not (ready or len(self._embedding) or is_held_up or is_asked)
         if self._embedding.has_turn(is_generating=bool(ready)):
             return self._embedding.plan(self.memory.take_operations(), now, is_generating=bool(ready))
         return self._plan_step(ready, now)
+
+    def _move(self, now_s: float, *, is_generating: bool) -> None:
+        """What leaves the device in this tick, in nobody's way yet."""
+        self.memory.tidy(self._idle_cells(), now_s, is_generating=is_generating)
+        if self.memory.room.is_short and len(self._slots.running) > 1:
+            self.memory.save_ahead(self._slots.next_to_give_way(), is_generating=is_generating)
 
     def _take_snapshots(self) -> None:
         """Where memory is only saved whole: the state before a prompt's last token, for those who ask the same again."""
@@ -232,15 +237,15 @@ class Scheduler:
         if plan.operations:
             self.memory.moving.observe(plan.operations, output)
         for operation, data in output.saved:
-            self.memory.saved(operation, data, now)
+            self.memory.host.saved(operation, data, now)
         for seq_id, sequence in output.failed.items():
             if sequence.slot is None:  # it has ended since it was given the id
                 self.memory.forget_kept(seq_id, now)
             else:
                 self._admission.start_over(sequence, now)
-        for key, namespace, tokens in self._exports:
-            self._events.append(Exported(key, self.memory.ranges_of(namespace, tokens)))
-        self._exports.clear()
+        for export in self.memory.exporting.take_done():
+            ranges = self.memory.exporting.ranges_of(export.namespace, export.tokens)
+            self._events.append(Exported(export.key, ranges))
         if isinstance(plan, EmbeddingPlan):
             self._embedding.apply(plan, output, now)
         elif plan.rows:

@@ -34,6 +34,10 @@ class Slots:
         sequence.slot = None
         return slot
 
+    def next_to_give_way(self) -> Sequence:
+        """Who gives way under pressure: of those that run the paused, least important and youngest."""
+        return max(self.running, key=lambda one: (one.request.is_paused, -one.priority, one.order))
+
     def check(self) -> None:
         """Asserts that every slot is in one place."""
         self._slots.check([one.slot for one in self.running if one.slot is not None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,11 +12,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import health, metrics_route, pages, requests
+from paceline.server.documentation import document_routes
 from paceline.server.documents import ERRORS
 from paceline.server.exchange import route_path
 from paceline.server.llama_server import router as llama_server
@@ -26,12 +25,13 @@ from paceline.server.middleware.admission import Admission
 from paceline.server.middleware.bodies import Bodies
 from paceline.server.middleware.failures import Failures
 from paceline.server.middleware.header_limit import HeaderLimit
+from paceline.server.middleware.hosts import Hosts
 from paceline.server.middleware.http_counts import HttpCounts
 from paceline.server.middleware.keys import ApiKeys
 from paceline.server.middleware.prefix import Prefix
 from paceline.server.middleware.request_ids import RequestIds
 from paceline.server.openai import router as openai
-from paceline.server.problems import problem_of, response_of
+from paceline.server.problems import response_of
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
@@ -56,7 +56,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     app = FastAPI(
         title="paceline",
         version=__version__,
-        docs_url="/docs" if settings.docs else None,
+        docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
         middleware=_middleware(service),
@@ -64,13 +64,25 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         responses=ERRORS,
     )
     app.state.service = service
+
+    async def answer_problem(request: Request, error: Exception) -> Response:
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return response_of(service.problem_of(error), route_path(request.scope), headers)
+
     for kind in (PacelineError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_problem)
+        app.add_exception_handler(kind, answer_problem)
     for routes in ROUTES:
         app.include_router(routes(service))
     if settings.docs:
-        app.router.routes.insert(0, _document_route(app))
+        app.router.routes[:0] = document_routes(app)
+    _make_routes(app)
     return app
+
+
+def _make_routes(app: FastAPI) -> None:
+    """FastAPI makes the routes of a router when somebody first asks for one, which takes a while; so somebody asks now."""
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
 def _middleware(service: Service) -> list[Middleware]:
@@ -88,27 +100,17 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(HttpCounts, service.http_metrics),
         Middleware(AccessLog),
         *([Middleware(Prefix, settings.root_path)] if settings.root_path else ()),
+        *([Middleware(Hosts, (*settings.allowed_hosts, settings.host))] if settings.checks_hosts else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys),
         Middleware(Admission, service, settings.max_connections),
-        Middleware(Bodies, settings.max_body_bytes, settings.body_timeout_s),
+        Middleware(
+            Bodies,
+            settings.max_body_bytes,
+            settings.body_timeout_s,
+            service.body_budget,
+            service.retry_after_s,
+        ),
         Middleware(Failures),
     ]
-
-
-def _document_route(app: FastAPI) -> Route:
-    """The OpenAPI document as the application tells it, but made in a thread: the first time it takes a while."""
-    told = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
-
-    async def document(request: Request) -> Response:
-        await asyncio.to_thread(app.openapi)  # which keeps it
-        answer: Response = await told(request)
-        return answer
-
-    return Route("/openapi.json", document, include_in_schema=False)
-
-
-async def _answer_problem(request: Request, error: Exception) -> Response:
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    return response_of(problem_of(error), route_path(request.scope), headers)

@@ -24,7 +24,7 @@ from paceline.server.problems import FAILED_ENDINGS, ClientGone, Refused, proble
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
     from paceline.server.service import Service
 
 Batch = list[tuple[int, StreamChunk]]
@@ -102,7 +102,7 @@ def _accepted(engine: AnyEngine, prepared: Sequence[Request]) -> list[StreamChan
 
 
 class Generation:
-    """What runs for one HTTP request. prompts: the token ids of each."""
+    """What runs for one HTTP request. prompts: the token ids of each; num_parts: how many requests it is to the engine."""
 
     def __init__(
         self,
@@ -117,6 +117,7 @@ class Generation:
         self._service, self._exchange, self._hang_up = service, exchange, hang_up
         self._params = requests[0].params if requests else SamplingParams()
         self._channels = tuple(channels)
+        self.num_parts = len(channels)
         service.open_requests.add(self)
         hang_up.tell(self.close)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from paceline.server.problems import ClientGone
 
@@ -17,7 +18,7 @@ class HangUp:
     def __init__(self, request: Request) -> None:
         self.has_happened = False
         self._listeners: list[Callable[[], object]] = []
-        self._task = asyncio.create_task(self._watch(request))
+        self._task = asyncio.create_task(self._watch(request.receive))
 
     def check(self) -> None:
         """Raises `ClientGone` after it."""
@@ -36,9 +37,11 @@ class HangUp:
         self._listeners.clear()
         self._task.cancel()
 
-    async def _watch(self, request: Request) -> None:
+    async def _watch(
+        self, receive: Receive
+    ) -> None:  # not the request, which would keep its body for as long as we watch
         with suppress(asyncio.CancelledError):
-            while (await request.receive())["type"] != "http.disconnect":
+            while (await receive())["type"] != "http.disconnect":
                 pass
             self.has_happened = True
             for listener in self._listeners:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,6 +22,8 @@ from paceline.server.problems import Problem, Refused
 _SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
 _MOST_FIELDS = 1000
 _MOST_PARTS = 250_000
+_MOST_VALUES = 1 << 20  # token ids of the longest prompt that a model takes
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class JsonRequest(Request):
@@ -69,6 +72,19 @@ def _check_parts(body: bytes) -> None:
     count = body.count(b"[") + body.count(b"{") + body.count(b'":')
     if count > _MOST_PARTS:
         raise _refused(f"the body has {count} lists, objects and fields, and at most {_MOST_PARTS} are read")
+    if body.count(b",") >= _MOST_VALUES and _has_many_commas(body):
+        raise _refused(f"the body has more than {_MOST_VALUES} values, and no more are read; send less, or text")
+
+
+def _has_many_commas(body: bytes) -> bool:
+    """Whether as many as that are outside of texts, of which a long one may have any number."""
+    count = end = 0
+    for number, text in enumerate(_TEXT.finditer(body)):
+        count += body.count(b",", end, text.start())
+        end = text.end()
+        if count >= _MOST_VALUES or number >= 3 * _MOST_VALUES:  # so many texts are no JSON, or values of their own
+            return True
+    return count + body.count(b",", end) >= _MOST_VALUES
 
 
 def _refused(message: str) -> Refused:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from paceline.server.turnover import Turnover
+
 
 class OpenRequest(Protocol):
     """What can be cancelled."""
@@ -19,15 +21,20 @@ class OpenRequest(Protocol):
     def tenant(self) -> str:
         """Of the key that it came with."""
 
+    @property
+    def num_parts(self) -> int:
+        """How many requests it is to the engine."""
+
     def cancel(self) -> None:
         """Ends it, with a terminal event that says so."""
 
 
 class OpenRequests:
-    """Those that were accepted and have not been answered whole."""
+    """Those that were accepted and have not been answered whole. turnover: is told of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, turnover: Turnover) -> None:
         self._by_id: dict[str, list[OpenRequest]] = {}
+        self._turnover = turnover
 
     @property
     def count(self) -> int:
@@ -37,12 +44,14 @@ class OpenRequests:
     def add(self, request: OpenRequest) -> None:
         """From now on it can be found."""
         self._by_id.setdefault(request.request_id, []).append(request)
+        self._turnover.began(request.num_parts)
 
     def remove(self, request: OpenRequest) -> None:
         """Forgets it; one that is not there any more is no mistake."""
         same = self._by_id.get(request.request_id, [])
         if request in same:
             same.remove(request)
+            self._turnover.ended(request.num_parts)
         if not same:
             self._by_id.pop(request.request_id, None)
 

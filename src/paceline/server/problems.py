@@ -66,10 +66,10 @@ class Refused(HTTPException):
 
 
 class Loading(Refused):
-    """The model is not there yet. progress: 0 to 1."""
+    """The model is not there yet. progress: 0 to 1. rest_s: how long loading goes on, as far as that can be told."""
 
-    def __init__(self, progress: float) -> None:
-        super().__init__(Problem(503, "unavailable_error", "loading", "Loading model", retry_after_s=RETRY_S))
+    def __init__(self, progress: float, rest_s: int = RETRY_S) -> None:
+        super().__init__(Problem(503, "unavailable_error", "loading", "Loading model", retry_after_s=rest_s))
         self.progress = progress
 
 

@@ -28,6 +28,7 @@ class _Asking:
     tenant: str
     task: asyncio.Future[list[Any]]
     is_cancelled: bool = False
+    num_parts: int = 1
 
     def cancel(self) -> None:
         """Ends it."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,21 +19,25 @@ from starlette.requests import Request
 from paceline.async_llm import AsyncLLM
 from paceline.chat.turns import Turn
 from paceline.engine.sampling_defaults import told_by_model
-from paceline.errors import EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
+from paceline.server.budget import Budget
 from paceline.server.exchange import Exchange
 from paceline.server.http_metrics import HttpMetrics
 from paceline.server.open_requests import OpenRequests
-from paceline.server.problems import Draining, LoadFailed, Loading, Refused, problem_of
+from paceline.server.problems import RETRY_S, Draining, LoadFailed, Loading, Problem, Refused, problem_of
 from paceline.server.settings import ServerSettings
 from paceline.server.traffic import Traffic
+from paceline.server.turnover import Turnover, rest_s
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
+_BODIES = 4  # of the largest size find room at once, where the settings do not say
 
 
 class Front(Protocol):
@@ -57,8 +62,10 @@ class Service:
         self.settings = settings
         self.created = int(time.time())
         self.names = _names(settings)
-        self.open_requests, self.traffic = OpenRequests(), Traffic()
+        self._turnover = Turnover()
+        self.open_requests, self.traffic = OpenRequests(self._turnover), Traffic()
         self.http_metrics = HttpMetrics()
+        self.body_budget = Budget(_most_body_bytes(settings))
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
@@ -66,6 +73,7 @@ class Service:
         self._front: Front = self._front_by_settings() if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
+        self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
         self._chat: ChatFormat | None = None
@@ -76,12 +84,14 @@ class Service:
     def start_loading(self) -> None:
         """Begins to load, once, in the background; `loaded` is set at the end, whatever it is."""
         if self._loading is None:
+            self._loading_since_s = time.monotonic()
             self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
         try:
             await self._front.start()
             await asyncio.to_thread(self._look_at_model, self._front.engine.model)
+            await asyncio.to_thread(_prepare_once, self._front.engine)
             self.progress, self._is_loaded = 1.0, True
         except Exception as error:  # noqa: BLE001 - whatever it is, routes and the process's end tell it
             self._failure = error
@@ -133,7 +143,7 @@ class Service:
             return self._front.engine
         if self._failure is not None:
             raise LoadFailed(self._failure)
-        raise Loading(self.progress)
+        raise Loading(self.progress, rest_s(self.progress, time.monotonic() - self._loading_since_s))
 
     def check_accepting(self) -> None:
         """Raises `Draining` (503) where the server is about to end."""
@@ -149,6 +159,19 @@ class Service:
         config = engine.config
         if engine.num_open >= config.num_slots + config.max_queue:
             raise Refused(replace(problem_of(QueueFull("as many requests are open as may be")), status=503))
+
+    def retry_after_s(self) -> int:
+        """When one that finds no room had better come again, in seconds: when what waits now will have begun."""
+        if not self._is_loaded:
+            return RETRY_S
+        engine = self._front.engine
+        return self._turnover.wait_s(max(1, engine.num_open - engine.config.num_slots))
+
+    def problem_of(self, error: BaseException) -> Problem:
+        """What is told of an error, and where there was no room, when to come again."""
+        problem = problem_of(error)
+        is_full = isinstance(error, CapacityError) and problem.retry_after_s is not None
+        return replace(problem, retry_after_s=self.retry_after_s()) if is_full else problem
 
     def sampling(self, api: Mapping[str, Any]) -> SamplingParams:
         """The defaults of a request: the API's, over them the model's own, over them the operator's."""
@@ -190,7 +213,18 @@ class Service:
         self.progress = share
 
 
+def _prepare_once(engine: AnyEngine) -> None:
+    """Has the engine make what it makes of every token for its first request, which would hold up whoever is there by then."""
+    with suppress(Unsupported):  # a model that only embeds
+        engine.prepare([0], SamplingParams(), RequestOptions())
+
+
 def _names(settings: ServerSettings) -> tuple[str, ...]:
     if settings.aliases:
         return settings.aliases
     return ("paceline-demo",) if settings.model is None else (settings.model.name,)
+
+
+def _most_body_bytes(settings: ServerSettings) -> int:
+    total = settings.max_total_body_bytes
+    return _BODIES * settings.max_body_bytes if total is None else total

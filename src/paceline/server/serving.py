@@ -144,6 +144,8 @@ class Serving:
         _say(f"listening on {url_of(self._listener, self._settings)}")
         if not self._settings.api_keys and not _is_loopback(self._listener):
             _say("warning: everybody who reaches this address may use the server; set an API key, or bind 127.0.0.1")
+            if self._settings.checks_hosts and not self._settings.allowed_hosts:
+                _say("clients that ask for this machine by a name need --allowed-hosts NAME; IP addresses are fine")
         await self._service.loaded.wait()
         if self._service.failure is None:
             _freeze_garbage()

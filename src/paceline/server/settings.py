@@ -30,11 +30,14 @@ class ServerSettings:
     spm_infill (whether an infill's prompt has its suffix before its prefix).
 
     Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
-    cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
+    allowed_hosts (names that clients may ask for beside localhost, addresses and host; "*": any; none: these alone, unless
+    there are keys or TLS, which keep strangers' pages out), cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a
+    prefix of every route).
 
-    Limits: max_body_bytes, max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders
-    and idle connections), heartbeat_s (between comments while a stream waits; infinity: none), drain_s
-    (what SIGTERM leaves to running streams), timeout_s (of a whole request; None: none).
+    Limits: max_body_bytes, max_total_body_bytes (of all requests that are being answered; None: four times as many),
+    max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders and idle connections),
+    heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what SIGTERM leaves to running streams),
+    timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages). Slots are saved where engine_options have a state_folder.
@@ -57,12 +60,14 @@ class ServerSettings:
     port: int = 8080
     aliases: tuple[str, ...] = ()
     api_keys: tuple[ApiKey, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     root_path: str = ""
 
     max_body_bytes: int = 64 << 20
+    max_total_body_bytes: int | None = None
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048
     body_timeout_s: float = 60.0
@@ -81,3 +86,8 @@ class ServerSettings:
     log_level: str = "info"
     log_json: bool = False
     log_file: Path | None = None
+
+    @property
+    def checks_hosts(self) -> bool:
+        """Whether only certain names are answered to."""
+        return bool(self.allowed_hosts) or not (self.api_keys or self.ssl_certfile)

@@ -108,10 +108,19 @@ def test_a_refused_request_reserves_nothing() -> None:
         with pytest.raises(QueueFull):
             submit(inbox, "x" * 9)
     assert inbox.num_open == 1
+    assert inbox.take() == [Submit(kept)]
     inbox.ended(kept.key)
     inbox.close()
     assert inbox.wait_until_empty(0)
-    assert [type(one) for one in inbox.take()] == [Submit]
+
+
+def test_a_request_that_has_ended_is_not_taken_any_more() -> None:
+    """Its reader has been told; what else was asked of it may still come."""
+    inbox = Inbox(10)
+    ended, other = submit(inbox), submit(inbox)
+    inbox.put(Cancel(ended.key))
+    inbox.ended(ended.key)
+    assert inbox.take() == [Submit(other), Cancel(ended.key)]
 
 
 def test_a_closed_inbox_refuses_requests_and_nothing_else() -> None:

@@ -220,6 +220,30 @@ def test_a_tick_that_raises_ends_all_and_the_thread_goes_on(caplog: pytest.LogCa
     assert "a tick failed" in caplog.text
 
 
+def test_what_ended_before_its_turn_is_not_computed() -> None:
+    """A request that the engine had not taken in when a tick of its own failed has ended: nobody waits for it."""
+    with Running(eos_every=10**9) as engine:
+
+        def broken(plan: Any, output: Any) -> Any:
+            del engine.scheduler.apply  # type: ignore[method-assign]
+            raise AssertionError("our own mistake")
+
+        engine.hold()
+        first = engine.submit("hello")
+        engine.wait_for_pass()
+        early, vectors = engine.submit("in the inbox", max_tokens=None), engine.embed("text")
+        engine.scheduler.apply = broken  # type: ignore[method-assign]
+        engine.backend.gate.set()
+        assert reason_of(first) is reason_of(early) is FinishReason.ERROR
+        assert isinstance(vectors.exception(LONG_S), EngineError)
+        assert reason_of(engine.submit("again", max_tokens=3)) is FinishReason.LENGTH
+        engine.close()
+        snapshot = engine.metrics.snapshot()
+        assert snapshot.submitted == len(["hello", "again"])
+        assert snapshot.number("paceline_prefill_tokens_total") == len("again")
+        engine.metrics.check()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_end_of_the_thread_ends_every_stream() -> None:
     """Where even failing fails, readers still get their terminal chunk, and submit is refused (edge rule 15, 30, 92)."""
@@ -318,7 +342,7 @@ def test_shutdown_joins_once_under_contention() -> None:
 def test_submit_racing_shutdown_never_strands_an_accepted_request() -> None:
     """In two hundred rounds, whoever got a channel got a terminal chunk, and with drain a completed one (edge 72, 73, 88)."""
     for round_number in range(200):
-        engine = Running(num_slots=2)
+        engine = Running(num_slots=2, num_cells=100)
         drain = round_number % 2 == 0
         channels: list[StreamChannel] = []
 
@@ -409,7 +433,7 @@ def test_close_may_come_from_the_engines_own_thread() -> None:
 
 def test_commands_do_not_wait_while_ticks_follow_each_other() -> None:
     """Submits and cancels are looked at in every tick, however busy the engine is (lcx H7)."""
-    with Running(eos_every=10**9) as engine:
+    with Running(eos_every=10**9, num_cells=200_000) as engine:
         busy = engine.submit("busy", max_tokens=None)
         for _ in range(20):
             channel = engine.submit("short", max_tokens=None)

@@ -12,12 +12,13 @@ from tests.engine_world import Outcome, World
 
 from paceline.errors import DecodeError
 from paceline.scheduling.instrument import Instrument, TickRecord
-from paceline.scheduling.moving import PIECE as _PIECE
 from paceline.scheduling.plan import Load, Save
+from paceline.scheduling.saving import PIECE as _PIECE
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
 from paceline.scheduling.view import Share, View
 from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import FakeCost
 from paceline.testing.fake_memory import FakeState
 
 WHOLE = ["sliding_window", "recurrent"]
@@ -460,6 +461,13 @@ def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+def learn_to_save(world: Rig) -> None:
+    """Now it is known what that takes."""
+    world.ask(text(40, 99))
+    world.export(text(40, 99))
+    world.run()
+
+
 def test_who_waits_for_room_gets_it_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
     world = Rig(num_cells=600, limits={"num_slots": 3})
@@ -587,6 +595,24 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
     assert world.told.evicted_tokens["host"] >= 100
     assert world.computed(world.ask(paths[0])) == 1
     assert world.computed(world.ask(paths[1])) == 100
+
+
+@pytest.mark.usefixtures("nothing_idle")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> None:
+    """A state larger than the whole budget is not taken in; what was there stays."""
+    world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
+
+    def rest() -> None:
+        world.ask(text(10, 77), 5, cache_prompt=False)
+
+    world.ask(text(100))
+    rest()
+    world.ask(text(400, 1))
+    rest()
+    assert world.computed(world.ask(text(100))) == 1
+    assert world.told.evicted_tokens["host"] == 0
+    world.check_done()
 
 
 @pytest.mark.usefixtures("nothing_idle")
@@ -722,6 +748,24 @@ def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -
     assert (usage.cached_tokens, usage.cached_from) == (0, None)
 
 
+def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gave way after it had begun from memory: what it had of there it did not compute then."""
+    world = Rig(num_cells=400, limits={"num_slots": 1})
+    world.ask(text(100))
+    outcome = world.begin([*text(100), 3], 40)
+    world.tick(5)
+    world.pause(outcome)
+    world.ask(text(300, 3))
+    broken_load(world, monkeypatch)
+    world.pause(outcome, is_paused=False)
+    world.run()
+    assert world.told.num_preempted == 2, "by its rival, and by the load that failed"
+    usage = outcome.last().usage
+    assert usage is not None
+    assert (usage.cached_tokens, usage.cached_from) == (100, "device")
+    world.check_says_as_alone(outcome)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy fails in the very tick in which the load does: what was to be loaded is nobody's."""
@@ -795,6 +839,96 @@ def test_preempted_ones_go_on_from_host_memory(kind: str, most: int) -> None:
     assert world.told.num_preempted > 0
     assert sum(world.told.computed.values()) - needed <= most
     world.check_says_as_alone(*outcomes)
+    world.check_done()
+
+
+def test_who_gave_way_for_a_slow_reader_waits_for_him() -> None:
+    """It takes no slot before its reader is back, though one is free."""
+    world = Rig(limits={"num_slots": 1})
+    paused = world.begin(text(40), 30)
+    world.tick(5)
+    world.pause(paused)
+    world.ask(text(50, 3))
+    assert world.scheduler.running == ()
+    assert world.scheduler.num_waiting == 1
+    world.pause(paused, is_paused=False)
+    world.run()
+    world.check_says_as_alone(paused)
+    world.check_done()
+
+
+def test_who_would_give_way_is_saved_before_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part a tick while cells run out, so that the tick in which it does gives others no pause."""
+    world = Rig(num_cells=600, limits={"num_slots": 2})
+    counts = slow_saves(world, monkeypatch)
+    learn_to_save(world)
+    both = [world.begin(text(250, seed), 100) for seed in range(2)]
+    del counts[:-1]
+    while not world.told.num_preempted:
+        world.tick()
+    world.tick()
+    assert max(counts) <= 32
+    assert sum(counts) >= 250
+    world.run()
+    assert world.told.num_preempted == 1
+    assert sum(map(world.computed, both)) <= 2 * (250 + 99) + 1
+    world.check_says_as_alone(*both)
+    world.check_done()
+
+
+def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many idle cells may stay: cells run out, and it goes in parts before they have."""
+    world = Rig(num_cells=600)
+    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 10_000)
+    counts = slow_saves(world, monkeypatch)
+    learn_to_save(world)
+    world.ask(text(300, 1))
+    del counts[:-1]
+    runner = world.begin(text(200, 2), 250)
+    world.run()
+    assert max(counts) <= 32
+    assert sum(counts) == 300
+    assert world.told.num_preempted == 0
+    assert world.shared(world.ask(text(300, 1))) == [(299, "host")]
+    world.check_says_as_alone(runner)
+    world.check_done()
+
+
+def test_where_cells_are_plenty_nothing_is_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of those that run nor of those that are kept."""
+    world = Rig(num_cells=1000, limits={"num_slots": 3})
+    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 10_000)
+    done = operations_of(world, monkeypatch)
+    for seed in range(3):
+        world.begin(text(150, seed), 60)
+    world.run()
+    assert world.scheduler.memory.num_kept == 3
+    assert not any(isinstance(one, Save) for one in done)
+
+
+def test_who_asks_for_no_cache_is_not_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves nothing in host memory, and is computed again."""
+    world = Rig(num_cells=600, limits={"num_slots": 2})
+    done = operations_of(world, monkeypatch)
+    both = [world.begin(text(250, seed), 100, cache_prompt=False) for seed in range(2)]
+    world.run()
+    assert world.told.num_preempted == 1
+    assert not any(isinstance(one, Save) for one in done)
+    world.check_says_as_alone(*both)
+
+
+@pytest.mark.parametrize(("saved_token_s", "is_saved"), [(0.0, True), (0.0009, True), (0.005, False)])
+def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: float, is_saved: bool) -> None:
+    """A token takes 1 ms to compute; whichever is cheaper, they say the same."""
+    cost = FakeCost(base_s=0.0, token_s=0.001, saved_token_s=saved_token_s)
+    world = Rig(num_cells=300, limits={"num_slots": 2, "host_bytes": 100_000}, cost=cost)
+    learn_to_save(world)
+    both = [world.begin(text(120, seed), 70) for seed in range(2)]
+    world.run()
+    assert world.told.num_preempted == 1
+    num_again = sum(world.told.computed[one.request.key] for one in both) - 2 * (120 + 69)
+    assert num_again <= 2 if is_saved else num_again > 120
+    world.check_says_as_alone(*both)
     world.check_done()
 
 

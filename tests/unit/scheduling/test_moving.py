@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline.scheduling.moving import PIECE, Moving
+from paceline.scheduling.moving import Moving
 from paceline.scheduling.plan import Load, PlanOutput, Save
+from paceline.scheduling.saving import PIECE
 from paceline.testing.fake_memory import FakeState
 
 

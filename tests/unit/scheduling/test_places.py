@@ -115,8 +115,8 @@ def test_room_counts_what_will_be_needed() -> None:
     memory = memory_of(world)
     memory.start(one, NOTHING, 0.0)
     free = world.limits.num_cells or 0
-    assert memory.has_room(free - 11)
-    assert not memory.has_room(free - 10)
-    assert memory_of(World(kind="recurrent")).has_room(10**9)
+    assert memory.room.has(free - 11)
+    assert not memory.room.has(free - 10)
+    assert memory_of(World(kind="recurrent")).room.has(10**9)
     memory.start(other, NOTHING, 0.0)
-    assert not memory.has_room(free - 11)
+    assert not memory.room.has(free - 11)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.server.open_requests import OpenRequests
+from paceline.server.turnover import Turnover
 
 
 @dataclass(eq=False)
@@ -12,6 +13,7 @@ class One:
     request_id: str
     tenant: str = ""
     num_cancels: int = 0
+    num_parts: int = 1
 
     def cancel(self) -> None:
         self.num_cancels += 1
@@ -19,7 +21,7 @@ class One:
 
 def test_only_the_tenants_own_are_cancelled() -> None:
     """All that have the id, and no others."""
-    requests, ours, twin, theirs = OpenRequests(), One("a", "x"), One("a", "x"), One("a", "y")
+    requests, ours, twin, theirs = OpenRequests(Turnover()), One("a", "x"), One("a", "x"), One("a", "y")
     for one in (ours, twin, theirs):
         requests.add(one)
     assert requests.count == 3
@@ -31,7 +33,7 @@ def test_only_the_tenants_own_are_cancelled() -> None:
 
 def test_what_was_removed_is_not_found() -> None:
     """Removing it twice is no mistake."""
-    requests, one = OpenRequests(), One("a")
+    requests, one = OpenRequests(Turnover()), One("a")
     requests.add(one)
     requests.remove(one)
     requests.remove(one)
@@ -41,8 +43,29 @@ def test_what_was_removed_is_not_found() -> None:
 
 def test_all_can_be_cancelled() -> None:
     """Whoever they are."""
-    requests, several = OpenRequests(), [One("a"), One("a", "t"), One("b")]
+    requests, several = OpenRequests(Turnover()), [One("a"), One("a", "t"), One("b")]
     for one in several:
         requests.add(one)
     requests.cancel_all()
     assert [one.num_cancels for one in several] == [1, 1, 1]
+
+
+def test_the_turnover_hears_of_every_part_once() -> None:
+    """Of those that begin, and of those that end."""
+
+    class Heard(Turnover):
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def began(self, number: int) -> None:
+            self.told.append(number)
+
+        def ended(self, number: int) -> None:
+            self.told.append(-number)
+
+    heard, one = Heard(), One("a", num_parts=3)
+    requests = OpenRequests(heard)
+    requests.add(one)
+    requests.remove(one)
+    requests.remove(one)
+    assert heard.told == [3, -3]

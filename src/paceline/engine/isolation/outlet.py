@@ -68,8 +68,13 @@ class SocketOutlet:
         return future
 
     def fail(self, key: int, error: PacelineError) -> None:
-        """A request that could not be made ready. Preparing thread."""
+        """A request that could not be made ready. Preparing thread.
+
+        Where the engine has ended the front is told nothing: the process ends, and another goes on with the request.
+        """
         self._pages.pop(key, None)
+        if isinstance(error, EngineStopped):
+            return
         self._link.send(messages.encode(messages.Happened([messages.Failed(key, error)])))
 
     def deliver(self, events: list[Event]) -> None:

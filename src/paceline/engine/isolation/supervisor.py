@@ -3,8 +3,8 @@
     commands of callers ──inbox──> [this thread] ──socket──> worker
     channels, futures  <─delivery─ [this thread] <─socket──  worker
 
-It alone touches ledger, blame and child, so they need no locks. Nobody waits for it, and it waits for nobody: what the
-socket does not take is kept. Every accepted request ends here, whatever becomes of workers.
+It alone touches the open requests and the child, so they need no locks. Nobody waits for it, and it waits for nobody: what
+the socket does not take is kept. Every accepted request ends here, whatever becomes of workers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from typing import Literal
 
 from paceline.engine.commands import Cancel, Command, Drain, EndSlow, Export, Import, Inspect, SetPaused, Stop, Submit
 from paceline.engine.delivery import Delivery
-from paceline.engine.executor import as_paceline_error
 from paceline.engine.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of, starting
 from paceline.engine.isolation import messages
-from paceline.engine.isolation.blame import Blame
-from paceline.engine.isolation.child import Child, Death
+from paceline.engine.isolation.child import Child
 from paceline.engine.isolation.front_inbox import FrontInbox
-from paceline.engine.isolation.ledger import Ledger
+from paceline.engine.isolation.open_requests import OpenRequests
 from paceline.engine.isolation.questions import Questions
 from paceline.engine.isolation.requests_watch import RequestsWatch
 from paceline.engine.isolation.restarts import RestartLimits, Restarts
@@ -34,8 +32,6 @@ from paceline.engine.isolation.statistics import WorkerTotals
 from paceline.engine.isolation.watching import Watching
 from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
 from paceline.scheduling.clock import Clock
-from paceline.scheduling.events import Event
-from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
@@ -65,12 +61,10 @@ class Supervisor:
     ) -> None:
         self._setup, self._policy = setup, policy
         self._inbox, self._delivery, self._clock, self._watch = inbox, delivery, clock, watch
-        self._ledger, self._blame, self._restarts = Ledger(), Blame(), Restarts(policy.restarts)
+        self._requests, self._restarts = OpenRequests(delivery, clock, watch), Restarts(policy.restarts)
         self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
         self.ready: Future[messages.Ready] = Future()
-        self.loading: queue.SimpleQueue[float | None] = (
-            queue.SimpleQueue()
-        )  # None: the first worker is ready, or is not
+        self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
         self.ready.add_done_callback(lambda _: self.loading.put(None))
         self._child: Child | None = None
         self._pulse = Pulse(clock)
@@ -78,7 +72,6 @@ class Supervisor:
         self._start_at: float | None = clock.now()
         self._stop_by: float | None = None
         self._refusal: PacelineError | None = None
-        self._heeds_readers = True  # until the engine is drained: then nobody waits for one
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paceline-supervisor", daemon=True)
         self._thread.start()
@@ -165,53 +158,33 @@ class Supervisor:
         if child is not None and child.link in ready:
             self._listen(child)
         self._mind_the_time()
-        self._hand_over()
+        if self._child is not None and self._child.is_ready and self._stop_by is None:
+            self._requests.hand_over(self._child)
         self.questions.pass_on(self._child)
         self._flush()
 
     def _wait_s(self) -> float | None:
         """How long there is nothing to do unless somebody says something."""
         times = [time for time in (self._start_at, self._stop_by) if time is not None]
-        at = min([*times, self._ledger.next_deadline_s(self._blame.held)])
+        at = min([*times, self._requests.next_deadline_s()])
         return None if math.isinf(at) else max(0.0, at - self._clock.now())
 
     def _do(self, command: Command) -> None:
         match command:
             case Submit(request):
-                self._ledger.add(request)
-                self._blame.add(request.key)
-                self._watch.queued(request)
+                self._requests.add(request)
             case Cancel(key):
-                self._pass_on(key, messages.Cancel(key))
+                self._requests.pass_on(self._child, key, messages.Cancel(key))
             case SetPaused(key, is_paused):
-                self._set_paused(key, is_paused=is_paused)
+                self._requests.set_paused(self._child, key, is_paused=is_paused)
             case EndSlow(key):
-                slow = self._ledger.find(key)
-                if isinstance(slow, Request):
-                    slow.is_slow = True
-                self._pass_on(key, messages.EndSlow(key))
+                self._requests.end_slow(self._child, key)
             case Drain():
-                self._heeds_readers = False
-                for key in self._ledger:
-                    self._set_paused(key, is_paused=False)
+                self._requests.drain(self._child)
             case Stop():
                 self._stop()
             case Export() | Import() | Inspect():
                 raise AssertionError("the worker is asked by questions")
-
-    def _set_paused(self, key: int, *, is_paused: bool) -> None:
-        request, is_paused = self._ledger.find(key), is_paused and self._heeds_readers
-        if not isinstance(request, Request) or request.is_paused == is_paused:
-            return
-        request.is_paused = is_paused
-        self._watch.paused(key, is_paused)
-        self._pass_on(key, messages.SetPaused(key, is_paused))
-        if is_paused:
-            self._blame.clear(key)
-
-    def _pass_on(self, key: int, message: messages.Down) -> None:
-        if self._child is not None and self._blame.is_handed(key):
-            self._child.send(message)
 
     def _stop(self) -> None:
         self._inbox.close()
@@ -227,13 +200,14 @@ class Supervisor:
     # ---- what the worker says
 
     def _listen(self, child: Child) -> None:
-        received = child.link.receive()
         try:
+            received = child.link.receive()
             for data in received or ():
                 self._hear(child, messages.decode_up(data))
         except EngineError as error:  # what it says makes no sense; it goes the way of those that say nothing
             self._refusal = error
             child.kill()
+            return
         if received is None:
             self._bury(child)
 
@@ -241,7 +215,7 @@ class Supervisor:
         match message:
             case messages.Happened(parts):
                 for part in parts:
-                    self._take(part)
+                    self._requests.take(part)
             case messages.Ready(protocol):
                 messages.check_protocol(protocol)
                 child.is_ready = True
@@ -264,28 +238,6 @@ class Supervisor:
             case messages.Loading(fraction):
                 self.loading.put(fraction)
 
-    def _take(self, part: messages.Part) -> None:
-        if isinstance(part, messages.Failed):
-            if self._ledger.find(part.key) is not None:
-                self._end(part.key, FinishReason.ERROR, part.error)
-            return
-        request = self._ledger.find(part.key)
-        events = self._ledger.note(part)
-        if isinstance(part, messages.Chunk) and part.drawn:
-            self._blame.brought(part.key)
-        self._deliver(events, request)
-
-    def _end(self, key: int, reason: FinishReason, error: PacelineError | None = None) -> None:
-        request = self._ledger.find(key)
-        self._deliver(self._ledger.end(key, reason, self._clock.now(), error), request)
-
-    def _deliver(self, events: list[Event], request: object) -> None:
-        for event in events:
-            self._watch.saw(event, request)
-            if self._ledger.find(event.key) is None:
-                self._blame.ended(event.key)
-        self._delivery.deliver(events)
-
     # ---- death
 
     def _bury(self, child: Child) -> None:
@@ -295,23 +247,12 @@ class Supervisor:
         self.totals.died()
         self.questions.died(EngineDied(str(death), death.signal, death.last_words))
         reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
-        self._blame_for(death)
+        if self._policy.on_engine_death == "fail" and self._stop_by is None:
+            self._requests.die_with(death)
+        else:
+            self._requests.survive(death)
         if self._stop_by is None:
             self._start_later(reason)
-
-    def _blame_for(self, death: Death) -> None:
-        """Ends whoever is at fault; the others are held for the next worker, or ended where the policy says so."""
-        if self._policy.on_engine_death == "fail" and self._stop_by is None:
-            for key in [key for key in self._ledger if self._blame.is_handed(key)]:
-                self._end(key, FinishReason.ERROR, EngineDied(str(death), death.signal, death.last_words))
-            return
-        seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
-        if death.seen.preparing is not None:
-            seen = (seen or set()) | {death.seen.preparing}
-        guilty = self._blame.died(is_crash=death.is_crash, seen=seen or None, started=self._ledger.started())
-        if guilty is not None:
-            text = f"this request ended the engine's process twice, the second time as the only suspect; {death}"
-            self._end(guilty, FinishReason.ERROR, EngineDied(text, death.signal, death.last_words))
 
     def _give_up(self, reason: PacelineError) -> None:
         limits = self._policy.restarts
@@ -323,8 +264,7 @@ class Supervisor:
         self._inbox.close_for(stopped)
         for command in self._inbox.take():
             self._do(command)
-        for key in self._ledger:
-            self._end(key, FinishReason.ERROR, stopped)
+        self._requests.end_all(FinishReason.ERROR, stopped)
 
     # ---- what this side does by itself
 
@@ -334,14 +274,15 @@ class Supervisor:
             self._start()
         if self._stop_by is not None:
             self._mind_the_end(now)
-        for key, reason in self._ledger.due(self._blame.held, now).items():
-            self._end(key, reason)
+        self._requests.end_due()
 
     def _mind_the_end(self, now_s: float) -> None:
         """Nothing is handed over any more: what is held ends here; a worker that takes too long is ended."""
-        for key in self._blame.held if self._child is not None else tuple(self._ledger):
-            self._end(key, FinishReason.SHUTDOWN)
-        if self._child is not None and now_s >= (self._stop_by or 0):
+        if self._child is None:
+            self._requests.end_all(FinishReason.SHUTDOWN)
+            return
+        self._requests.end_held(FinishReason.SHUTDOWN)
+        if now_s >= (self._stop_by or 0):
             self._stop_by = math.inf
             self._child.kill()
 
@@ -369,21 +310,6 @@ class Supervisor:
         if not self.ready.done():
             self._inbox.close()
             self.ready.set_exception(reason)
-
-    def _hand_over(self) -> None:
-        child = self._child
-        if child is None or not child.is_ready or self._stop_by is not None:
-            return
-        for key in self._blame.take():
-            request = self._ledger.find(key)
-            try:
-                child.send(self._ledger.message(key))
-            except Exception as error:  # noqa: BLE001 - what cannot go to another process is one request's misfortune
-                self._end(key, FinishReason.ERROR, as_paceline_error(error))
-                continue
-            if isinstance(request, Request) and request.is_paused:
-                child.send(messages.SetPaused(key, True))
-                self._blame.clear(key)
 
     def _flush(self) -> None:
         child = self._child

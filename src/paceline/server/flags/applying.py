@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.server.settings import ApiKey
 
 MIB = 1 << 20
 NO_LIMIT = sys.maxsize
+_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
 NAMED_TEMPLATES = frozenset({"chatml"})  # those that have names here; llama-server has more
 
 
@@ -216,6 +218,17 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
             raise InvalidParams(f"{label}: key {number} of {on_one_line(value)} is not TENANT:KEY")
         found.append(ApiKey(secret=secret.strip(), tenant=tenant.strip()))
     _add_keys(draft, _some(found, label, value), label)
+
+
+def allowed_hosts(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Names without scheme and port, *.name for all below one, or * for any."""
+    for name in value:
+        if name != "*" and not _HOST.fullmatch(name):
+            raise InvalidParams(
+                f"{label} must be names such as llm.example.org or *.example.org, without scheme and port, between commas, "
+                f"or *, not {name!r:.80}"
+            )
+    draft.put("server.allowed_hosts", tuple(value), label)
 
 
 def cors_origins(draft: Draft, value: Sequence[str], label: str) -> None:

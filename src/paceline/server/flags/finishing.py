@@ -11,6 +11,7 @@ from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.flags.draft import DEFAULT, Draft
 from paceline.server.flags.reading import on_one_line
+from paceline.server.settings import ServerSettings
 
 _CELLS: Final = 256  # llama.cpp rounds contexts up to it
 _N_BATCH: Final = 2048
@@ -20,7 +21,7 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 
 def finish(draft: Draft) -> None:
     """All steps, in order. Raises `InvalidParams`."""
-    for step in (_isolation, _context, _batches, _lora, _escapes, _tls, _together):
+    for step in (_isolation, _context, _batches, _lora, _escapes, _tls, _bodies, _together):
         step(draft)
 
 
@@ -108,6 +109,17 @@ def _tls(draft: Draft) -> None:
     for name, path in given.items():
         if not draft.files.is_file(path):
             raise InvalidParams(f"{name}: there is no file {on_one_line(path)}")
+
+
+def _bodies(draft: Draft) -> None:
+    total, most = (
+        draft.get("server.max_total_body_bytes"),
+        draft.get("server.max_body_bytes", ServerSettings().max_body_bytes),
+    )
+    if total is not None and total < most:
+        raise InvalidParams(
+            f"--max-total-body-bytes {total} has no room for one body of --max-body-bytes {most}; raise it or lower that"
+        )
 
 
 def _together(draft: Draft) -> None:

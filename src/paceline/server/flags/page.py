@@ -53,6 +53,8 @@ that fill one list, such as `--api-key` and `--api-key-file`, add up.
 * **Keys.** A file of `--api-key-file` is read as llama-server reads it, blanks at the ends of lines aside. Keys with a tenant
   are in a file of their own, `--tenant-key-file`, with `TENANT:KEY` a line, so that no key with a colon is misread. An empty
   `--api-key`, or a file without a key, is refused: it would open the server.
+* **Names.** Without a key and TLS only requests for certain names are answered, see `--allowed-hosts` and
+  [server.md](server.md); llama-server answers to any.
 * **Sampling** flags are defaults for requests that do not say. They win over the model's own and over the API's.
 """
 

@@ -94,6 +94,16 @@ _NETWORK: Final = (
         default="none",
     ),
     Flag(
+        "--allowed-hosts",
+        "NAME,...",
+        reading.some_items,
+        Sets(("server.allowed_hosts",), applying.allowed_hosts),
+        "Names that the server answers to beside localhost, IP addresses and --host; *.name: all below it, *: any.",
+        default="none; any with an API key or TLS",
+        many=True,
+        ours=True,
+    ),
+    Flag(
         "--cors-origins --cors-origin",
         "ORIGIN,...",
         reading.some_items,
@@ -150,6 +160,15 @@ _NETWORK: Final = (
         reading.integer(1, 2**40),
         Sets(("server.max_body_bytes",)),
         "Most bytes of a request's body.",
+        ours=True,
+    ),
+    Flag(
+        "--max-total-body-bytes",
+        "N",
+        reading.integer(1, 2**42),
+        Sets(("server.max_total_body_bytes",)),
+        "Most bytes of the bodies of all requests that are being answered; further ones get a 429.",
+        default="4 times --max-body-bytes",
         ours=True,
     ),
     Flag(

@@ -16,7 +16,7 @@ from paceline.runtime import Tokenizer
 from paceline.server.llama_server.completion_request import CompletionRequest
 from paceline.server.llama_server.probabilities import ProbabilityShapes
 from paceline.server.llama_server.progress import ProgressChunk
-from paceline.server.llama_server.timings import shaped, timings_of
+from paceline.server.timings import TimingsSoFar, timings_of
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _STOP_TYPES = {FinishReason.END: "eos", FinishReason.LENGTH: "limit", FinishReason.STOP: "word"}
@@ -30,10 +30,10 @@ class Telling:
     index: int
     prompt: int
     slot: int
+    timings: TimingsSoFar
     token_ids: list[int] = field(default_factory=list)
     num_stop_tokens: int = 0
     has_new_line: bool = False
-    first_s: float | None = None
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
 
@@ -59,13 +59,16 @@ class Answers:
     def __init__(self, request: CompletionRequest, setup: Setup, slots: Sequence[int]) -> None:
         self._request, self._setup = request, setup
         self._num_choices = request.params.n
-        self.sequences = [
-            Telling(index=index, prompt=index // self._num_choices, slot=slot) for index, slot in enumerate(slots)
-        ]
+        self._began_s = setup.clock()
+        self.sequences = [self._telling(index, slot) for index, slot in enumerate(slots)]
         self._shapes = (
             None if request.params.logprobs is None else ProbabilityShapes(setup.tokenizer, of_drawn=request.of_drawn)
         )
-        self._began_s = setup.clock()
+
+    def _telling(self, index: int, slot: int) -> Telling:
+        prompt = index // self._num_choices
+        timings = TimingsSoFar(self._setup.clock, len(self._request.prompts[prompt]), self._began_s)
+        return Telling(index=index, prompt=prompt, slot=slot, timings=timings)
 
     # ---- whole
 
@@ -113,22 +116,10 @@ class Answers:
             "tokens_evaluated": len(self._request.prompts[sequence.prompt]),
         }
         if self._request.timings_per_token:
-            event["timings"] = self._timings_so_far(sequence)
+            event["timings"] = sequence.timings.told(len(sequence.token_ids))
         if probabilities := self._probabilities(chunk.token_ids, chunk.logprobs):
             event["completion_probabilities"] = probabilities
         return event
-
-    def _timings_so_far(self, sequence: Telling) -> dict[str, Any]:
-        """By this side's clock. What came from the cache is told at the end; until then all of the prompt counts."""
-        now = self._setup.clock()
-        sequence.first_s = now if sequence.first_s is None else sequence.first_s
-        return shaped(
-            cached=0,
-            prompt=len(self._request.prompts[sequence.prompt]),
-            prompt_s=sequence.first_s - self._began_s,
-            predicted=len(sequence.token_ids),
-            predicted_s=now - sequence.first_s,
-        )
 
     def _progress(self, chunk: ProgressChunk) -> dict[str, int]:
         return {

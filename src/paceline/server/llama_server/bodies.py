@@ -28,8 +28,8 @@ def _carried(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(_carried)]
 Int = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_INT32)]
-CountOrMinusOne = Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)]
+Count = Annotated[int, Field(ge=0, le=_INT32), BeforeValidator(_whole)]
+CountOrMinusOne = Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)]
 
 
 class Body(BaseModel):
@@ -98,8 +98,8 @@ class CompletionBody(Extras):
     n_predict: CountOrMinusOne | None = None
     max_tokens: CountOrMinusOne | None = None
     max_completion_tokens: CountOrMinusOne | None = None
-    n_cmpl: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
-    n: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)] | None = None
+    n: Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)] | None = None
     stop: Annotated[list[str], Field(max_length=_MANY)] | str | None = None
     seed: Int | None = None
     temperature: float | None = None
@@ -240,7 +240,7 @@ class EmbeddingBody(Body):
 
     content: Any = None
     input: Any = None
-    embd_normalize: Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=_INT32)] | None = None
+    embd_normalize: Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)] | None = None
     encoding_format: str | None = None
     model: Text | None = None
 
@@ -257,6 +257,6 @@ class RerankBody(Body):
 
 
 class SlotBody(Body):
-    """Of POST /slots/{id}?action=save and restore. filename: a name, never a path."""
+    """Of POST /slots/{id}. filename: a name, never a path; of save and restore."""
 
-    filename: str
+    filename: str | None = None

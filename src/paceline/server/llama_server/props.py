@@ -17,7 +17,7 @@ from paceline.server.llama_server.writing import json_answer, not_enabled
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
 
 
 def routes(service: Service) -> APIRouter:

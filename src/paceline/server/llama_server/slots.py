@@ -29,7 +29,7 @@ from paceline.server.problems import Problem, Refused
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
-    from paceline.engine.opening import AnyEngine
+    from paceline.engine.any_engine import AnyEngine
 
 _LONGEST_NAME = 100  # characters; with a tenant's mark it still is a name for the engine
 _OF_A_TENANT = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
@@ -46,7 +46,8 @@ def routes(service: Service, state: LlamaState) -> APIRouter:
             raise not_enabled("This server does not support slots endpoint. Start it with `--slots`")
         snapshot = await asyncio.wrap_future(service.engine().ask_slots())
         if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
-            raise Refused(Problem(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=1))
+            wait_s = service.retry_after_s()
+            raise Refused(Problem(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=wait_s))
         n_ctx = service.engine().limits.max_positions
         return json_answer([_shown(slot, n_ctx, state) for slot in snapshot])
 
@@ -121,7 +122,7 @@ class _Slot:
 
 
 def _name(body: SlotBody | None) -> str:
-    if body is None:
+    if body is None or body.filename is None:
         raise InvalidParams('filename must be given, as in {"filename": "slot.bin"}')
     return body.filename
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.server.exchange import route_path
-from paceline.server.problems import RETRY_S, Draining, Problem, response_of
+from paceline.server.problems import Draining, Problem, response_of
 from paceline.server.service import Service
 
 _UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
@@ -35,5 +35,6 @@ class Admission:
         count = self._service.traffic.count
         if count < self._max_requests:
             return None
+        wait_s = self._service.retry_after_s()
         message = f"{count} requests are being answered, and this server takes no more at once; try again later"
-        return Problem(429, "rate_limit_error", "too_many_requests", message, retry_after_s=RETRY_S)
+        return Problem(429, "rate_limit_error", "too_many_requests", message, retry_after_s=wait_s)

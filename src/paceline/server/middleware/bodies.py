@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: whole, within a size and a time, before anything else is done for them.
+"""Reads the bodies of requests: whole, within a size and a time, and all of them together within a size, before anything else.
 
 A body that is not declared as JSON is taken for it all the same, as `curl -d` sends it; but not from a web page of
 elsewhere, since a browser sends such requests, also those without a body, to any server without asking it.
@@ -7,9 +7,11 @@ elsewhere, since a browser sends such requests, also those without a body, to an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.server.budget import Budget, Share
 from paceline.server.exchange import route_path
 from paceline.server.problems import ClientGone, Problem, Refused, response_of
 
@@ -18,32 +20,44 @@ _CLOSE = {"connection": "close"}
 
 
 class Bodies:
-    """max_bytes: of a body. timeout_s: for all of it to arrive."""
+    """max_bytes: of a body. timeout_s: for all of it to arrive. budget: of the bodies of all requests that are being answered.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    retry_after_s: asked when the budget does not reach.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: Budget, retry_after_s: Callable[[], int]
+    ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._budget, self._retry_after_s = budget, retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
+        """Passes a request on. Its share of the budget is its own until it has been answered."""
         if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY:
             await self._app(scope, receive, send)
             return
-        try:
-            self._check_length(scope)
-            _declare_json(scope)
-            body = await self._read(receive)
-        except Refused as refused:
-            await response_of(refused.problem, route_path(scope), _CLOSE)(scope, receive, send)
-            return
-        await self._app(scope, _Replayed(body, receive), send)
+        with self._budget.share() as share:
+            try:
+                self._check_length(scope)
+                _declare_json(scope)
+                whole = _Replayed(await self._read(receive, share), receive)
+            except Refused as refused:
+                problem = refused.problem
+            else:
+                await self._app(scope, whole, send)
+                return
+        await response_of(problem, route_path(scope), _CLOSE)(scope, receive, send)
 
     def _check_length(self, scope: Scope) -> None:
         """What is said to be too long is refused before it is sent."""
         for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
-                raise self._too_large(int(value))
+            if name == b"content-length" and value.isdigit():
+                if int(value) > self._max_bytes:
+                    raise self._too_large(int(value))
+                if int(value) > self._budget.free_bytes:
+                    raise self._no_room()
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive, share: Share) -> bytes:
         body = bytearray()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -51,9 +65,12 @@ class Bodies:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    body += message.get("body", b"")
-                    if len(body) > self._max_bytes:
-                        raise self._too_large(len(body))
+                    part = message.get("body", b"")
+                    if len(body) + len(part) > self._max_bytes:
+                        raise self._too_large(len(body) + len(part))
+                    if not share.grow(len(part)):
+                        raise self._no_room()
+                    body += part
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
@@ -63,6 +80,11 @@ class Bodies:
     def _too_large(self, size: int) -> Refused:
         text = f"the body has {size} bytes or more, and {self._max_bytes} are taken; send less"
         return Refused(Problem(413, "invalid_request_error", "body_too_large", text))
+
+    def _no_room(self) -> Refused:
+        most = self._budget.max_bytes
+        text = f"with this body all requests that are being answered would have more than {most} bytes; try again later"
+        return Refused(Problem(429, "rate_limit_error", "too_many_bytes", text, retry_after_s=self._retry_after_s()))
 
 
 class _Replayed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from paceline.server.openai.logprobs import Pieces, prompt_logprobs
 from paceline.server.openai.usage import usage_body
+from paceline.server.timings import TimingsSoFar, timings_of
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 FINISH = {FinishReason.END: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -25,7 +26,8 @@ class Telling:
 
     shown, spelt: the bytes of every token, without and with those of control tokens. prompts: the token ids of each.
     num_top: of how many tokens log-probabilities are told; None: of none. scores_prompt: whether those of the prompt are told
-    by themselves; echoes: whether its text is, and with it its log-probabilities where they are told at all.
+    by themselves; echoes: whether its text is, and with it its log-probabilities where they are told at all. clock: of
+    timings in every event; None: only the last one has them.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Telling:
     include_usage: bool = False
     continuous_usage: bool = False
     warnings: tuple[str, ...] = ()
+    clock: Callable[[], float] | None = None
 
     @property
     def head(self) -> dict[str, Any]:
@@ -58,8 +61,12 @@ class Telling:
 
     def whole(self, choices: Sequence[Any], usages: Sequence[Usage]) -> bytes:
         """An answer that comes at once."""
-        body = {**self.head, "choices": choices, "usage": usage_body(usages)}
-        return _encode(body | {"warnings": self.warnings} if self.warnings else body)
+        return _encode({**self.head, "choices": choices, "usage": usage_body(usages), **self.closing(usages)})
+
+    def closing(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        """The members that a whole answer or the last event ends with: llama-server's timings, of one prompt, and warnings."""
+        timings = {"timings": timings_of(usages[0], usages[0].completion_tokens)} if len(usages) == 1 else {}
+        return timings | ({"warnings": self.warnings} if self.warnings else {})
 
 
 class AnyChoice(msgspec.Struct, kw_only=True):
@@ -88,9 +95,11 @@ class Events:
         self._telling = telling
         self._head = _encode(telling.head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if telling.include_usage else b"]}"
-        self._prompt_tokens = sum(map(len, telling.prompts))
+        self._num_prompt = sum(map(len, telling.prompts))
         self._num_generated = 0
         self._usages: list[Usage] = []
+        clock = telling.clock
+        self._timings = None if clock is None else TimingsSoFar(clock, self._num_prompt, clock())
 
     def note(self, chunk: StreamChunk) -> None:
         """Takes in what a chunk says of the usage; before its choices are told."""
@@ -105,22 +114,25 @@ class Events:
 
     def of(self, choice: AnyChoice) -> bytes:
         """An event of one choice."""
-        if not self._telling.continuous_usage:
-            return self._head + _encode(choice) + self._tail
-        usage = Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._num_generated)
-        return self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage])) + b"}"
+        event = self._head + _encode(choice) + self._tail
+        if self._telling.continuous_usage:
+            usage = Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)
+            event = self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage])) + b"}"
+        if self._timings is None or self.is_over:
+            return event
+        return _with_members(event, {"timings": self._timings.told(self._num_generated)})
 
     def ending(self, last: bytes) -> list[bytes]:
         """The last event of a choice and what follows it at the end of the stream."""
-        telling = self._telling
-        if not telling.include_usage:
-            return [self._with_warnings(last)]
+        closing = self._telling.closing(self._usages)
+        if not self._telling.include_usage:
+            return [_with_members(last, closing)]
         usage = self._head + b'],"usage":' + _encode(usage_body(self._usages)) + b"}"
-        return [last, self._with_warnings(usage)]
+        return [last, _with_members(usage, closing)]
 
-    def _with_warnings(self, event: bytes) -> bytes:
-        warnings = self._telling.warnings
-        return event[:-1] + b',"warnings":' + _encode(warnings) + b"}" if warnings else event
+
+def _with_members(event: bytes, members: dict[str, Any]) -> bytes:
+    return event[:-1] + b"," + _encode(members)[1:] if members else event
 
 
 @dataclass(slots=True)

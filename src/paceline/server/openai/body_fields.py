@@ -102,6 +102,7 @@ class GenerationBody(Extras):
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     stream: bool | None = Field(None, description="Whether the answer comes as server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    timings_per_token: bool | None = Field(None, description="llama-server's: timings in every event of a stream.")
     return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
 
 

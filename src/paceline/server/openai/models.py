@@ -17,7 +17,8 @@ def routes(service: Service) -> APIRouter:
 
     async def models() -> dict[str, Any]:
         """Every name of the model, with what its file says."""
-        return {"object": "list", "data": [model_body(service, name) for name in service.names]}
+        data = [model_body(service, name) for name in service.names]
+        return {"models": [_listed(name) for name in service.names], "object": "list", "data": data}
 
     router.add_api_route("/v1/models", models, methods=["GET"], summary="The models")
     router.add_api_route("/models", models, methods=["GET"], summary="As /v1/models")
@@ -37,7 +38,22 @@ def model_body(service: Service, name: str) -> dict[str, Any]:
     """A model as OpenAI tells it, and its facts as llama-server does; no facts before it is loaded."""
     body: dict[str, Any] = {"id": name, "object": "model", "created": service.created, "owned_by": "paceline"}
     others = [other for other in service.names if other != name]
-    return {**body, "aliases": others, "meta": _meta(service) if service.is_loaded else None}
+    return {**body, "aliases": others, "tags": [], "meta": _meta(service) if service.is_loaded else None}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """A model as llama-server lists it a second time, for clients that know such lists from elsewhere; it says no more there."""
+    nothing = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+    return {
+        "name": name,
+        "model": name,
+        **nothing,
+        "type": "model",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "details": {**details, "parameter_size": "", "quantization_level": ""},
+    }
 
 
 def _meta(service: Service) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _OPENAI_IGNORED = (
 _LLAMA_SERVER_IGNORED = (
     "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
     "post_sampling_probs", "reasoning_control", "reasoning_format", "response_fields", "return_progress", "return_tokens",
-    "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "timings_per_token", "verbose",
+    "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
 )  # fmt: skip
 _IGNORED = frozenset(_OPENAI_IGNORED + _LLAMA_SERVER_IGNORED)
 

@@ -35,6 +35,7 @@ def telling_of(service: Service, body: GenerationBody, asked: Asked, generation:
         token_ids=bool(body.return_token_ids),
         include_usage=bool(stream and stream.include_usage),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
+        clock=time.monotonic if body.timings_per_token else None,
         warnings=(*asked.warnings, *model_warning(body, service.names)),
         **kind,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.server.llama_server.bodies import CompletionBody, RerankBody, SlotBody
+from paceline.server.llama_server.bodies import CompletionBody, RerankBody
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,9 @@ def test_text_that_utf8_cannot_carry_is_refused() -> None:
 
 
 def test_required_fields_are_required() -> None:
-    """A query, and the name of a file."""
+    """A query."""
     with pytest.raises(ValidationError, match="query"):
         RerankBody.model_validate({"documents": ["a"]})
-    with pytest.raises(ValidationError, match="filename"):
-        SlotBody.model_validate({"file": "a"})
 
 
 def test_of_many_ignored_fields_some_are_named() -> None:

@@ -13,6 +13,7 @@ from paceline.server.openai.answers import Telling
 from paceline.server.openai.chat_answer import ChatStream, chat_body
 from paceline.server.openai.completion_answer import CompletionStream, completion_body
 from paceline.server.openai.usage import usage_body
+from paceline.server.timings import timings_of
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 PIECES = tuple(bytes([byte]) for byte in range(128))
@@ -50,7 +51,7 @@ def choices(told: Iterable[Any]) -> list[Any]:
     return [choice for event in told for choice in event["choices"]]
 
 
-def test_a_whole_completion_has_openais_members_and_no_others() -> None:
+def test_a_whole_completion_has_openais_members_llama_servers_timings_and_no_others() -> None:
     """Nothing of ours is there that was not asked for."""
     body = msgspec.json.decode(completion_body(telling(), [completion(chunk("ab"), last("c"))]))
     assert body == {
@@ -62,7 +63,33 @@ def test_a_whole_completion_has_openais_members_and_no_others() -> None:
             "total_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 1, "cached_from": "host"},
         },
+        "timings": timings_of(USAGE, 3),
     }
+
+
+def test_timings_are_of_one_prompt() -> None:
+    """Of several there is no pace that would be theirs; in a stream they come with the last event."""
+    body = msgspec.json.decode(completion_body(telling(prompts=((1,), (2,))), [completion(last("c"))] * 2))
+    assert "timings" not in body
+    several = events(CompletionStream(telling(prompts=((1,), (2,)))), [last("a"), (1, last("b"))])
+    assert not any("timings" in event for event in several)
+    for stream in (CompletionStream, ChatStream):
+        for include_usage in (False, True):
+            told = events(stream(telling(include_usage=include_usage)), [chunk("a"), last("b")])
+            assert [event.get("timings") for event in told] == [None] * (len(told) - 1) + [timings_of(USAGE, 3)]
+
+
+def test_timings_can_come_with_every_event() -> None:
+    """By the clock of the one who tells; those of the last one are the engine's."""
+    now = [10.0]
+    stream = CompletionStream(telling(clock=lambda: now[0]))
+    now[0] += 2
+    first = events(stream, [chunk("a")])
+    now[0] += 1
+    told = [*first, *events(stream, [chunk("bc"), last()])]
+    assert [event["timings"]["predicted_n"] for event in told] == [1, 3, 3]
+    assert [event["timings"]["prompt_ms"] for event in told] == [2000, 2000, 1000 * USAGE.prefill_s]
+    assert told[1]["timings"]["predicted_per_second"] == 2
 
 
 def test_choices_are_numbered_over_all_prompts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.streaming import Usage
@@ -35,3 +37,28 @@ def shaped(*, cached: int, prompt: int, prompt_s: float, predicted: int, predict
         "predicted_per_token_ms": predicted_s * 1000 / steps if steps else 0.0,
         "predicted_per_second": steps / predicted_s if predicted_s > 0 else 0.0,
     }
+
+
+@dataclass(slots=True)
+class TimingsSoFar:
+    """Those of an answer that runs, by the clock of who tells it. began_s: when it was asked for.
+
+    What came from the cache is told at the end; until then all of the prompt counts.
+    """
+
+    clock: Callable[[], float]
+    num_prompt: int
+    began_s: float
+    _first_s: float | None = None
+
+    def told(self, num_predicted: int) -> dict[str, Any]:
+        """With so many tokens."""
+        now = self.clock()
+        self._first_s = now if self._first_s is None else self._first_s
+        return shaped(
+            cached=0,
+            prompt=self.num_prompt,
+            prompt_s=self._first_s - self.began_s,
+            predicted=num_predicted,
+            predicted_s=now - self._first_s,
+        )

@@ -1,0 +1,161 @@
+#include "block.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tile_mask.hpp"
+
+namespace paceline::attention {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+void cap(float softcap, float * scores) { // which are to the base 2 before and after
+    for (int i = 0; i < num_lanes; ++i) {
+        scores[i] = softcap * log2_e * std::tanh(scores[i] / (softcap * log2_e));
+    }
+}
+
+} // namespace
+
+int64_t Block::num_floats(const Operation & op) {
+    return max_rows * (op.dim_k + 2 * tile_cells + 1) + tile_cells * (op.dim_k + op.dim_v);
+}
+
+Block::Block(const Operation & operation, float * memory) : op_(operation) {
+    queries_ = memory;
+    scores_  = queries_ + max_rows * op_.dim_k;
+    masks_   = scores_ + max_rows * tile_cells;
+    slopes_  = masks_ + max_rows * tile_cells;
+    keys_    = slopes_ + max_rows;
+    values_  = keys_ + tile_cells * op_.dim_k;
+}
+
+void Block::begin(const Rows & rows) {
+    rows_ = rows;
+    std::fill_n(has_queries_, rows.num_vectors(), false);
+    for (int row = 0; row < rows.count; ++row) {
+        slopes_[row] = op_.slope_of(rows.head_of(op_, row)) * log2_e;
+    }
+}
+
+// A weight of zero times an infinity is no zero, so that a cell that somebody else filled with nonsense would spoil rows from
+// which it is hidden. That is rare: it is looked for in the sums, and such cells are computed once more, with care.
+void Block::attend(int64_t first_cell, int64_t end_cell, Sums & sums) {
+    attend_tiles(first_cell, end_cell, sums);
+    if (!sums.are_finite()) {
+        is_careful_ = true;
+        attend_tiles(first_cell, end_cell, sums);
+        is_careful_ = false;
+    }
+}
+
+void Block::attend_tiles(int64_t first_cell, int64_t end_cell, Sums & sums) {
+    sums.clear();
+    for (int64_t cell = first_cell; cell < end_cell; cell += tile_cells) {
+        attend_tile(cell, static_cast<int>(std::min<int64_t>(tile_cells, end_cell - cell)), sums);
+    }
+}
+
+void Block::attend_tile(int64_t first_cell, int num_cells, Sums & sums) {
+    const TileMask mask(op_, rows_, first_cell, num_cells, slopes_, masks_);
+    bool is_read = false;
+    for (int first = 0; first < rows_.num_vectors();) {
+        int end = first;
+        for (; end < rows_.num_vectors() && mask.is_seen[end]; ++end) {
+            if (!has_queries_[end]) {
+                read_queries(end);
+            }
+        }
+        if (end > first) {
+            if (!is_read) {
+                read_tile(first_cell, num_cells);
+                is_read = true;
+            }
+            attend_vectors(num_cells, first, end - first, mask.is_masked, sums);
+        }
+        first = end + 1;
+    }
+}
+
+void Block::read_queries(int vector) {
+    const int width    = rows_.width();
+    const float factor = op_.scale * log2_e;
+    for (int row = vector * num_lanes; row < (vector + 1) * num_lanes; ++row) {
+        const char * query = row < rows_.count ? at(op_.q, rows_.token_of(op_, row), rows_.head_of(op_, row), rows_.stream) : nullptr;
+        for (int64_t i = 0; i < op_.dim_k; ++i) {
+            queries_[i * width + row] = query ? reinterpret_cast<const float *>(query)[i] * factor : 0.0f;
+        }
+    }
+    has_queries_[vector] = true;
+}
+
+void Block::read_tile(int64_t first_cell, int num_cells) {
+    for (int cell = 0; cell < num_cells; ++cell) {
+        to_floats(keys_ + cell * op_.dim_k, at(op_.k, first_cell + cell, rows_.kv_head, rows_.stream), op_.k->type, op_.dim_k);
+        to_floats(values_ + cell * op_.dim_v, at(op_.v, first_cell + cell, rows_.kv_head, rows_.stream), op_.v->type, op_.dim_v);
+    }
+    if (is_careful_) {
+        take_out_spoiled(num_cells);
+    }
+}
+
+void Block::take_out_spoiled(int num_cells) {
+    for (int cell = 0; cell < num_cells; ++cell) {
+        float * values    = values_ + cell * op_.dim_v;
+        is_spoiled_[cell] = !std::all_of(values, values + op_.dim_v, [](float value) { return std::isfinite(value); });
+        if (is_spoiled_[cell]) {
+            std::fill_n(values, op_.dim_v, 0.0f);
+        }
+    }
+}
+
+void Block::attend_vectors(int num_cells, int first, int count, const bool * is_masked, Sums & sums) {
+    const int width = rows_.width(), dim_k = static_cast<int>(op_.dim_k), dim_v = static_cast<int>(op_.dim_v);
+    multiply({keys_, dim_k, 1, queries_, scores_, width, dim_k, false}, num_cells, first, count);
+    for (int vector = first; vector < first + count; ++vector) {
+        for (int cell = 0; cell < num_cells && (op_.softcap != 0 || is_masked[vector]); ++cell) {
+            float * scores = scores_ + cell * width + vector * num_lanes;
+            if (op_.softcap != 0) {
+                cap(op_.softcap, scores);
+            }
+            if (is_masked[vector]) { // chosen, not added: whatever a hidden cell holds
+                const Lanes mask = load(masks_ + cell * width + vector * num_lanes);
+                store(scores, mask == all(-infinity) ? mask : load(scores) + mask);
+            }
+        }
+        sums.weigh(scores_, num_cells, vector);
+        for (int cell = 0; cell < num_cells && is_careful_; ++cell) {
+            if (is_spoiled_[cell]) {
+                sums.spoil(vector * num_lanes, load(scores_ + cell * width + vector * num_lanes) != Lanes{});
+            }
+        }
+    }
+    multiply({values_, 1, dim_v, scores_, sums.outputs, width, num_cells, true}, dim_v, first, count);
+}
+
+void Block::write_outputs(const Sums & sums) const {
+    for (int row = 0; row < rows_.count; ++row) {
+        const int64_t token = rows_.token_of(op_, row), head = rows_.head_of(op_, row);
+        float * output = static_cast<float *>(op_.node->data) + ((rows_.stream * op_.num_tokens + token) * op_.num_heads + head) * op_.dim_v;
+        const float largest = sums.largest[row];
+        if (largest == -infinity) {
+            std::fill_n(output, op_.dim_v, 0.0f);
+            continue;
+        }
+        float weight = 1.0f, total = sums.total[row];
+        if (op_.sinks) { // a score that takes weight and gives no value
+            const float sink = static_cast<const float *>(op_.sinks->data)[head] * log2_e;
+            const float both = std::max(sink, largest);
+            weight           = std::exp2(largest - both);
+            total            = total * weight + std::exp2(sink - both);
+        }
+        const float factor = weight / total;
+        for (int64_t i = 0; i < op_.dim_v; ++i) {
+            output[i] = sums.outputs[i * sums.width + row] * factor;
+        }
+    }
+}
+
+} // namespace paceline::attention

@@ -1,0 +1,32 @@
+// How an operation is cut into pieces of work.
+#pragma once
+
+#include <cstdint>
+
+#include "operation.hpp"
+
+namespace paceline::attention {
+
+inline constexpr int64_t chunk_cells = 256;              // summed up by themselves,
+inline constexpr int64_t span_cells  = 4 * chunk_cells;  // merged to spans in order, and these in order:
+// so a row's sums do not depend on how many cells there are beyond those it sees, on other rows, or on threads.
+
+inline constexpr int64_t line_floats = 16; // of a cache line: threads do not share one
+
+inline int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Blocks of rows; with too few of them for the threads, spans or chunks of a block, whose sums are kept and merged afterwards.
+struct Cut {
+    enum class Unit { block, span, chunk };
+
+    Cut(const Operation & operation, int num_threads);
+
+    int64_t num_chunks, num_spans, num_blocks, rows_per_block, num_items; // items: blocks of all heads and streams
+    int64_t sums_floats, thread_floats, kept_floats, total_floats;
+    Unit unit;
+
+    int64_t units_per_item() const { return unit == Unit::block ? 1 : unit == Unit::span ? num_spans : num_chunks; }
+    Rows rows_of(const Operation & operation, int64_t item) const;
+};
+
+} // namespace paceline::attention

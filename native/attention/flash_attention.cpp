@@ -1,0 +1,166 @@
+#include "flash_attention.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common.h"
+#include "ggml-cpu-impl.h"
+
+#include "block.hpp"
+#include "cut.hpp"
+
+namespace paceline::attention {
+namespace {
+
+float * aligned(void * memory) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return reinterpret_cast<float *>(rounded_up(static_cast<int64_t>(address), line_floats * sizeof(float)));
+}
+
+// One thread's part.
+class Part {
+  public:
+    Part(const ggml_compute_params * params, const Operation & op)
+        : op_(op), cut_(op, params->nth), kept_(aligned(params->wdata) + line_floats),
+          mine_(kept_ + cut_.kept_floats + params->ith * cut_.thread_floats), block_(op, mine_ + 3 * cut_.sums_floats) {}
+
+    int64_t num_units() const { return cut_.num_items * cut_.units_per_item(); }
+    int64_t num_merges() const { return cut_.unit == Cut::Unit::block ? 0 : cut_.num_items; }
+
+    void compute(int64_t index) {
+        const Rows rows    = cut_.rows_of(op_, index / cut_.units_per_item());
+        const int64_t unit = index % cut_.units_per_item();
+        block_.begin(rows);
+        if (cut_.unit == Cut::Unit::block) {
+            Sums all = own(0, rows), span = own(1, rows);
+            attend_span(rows, 0, all);
+            for (int64_t i = 1; i < cut_.num_spans; ++i) {
+                attend_span(rows, i, span);
+                all.merge(span);
+            }
+            block_.write_outputs(all);
+            return;
+        }
+        Sums sums = kept(index, rows);
+        cut_.unit == Cut::Unit::span ? attend_span(rows, unit, sums) : attend_chunk(unit, sums);
+    }
+
+    // In the order in which one thread alone would have merged them.
+    void merge(int64_t item) {
+        const Rows rows         = cut_.rows_of(op_, item);
+        const int64_t per_span  = cut_.unit == Cut::Unit::chunk ? span_cells / chunk_cells : 1;
+        const int64_t first = item * cut_.units_per_item(), end = first + cut_.units_per_item();
+        Sums all = kept(first, rows);
+        for (int64_t span = first; span < end; span += per_span) {
+            Sums sums = kept(span, rows);
+            for (int64_t chunk = span + 1; chunk < std::min(end, span + per_span); ++chunk) {
+                sums.merge(kept(chunk, rows));
+            }
+            if (span > first) {
+                all.merge(sums);
+            }
+        }
+        block_.begin(rows);
+        block_.write_outputs(all);
+    }
+
+  private:
+    Sums own(int index, const Rows & rows) const { return {mine_ + index * cut_.sums_floats, op_.dim_v, rows.width()}; }
+    Sums kept(int64_t index, const Rows & rows) const { return {kept_ + index * cut_.sums_floats, op_.dim_v, rows.width()}; }
+
+    void attend_chunk(int64_t chunk, Sums & sums) {
+        const int64_t first = chunk * chunk_cells;
+        block_.attend(first, std::min(op_.num_cells, first + chunk_cells), sums);
+    }
+
+    void attend_span(const Rows & rows, int64_t span, Sums & sums) {
+        const int64_t first = span * (span_cells / chunk_cells);
+        Sums chunk_sums     = own(2, rows);
+        attend_chunk(first, sums);
+        for (int64_t chunk = first + 1; chunk < std::min(cut_.num_chunks, first + span_cells / chunk_cells); ++chunk) {
+            attend_chunk(chunk, chunk_sums);
+            sums.merge(chunk_sums);
+        }
+    }
+
+    const Operation & op_;
+    Cut cut_;
+    float *kept_, *mine_;
+    Block block_;
+};
+
+// Threads take one piece of work after the other.
+template <typename Work> void share(const ggml_compute_params * params, int64_t count, Work && work) {
+    for (int64_t i = params->ith; i < count; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        work(i);
+    }
+}
+
+void set_counter(const ggml_compute_params * params) {
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+}
+
+bool are_rows_of(const ggml_tensor * tensor, ggml_type type) {
+    return tensor->type == type && tensor->nb[0] == ggml_type_size(type);
+}
+
+size_t our_size(int num_threads, const ggml_tensor * node) {
+    return static_cast<size_t>(Cut(Operation(node), num_threads).total_floats) * sizeof(float);
+}
+
+// As ggml plans it: tiles for many tokens, sums of each thread for one.
+size_t their_size(int num_threads, const ggml_tensor * node) {
+    const int64_t dim_k = node->src[1]->ne[0], dim_v = node->src[2]->ne[0], num_heads = node->src[0]->ne[2];
+    const int64_t tiles = GGML_FA_TILE_Q * (dim_k + dim_v + 2 * GGML_FA_TILE_KV) + GGML_FA_TILE_KV * (dim_k + dim_v);
+    const int64_t sums  = num_heads * (2 + dim_v) + dim_k + 2 * dim_v;
+    return static_cast<size_t>(num_threads * std::max(tiles, sums)) * sizeof(float);
+}
+
+} // namespace
+
+bool handles(const ggml_tensor * node) {
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || ggml_is_empty(node)) {
+        return false;
+    }
+    const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+    const bool are_floats = k->type == GGML_TYPE_F16 || k->type == GGML_TYPE_F32;
+    if (!are_floats || !are_rows_of(q, GGML_TYPE_F32) || !are_rows_of(k, k->type) || !are_rows_of(v, k->type)) {
+        return false;
+    }
+    if (ggml_is_empty(k) || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] != 0 || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
+        return false;
+    }
+    // A stream's rows fill few lanes where heads share no keys; llama.cpp's products by the row are faster there.
+    return q->ne[2] / k->ne[2] >= 4 || q->ne[1] >= 40;
+}
+
+size_t work_size(int num_threads, const ggml_tensor * node) {
+    return std::max(our_size(num_threads, node), their_size(num_threads, node));
+}
+
+bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
+    float * agreed = aligned(params->wdata); // the choice may change at any time, but not between two threads
+    if (params->ith == 0) {
+        *agreed = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node) ? 1.0f : 0.0f;
+    }
+    set_counter(params);
+    ggml_barrier(params->threadpool);
+    if (*agreed == 0) {
+        ggml_barrier(params->threadpool); // everybody has read it; llama.cpp's may write there
+        return false;
+    }
+    const Operation op(node);
+    Part part(params, op);
+    share(params, part.num_units(), [&](int64_t index) { part.compute(index); });
+    if (part.num_merges() > 0) {
+        ggml_barrier(params->threadpool);
+        set_counter(params);
+        ggml_barrier(params->threadpool);
+        share(params, part.num_merges(), [&](int64_t item) { part.merge(item); });
+    }
+    return true;
+}
+
+} // namespace paceline::attention

@@ -1,0 +1,19 @@
+// What the rows of a block see of a tile of cells.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.hpp"
+#include "operation.hpp"
+
+namespace paceline::attention {
+
+struct TileMask {
+    bool is_seen[max_rows / num_lanes];   // by vectors of rows: whether one of them sees a cell
+    bool is_masked[max_rows / num_lanes]; // whether something is hidden from one of them, or weighed
+
+    // Writes the masks of vectors that are both to masks[num_cells][width], times the slopes of their rows.
+    TileMask(const Operation & operation, const Rows & rows, int64_t first_cell, int num_cells, const float * slopes, float * masks);
+};
+
+} // namespace paceline::attention

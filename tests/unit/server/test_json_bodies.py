@@ -1,0 +1,68 @@
+"""How JSON bodies are decoded: strictly, and no more of them than can mean something."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.server import json_bodies
+from paceline.server.json_bodies import decoded
+from paceline.server.problems import Refused
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: Any) -> None:
+    """Limits that a test can reach."""
+    for name, number in (("_SMALL", 10), ("_MOST_PARTS", 20), ("_MOST_VALUES", 40), ("_MOST_FIELDS", 5)):
+        monkeypatch.setattr(json_bodies, name, number)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": [5] * 40},
+        {"prompt": ["a,"] * 39 + [5]},
+        {"prompt": "a, " * 1000},
+        {"prompt": 'a", "' * 1000},
+        {"prompt": "\\" * 1001 + "," * 100},
+        {"prompt": ['"' * 7 + "," * 100, ",\n\\" * 100], "b": ",,,,"},
+    ],
+)
+def test_what_is_not_too_much_is_read(value: Any) -> None:
+    """Commas within texts do not count, whatever stands around them."""
+    assert decoded(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [%b5]}' % (b"5," * 40),
+        b'{"prompt": [%b5]}' % (b'"a",' * 40),
+        b'{"prompt": ["a", %b5]}' % (b"5," * 39),
+        b'{"prompt": "%b", "b": [%b1]}' % (b'a\\"' * 9, b"1," * 40),
+        b'{"prompt": [%b%b]}' % (b'""' * 200, b"," * 41),
+    ],
+)
+def test_more_values_than_a_body_can_mean_are_refused(body: bytes) -> None:
+    """Before they are decoded."""
+    with pytest.raises(Refused, match="more than 40 values"):
+        decoded(body)
+
+
+def test_more_lists_objects_and_fields_than_a_body_can_mean_are_refused() -> None:
+    """Before they are decoded, or where only an object shows how many it has."""
+    for body in (b"[[]" * 11, b'{"a":{"b":' * 7):
+        with pytest.raises(Refused, match="at most 20 are read"):
+            decoded(body)
+    with pytest.raises(Refused, match="at most 5 are read"):
+        decoded(b'{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}')
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'"\\ud800"', b"NaN", b"[" * 100_000])
+def test_what_is_no_json_is_refused_as_such(body: bytes, monkeypatch: Any) -> None:
+    """In a way that routes know."""
+    monkeypatch.setattr(json_bodies, "_MOST_PARTS", 10**6)
+    with pytest.raises(json.JSONDecodeError):
+        decoded(body)
