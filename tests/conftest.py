@@ -11,6 +11,10 @@ from hypothesis import HealthCheck, settings
 
 from paceline.runtime import Model
 
+# How long an example takes says something about the machine, and nothing about what it is an example of.
+settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
+
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

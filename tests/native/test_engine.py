@@ -441,8 +441,8 @@ def test_threads_share_an_engine(llama: LLM) -> None:
 # ---- the engine's own end
 
 
-def engine_threads() -> int:
-    return sum(thread.name == "paceline-engine" and thread.is_alive() for thread in threading.enumerate())
+def engine_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "paceline-engine" and thread.is_alive()}
 
 
 def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
@@ -458,7 +458,7 @@ def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
     for call in (llm.generate, llm.stream, llm.embed):
         with pytest.raises(EngineStopped):
             call("Hello")
-    assert engine_threads() == before
+    assert engine_threads() <= before
 
 
 def test_closing_may_let_requests_finish(tiny_models: TinyModels) -> None:
@@ -554,7 +554,7 @@ def test_a_model_that_cannot_be_loaded_says_so(tmp_path: Path, tiny_models: Tiny
         LLM(tiny_models("llama"), nctx=5)
     with pytest.raises(Unsupported, match="encoder-decoder"):
         LLM(tiny_models("t5"))
-    assert engine_threads() == before
+    assert engine_threads() <= before
 
 
 @pytest.mark.parametrize("options", [{"n_ctx": 8}, {"n_batch": 1}, {"num_slots": 1, "n_batch": 2}, {"chunk_size": 1}])

@@ -53,6 +53,8 @@ _PROGRESS_STEP = 0.005
 _BEAT_S = 1.0  # between signs of life
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
+# They go to every process of a terminal or of a service, and the front decides what they mean.
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Worker:
@@ -294,7 +296,8 @@ def _tell_of_crashes() -> None:
 
 def main() -> NoReturn:
     """The process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group, and the front decides
+    for number in _OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
     end, box, parent = map(int, sys.argv[1:4])
     _die_with(parent)
     _tell_of_crashes()

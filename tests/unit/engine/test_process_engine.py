@@ -560,13 +560,14 @@ def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
         assert len(read(channel, first)[0]) == 300
 
 
-def test_an_interrupt_of_the_whole_group_does_not_reach_the_worker() -> None:
-    """Ctrl-C goes to every process of a terminal; the front alone decides what to do about it."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_does_not_reach_the_worker(number: int) -> None:
+    """Ctrl-C, and what a service manager sends, go to every process; the front alone decides what to do about it."""
     with engine() as one:
         channel = start(one, "hello", max_tokens=5000)
         first = first_of(channel)
         pid = one.worker_pid
-        kill(one, signal.SIGINT)
+        kill(one, number)
         assert len(read(channel, first)[0]) == 5000
         assert one.worker_pid == pid
         assert one.stats().number("paceline_engine_restarts_total") == 0
