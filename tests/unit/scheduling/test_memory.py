@@ -461,6 +461,38 @@ def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+class KnownCost:
+    """A tick of 10 ms, and so much for each cell that a token attends to."""
+
+    def __init__(self, per_cell_s: float) -> None:
+        self.per_cell_s = per_cell_s
+
+    def seconds(self, num_tokens: int, num_cells: int) -> float:
+        return 0.01 + num_tokens * num_cells * self.per_cell_s
+
+    def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
+        """It knows."""
+
+
+@pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
+def test_so_many_idle_cells_stay_on_the_device_as_slow_nobody_down(per_cell_s: float, most: int) -> None:
+    """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
+    world = Rig(strategy="decode_maximal", num_seq_ids=20)
+    cost: Any = KnownCost(per_cell_s)
+    world.scheduler.pace = cost
+    world.scheduler._note_idle_cells()
+    for seed in range(12):
+        world.ask(text(120, seed))
+    runner = world.begin(text(10, 77), 100, cache_prompt=False)
+    world.tick(80)
+    assert runner.terminal is None
+    num_idle = world.scheduler.memory.num_cells - runner.request.sequences[0].num_computed
+    assert num_idle <= most
+    assert num_idle >= min(12, world.limits.num_seq_ids - 1, most // 120) * 120
+    world.run()
+    world.check_done()
+
+
 def learn_to_save(world: Rig) -> None:
     """Now it is known what that takes."""
     world.ask(text(40, 99))
