@@ -18,6 +18,10 @@ settings.load_profile("paceline")
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A busy machine takes what time it takes; hangs are for the timeout of each test.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 
 @pytest.fixture(scope="session")
 def llama_cpp_source() -> Path:

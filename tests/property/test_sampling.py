@@ -16,7 +16,9 @@ from paceline.params import DEFAULT_SAMPLERS, SamplingParams
 from paceline.runtime import Model, Sampler
 
 N = 32000
-QUIET = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 unit = st.floats(0, 1, width=32)
 logits_of_some = st.dictionaries(

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -282,3 +284,29 @@ def test_what_the_first_request_needs_is_made_before_it_comes(worlds: Any, monke
     monkeypatch.setattr(JsonRoute, "get_route_handler", late)
     for path in ("/tokenize", "/v1/completions", "/completion"):
         assert world.client.post(path, json=[]).status_code == 400
+
+
+def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeypatch: Any) -> None:
+    """Idle is life as well; the state is told."""
+    world = worlds()
+    assert world.client.get("/health/live").json() == {"status": "ok", "state": "idle"}
+    world.engine.running.hold()
+    with world.raw(prompts=["a"]):
+        world.engine.running.wait_for_pass()
+        assert world.client.get("/health/live").json() == {"status": "ok", "state": "ticking"}
+        hanging = replace(world.engine.heartbeat(), is_alive=False)
+        monkeypatch.setattr(world.engine, "heartbeat", lambda: hanging)
+        answer = world.client.get("/health/live")
+        assert (answer.status_code, answer.json()["state"]) == (503, "ticking")
+        world.engine.running.backend.gate.set()
+
+
+def test_who_comes_while_it_loads_is_told_how_long_that_goes_on(monkeypatch: Any) -> None:
+    """By what is done, and what it took."""
+    llm = StandInLLM(is_loaded=False)
+    with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
+        server.service.progress = 0.25
+        monkeypatch.setattr(server.service, "_loading_since_s", time.monotonic() - 10_000)
+        answer = client.post("/tokenize", json={"content": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+        llm.load.set()

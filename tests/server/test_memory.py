@@ -94,8 +94,12 @@ class Clients:
     def reset(self) -> None:
         """Has its answer, and then resets the connection instead of closing it."""
         connection = self._raw(SHORT)
-        while not connection.recv(65536).endswith(b"}"):
-            pass
+        answer = b""
+        while not answer.endswith(b"}"):
+            part = connection.recv(65536)
+            assert part
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200 ")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 

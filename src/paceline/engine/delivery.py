@@ -125,10 +125,10 @@ class Delivery:
 
     def end_all(self, error: PacelineError) -> None:
         """Ends whatever is still open with an error; where all is well, nothing is."""
-        for key, feed in tuple(self._feeds.items()):
+        for key, feed in list(self._feeds.items()):  # not tuple(), which other threads may come in the middle of
             feed.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
             self._release(key)
-        for key in tuple(self._futures):
+        for key in list(self._futures):
             self._answer(key, [], error)
             self._inbox.ended(key)
 

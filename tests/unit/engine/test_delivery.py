@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from tests.engine_world import make_request
+from tests.running_engine import in_threads
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
+from paceline.engine.commands import Cancel, EndSlow, Inspect, SetPaused, Submit
 from paceline.engine.delivery import Delivery
 from paceline.engine.inbox import Inbox
 from paceline.errors import DecodeError, EngineStopped, QueueFull
@@ -232,3 +233,18 @@ def test_end_all_ends_every_stream_and_future_with_the_error() -> None:
         future.result(0)
     assert door.inbox.num_open == 0
     door.delivery.end_all(EngineStopped("again"))
+
+
+def test_questions_that_come_while_all_end_disturb_no_ending() -> None:
+    """Other threads go on to ask while the engine's thread ends everything; so many questions, and so many ends."""
+    door = Door()
+
+    def ask() -> None:
+        for _ in range(2000):
+            door.delivery.ask(Inspect(door.inbox.next_key()))
+
+    def end() -> None:
+        for _ in range(50):
+            door.delivery.end_all(EngineStopped("the end"))
+
+    in_threads(ask, ask, end)

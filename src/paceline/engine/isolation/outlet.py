@@ -122,10 +122,10 @@ class SocketOutlet:
 
     def end_all(self, error: PacelineError) -> None:
         """Says of what is still open that it failed."""
-        for key in tuple(self._pages):
+        for key in list(self._pages):  # not tuple(), which other threads may come in the middle of
             self.fail(key, error)
             self._inbox.ended(key)
-        for key in tuple(self._questions):
+        for key in list(self._questions):
             question = self._questions.pop(key, None)
             if question is not None:
                 question.set_exception(error)

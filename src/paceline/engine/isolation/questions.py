@@ -109,9 +109,9 @@ class Questions:
         with suppress(queue.Empty):
             while True:
                 self._for_state.get_nowait()[1].set_result(None)
-        for answer in self._state_asked.values():
-            answer.set_result(None)
-        self._state_asked.clear()
+        with suppress(KeyError):
+            while True:  # whoever takes one out answers it, be it one of several threads at the end
+                self._state_asked.popitem()[1].set_result(None)
 
     def _next(self) -> int:
         self._num_asked += 1
