@@ -57,6 +57,7 @@ class Child:
         self.box = BlackBox.create()
         read_end, write_end = os.pipe()
         self.last_words = LastWords(read_end)
+        self.makes_sense = True  # all that it has said
         self.is_ready = False
         self.link = Link(ours)
         try:

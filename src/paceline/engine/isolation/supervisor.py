@@ -203,8 +203,10 @@ class Supervisor:
         try:
             received = child.link.receive()
             for data in received or ():
-                self._hear(child, messages.decode_up(data))
-        except EngineError as error:  # what it says makes no sense; it goes the way of those that say nothing
+                if child.makes_sense:  # a part of what it said is lost: what comes behind has a gap before it
+                    self._hear(child, messages.decode_up(data))
+        except EngineError as error:  # it goes the way of those that say nothing
+            child.makes_sense = False
             self._refusal = error
             child.kill()
             return
