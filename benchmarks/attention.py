@@ -21,20 +21,20 @@ import numpy as np
 
 from benchmarks.model import half_billion
 from paceline import Context, Model
-from paceline.runtime.attention import AttentionPass, Kernel, use_kernel
+from paceline.runtime.attention import Kernel, SingleAttention, use_kernel
 
 # query heads, heads of keys, width of a head
 HEADS = {"Qwen2 0.5B": (14, 2, 64), "Llama 8B": (32, 8, 128), "Gemma 2B": (8, 1, 256), "no shared heads": (16, 16, 64)}
 KERNELS: tuple[Kernel, Kernel] = ("llama.cpp", "paceline")
 
 
-def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int, *, is_prompt: bool) -> AttentionPass:
+def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int, *, is_prompt: bool) -> SingleAttention:
     """A prompt's tokens at the end of all cells, or a token each of so many sequences with an equal share of them."""
     num_heads, num_kv_heads, dim = heads
     rng = np.random.default_rng(0)
     token, cell = np.arange(num_tokens)[:, None], np.arange(num_cells)[None, :]
     seen = cell <= num_cells - num_tokens + token if is_prompt else cell * num_tokens // num_cells == token
-    return AttentionPass(
+    return SingleAttention(
         queries=rng.normal(size=(1, num_tokens, num_heads, dim)).astype(np.float32),
         keys=rng.normal(size=(1, num_cells, num_kv_heads, dim)).astype(np.float16),
         values=rng.normal(size=(1, num_cells, num_kv_heads, dim)).astype(np.float16),
@@ -76,7 +76,7 @@ def operations(n_threads: int, pairs: int) -> None:
                 told(f"{name}, {num_cells} cells, {what}", 1000, *found)
 
 
-def operation_seconds(one: AttentionPass, n_threads: int) -> float:
+def operation_seconds(one: SingleAttention, n_threads: int) -> float:
     """The fastest of three."""
     return min(one.run(n_threads=n_threads, times=3)[1])
 

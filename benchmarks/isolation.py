@@ -32,8 +32,8 @@ from benchmarks.engine import prompts
 from paceline import LLM, Model, Sampler, SamplingParams
 from paceline.completion import Completion
 from paceline.demo import demo_model_path
-from paceline.engine.isolation import restarts
-from paceline.engine.process_engine import ProcessEngine
+from paceline.engine.worker import restarts
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import TokenLogprobs
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
@@ -46,7 +46,7 @@ CLOSE = 0.2  # difference of log-probabilities of two greedy tokens: twice the n
 def worker_pid(llm: LLM) -> int | None:
     """Of the worker that this LLM started."""
     engine = llm._engine  # noqa: SLF001 - whom to kill
-    assert isinstance(engine, ProcessEngine)
+    assert isinstance(engine, WorkerEngine)
     return engine.worker_pid
 
 
@@ -122,7 +122,7 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
     with LLM(model, isolation="process", num_slots=8, n_ctx=8192, **EXACT) as llm:
         expected = [llm.generate(ids, **options) for ids, options in asked]
         engine = llm._engine  # noqa: SLF001 - its limit on restarts
-        assert isinstance(engine, ProcessEngine)
+        assert isinstance(engine, WorkerEngine)
         engine._supervisor._restarts.limits = restarts.RestartLimits(max_restarts=wanted + 1, first_wait_s=0.0)  # noqa: SLF001
         done, num_killed = threading.Event(), 0
 

@@ -26,15 +26,13 @@ import paceline
 from benchmarks.engine import ENDLESS, Ticks
 from benchmarks.model import half_billion
 from paceline import LLM, Completion, Model
-from paceline.engine.instruments import Instruments
+from paceline.kv_cache import KVCache, PrefixMatch, pack_tokens
+from paceline.kv_cache.radix_tree import RadixTree
+from paceline.observability.instruments import Instruments
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.memory import Memory
-from paceline.scheduling.pace import Pace
-from paceline.scheduling.placement import Placement
-from paceline.scheduling.prefix_tree import PrefixTree
-from paceline.scheduling.reports import Reports
-from paceline.scheduling.sequence import Request, packed, prefix_namespace
+from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.sequence import Request, prefix_namespace
 from paceline.testing import FakeBackend
 from paceline.testing.fake_process import limits_of
 
@@ -154,12 +152,12 @@ class Path32k:
     """A holder of a path."""
 
     seq_id = 1
-    num_computed = 32768
+    num_computed_tokens = 32768
 
 
 def lookup(_: Model) -> None:
     """200 paths that part from one another all along it."""
-    source, tree, holder = random.Random(1), PrefixTree(), Path32k()
+    source, tree, holder = random.Random(1), RadixTree(), Path32k()
     base = source.randbytes(4 * 32768)
     for _number in range(200):
         at = 4 * source.randrange(1, 32768)
@@ -185,13 +183,13 @@ def placement() -> None:
     """All that a waiting prompt costs before it starts, in a memory as the scheduler has it; nothing is loaded."""
     backend = FakeBackend(num_cells=2**17, num_seq_ids=8)
     limits = limits_of(backend, 8)
-    source, memory = random.Random(1), Memory(limits, Reports(Instruments(), limits), Pace())
+    source, cache = random.Random(1), KVCache(limits.for_kv_cache(), Instruments(), TickCostModel())
     base = [source.randrange(250) for _ in range(32769)]
     times = []
     for number in range(200):
         at = source.randrange(1, 32768)
-        tokens = packed([*base[:at], *(source.randrange(250) for _ in range(32768 - at))])
-        memory.host.take_in(prefix_namespace(RequestOptions()), tokens, ((0, 32768, Blank()),), float(number))
+        tokens = pack_tokens([*base[:at], *(source.randrange(250) for _ in range(32768 - at))])
+        cache.import_ranges(prefix_namespace(RequestOptions()), tokens, ((0, 32768, Blank()),), float(number))
     for key in range(1, 201):
         request = Request(
             key=key,
@@ -203,9 +201,9 @@ def placement() -> None:
             vocabulary=backend.vocabulary,
         )
         start = time.perf_counter()
-        found = memory.placement(request.sequences[0], 0.0)
+        found = cache.match(request.sequences[0], 0.0, is_alone=True)
         times.append(time.perf_counter() - start)
-        assert isinstance(found, Placement)
+        assert isinstance(found, PrefixMatch)
         assert found.num_tokens > 0
     print(
         f"lookup: {1e6 * statistics.median(times):.0f} us to place a prompt of {len(base)} tokens among 200 saved ones"

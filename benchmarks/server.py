@@ -217,7 +217,7 @@ def tell_ratios(num_streams: int, rows: list[tuple[float, float]]) -> None:
 
 def serve_with_ticker(flags: list[str]) -> int:
     """The server, which tells on stdout at its end how late each tick was: monotonic seconds and lateness of each."""
-    from paceline.server.flags import Disk, resolve
+    from paceline.server.flags import DiskFiles, resolve
     from paceline.server.service import Service
     from paceline.server.serving import serve
 
@@ -236,7 +236,7 @@ def serve_with_ticker(flags: list[str]) -> int:
         tick(time.monotonic())
 
     Service.start_loading = begin_to_tick  # type: ignore[method-assign]
-    code = serve(resolve(flags, os.environ, Disk()).settings)
+    code = serve(resolve(flags, os.environ, DiskFiles()).settings)
     sys.stdout.write(json.dumps(ticks))
     return code
 

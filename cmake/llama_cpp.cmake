@@ -11,8 +11,12 @@ set(PACELINE_LLAMA_CPP_BUILD "${CMAKE_CURRENT_LIST_DIR}/llama_cpp_build")
 function(paceline_library_key result source_id backend initial_cache)
     paceline_machine_fingerprint(machine)
     paceline_backend_fingerprint(toolkit "${backend}" "${GGML_NATIVE}")
-    file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/CMakeLists.txt" recipe)
-    file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/yielding_pause.h" header)
+    set(recipe "")
+    foreach(file IN ITEMS CMakeLists.txt lean.cmake yielding_pause.h)
+        file(SHA256 "${PACELINE_LLAMA_CPP_BUILD}/${file}" hash)
+        list(APPEND recipe "${hash}")
+    endforeach()
+    list(JOIN recipe " " recipe)
     foreach(language IN ITEMS C CXX)
         paceline_real_compiler(compiler_${language} "${CMAKE_${language}_COMPILER}")
         string(REPLACE "set(CMAKE_${language}_COMPILER [==[${CMAKE_${language}_COMPILER}]==]"
@@ -24,7 +28,7 @@ function(paceline_library_key result source_id backend initial_cache)
     endif()
     set(${result}
 "source    ${source_id}
-recipe    ${recipe} ${header}
+recipe    ${recipe}
 system    ${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}
 compiler  ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${compiler_CXX}
 compiler  ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${compiler_C}
@@ -80,9 +84,13 @@ function(paceline_build_llama_cpp aside)
     if(CMAKE_MAKE_PROGRAM)
         list(APPEND generator "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}")
     endif()
+    set(lean OFF)
+    if(PACELINE_LLAMA_CPP_SOURCE STREQUAL "")
+        set(lean ON)
+    endif()
     paceline_run("configure" "${aside}" "${CMAKE_COMMAND}" -C "${aside}/initial_cache.cmake" ${generator}
         -S "${PACELINE_LLAMA_CPP_BUILD}" -B "${aside}/build" "-DCMAKE_INSTALL_PREFIX=${aside}/entry"
-        "-DPACELINE_LLAMA_CPP_TREE=${LLAMA_CPP_TREE}" --no-warn-unused-cli)
+        "-DPACELINE_LLAMA_CPP_TREE=${LLAMA_CPP_TREE}" "-DPACELINE_LEAN=${lean}" --no-warn-unused-cli)
     paceline_num_jobs(jobs)
     paceline_say("compiling llama.cpp with ${jobs} jobs; this takes some minutes, once on this machine")
     paceline_run("compile" "${aside}" "${CMAKE_COMMAND}" --build "${aside}/build" --parallel ${jobs})

@@ -2,7 +2,7 @@
 include_guard()
 
 function(paceline_add_module name)
-    file(GLOB sources CONFIGURE_DEPENDS native/*.cpp native/bindings/*.cpp)
+    file(GLOB sources CONFIGURE_DEPENDS native/*.cpp native/bindings/*.cpp native/hardening/*.cpp)
     nanobind_add_module(${name} STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE NB_SUPPRESS_WARNINGS ${sources})
     target_include_directories(${name} PRIVATE native "${CMAKE_BINARY_DIR}/generated")
     target_compile_options(${name} PRIVATE -Wall -Wextra)

@@ -1,5 +1,5 @@
 // What this module was built from and how, fixed when it was compiled. Folders are those of the machine that built, except
-// that one in the home folder of then is told as one in the home folder of now.
+// that a path in the builder's home folder is reported in the user's.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace paceline {
 struct BuildInfo {
     std::string              backend;           // cpu, cuda, metal, vulkan or hip
     std::string              backend_reason;    // why it was chosen
-    std::string              llama_cpp_version; // "unknown" where the tree does not say
+    std::string              llama_cpp_version; // "unknown" where the tree has none
     std::string              llama_cpp_commit;  // likewise
     std::string              llama_cpp_source;  // folder of the source tree
     std::string              build_type;        // Release, Debug, ...

@@ -5,18 +5,19 @@
 #include <cctype>
 #include <ctime>
 #include <exception>
-#include <functional>
 #include <stdexcept>
 
 #include "error.hpp"
+#include "hardening/template_budget.hpp"
+#include "hardening/template_builtins.hpp"
+#include "hardening/template_metering.hpp"
+#include "hardening/template_source.hpp"
+#include "hardening/template_values.hpp"
 #include "jinja/caps.h"
 #include "jinja/parser.h"
 #include "jinja/runtime.h"
 #include "json.h"
-#include "stack.hpp"
-#include "template_budget.hpp"
-#include "template_values.hpp"
-#include "vocab.hpp"
+#include "token_texts.hpp"
 
 namespace paceline {
 
@@ -27,18 +28,7 @@ std::string token_text(const Model & model, llama_token token) {
     return token == LLAMA_TOKEN_NULL || !has_texts ? "" : token_piece(model.vocab(), token, true);
 }
 
-// What llama.cpp says of a failed template: where, a piece of the source, and behind the last "Error: " what it was.
-std::string reason(const std::string & report) {
-    const std::size_t what  = report.rfind("Error: ");
-    const std::size_t place = report.find(" at line ");
-    if (what == report.npos || place == report.npos) {
-        return report;
-    }
-    const std::size_t place_end = std::min(report.find(" in source", place), report.size());
-    return report.substr(what + 7) + " (" + report.substr(place + 4, place_end - place - 4) + ")";
-}
-
-// What llama.cpp says of a template that does not parse: what it was, a piece of the source in the next line, and a pointer.
+// llama.cpp reports of a template that does not parse: the reason, a piece of the source in the next line, and a pointer.
 std::string parse_reason(std::string report) {
     for (const std::string start : {"parser: ", "lexer: ", "Parser Error: "}) {
         if (report.rfind(start, 0) == 0) {
@@ -53,31 +43,7 @@ std::string parse_reason(std::string report) {
     return report.substr(0, line_end) + ", near: " + report.substr(line_end + 1, next - line_end - 1);
 }
 
-// Runs what a budget is spent in, on a stack of its own, and says what became of it in the words of our errors.
-void run_guarded(std::size_t input_bytes, const std::function<void()> & work) {
-    run_on_stack(TemplateLimits::stack_bytes, [&] {
-        TemplateBudget budget(input_bytes);
-        std::string    failure;
-        try {
-            work();
-        } catch (const Error &) {
-            throw;
-        } catch (const std::exception & error) {
-            failure = reason(error.what());
-        }
-        if (!budget.exhausted().empty()) {
-            fail("TemplateError", "the chat template " + budget.exhausted());
-        }
-        if (!failure.empty() && budget.refusal()) {
-            fail("TemplateError", "the chat template refuses this conversation: " + *budget.refusal());
-        }
-        if (!failure.empty()) {
-            fail("TemplateError", "the chat template failed: " + failure);
-        }
-    });
-}
-
-// Roles become part of control tokens in some templates, so one that reads like a name counts as the template's own.
+// Some templates make control tokens of roles, so a role that looks like a name is not marked as input.
 bool is_plain_role(const std::string & role) {
     return role.size() <= 64 && std::all_of(role.begin(), role.end(), [](unsigned char c) {
                return std::isalnum(c) || c == '_' || c == '-';
@@ -106,7 +72,7 @@ jinja::value text_part(const std::string & text) {
     return part;
 }
 
-// A content in the shape that the template can read.
+// A message's content in the form that the template can read.
 jinja::value content_value(const common_json & content, const jinja::caps & caps) {
     const bool wants_parts = caps.supports_typed_content && (!caps.supports_string_content || content.is_array());
     if (!wants_parts) {
@@ -137,13 +103,13 @@ jinja::value message_value(const common_json & message, const jinja::caps & caps
     return object;
 }
 
-// A template that knows no system message gets its text at the beginning of the next one.
+// For a template without system messages: puts the system message's text in front of the next message.
 common_json without_system(const common_json & messages) {
     if (messages.empty() || messages.at(0).at("role").get<std::string>() != "system") {
         return messages;
     }
     if (messages.size() == 1) {
-        fail("TemplateError", "the chat template knows no system message, and there is no other message to put its text into");
+        fail("TemplateError", "the chat template has no system messages, and there is no other message to put the text into");
     }
     common_json rest = common_json::array();
     for (std::size_t i = 1; i < messages.size(); ++i) {
@@ -153,7 +119,7 @@ common_json without_system(const common_json & messages) {
     return rest;
 }
 
-// Only the templates of one family tell developers from the system.
+// Only the templates of one family distinguish the role developer from system.
 void rename_developers(common_json & messages) {
     for (std::size_t i = 0; i < messages.size(); ++i) {
         if (messages.at(i).at("role").get<std::string>() == "developer") {
@@ -182,31 +148,13 @@ void remove_around(std::vector<PromptPart> & parts, const std::string & first, c
     }
 }
 
-// Windows' line ends become line breaks, as the lexer would have it, which takes time with their square.
-std::string with_line_breaks(const std::string & source) {
-    std::string text;
-    text.reserve(source.size());
-    for (std::size_t i = 0; i < source.size(); ++i) {
-        if (source[i] != '\r') {
-            text += source[i];
-        } else if (i + 1 == source.size() || source[i + 1] != '\n') {
-            text += '\n';
-        }
-    }
-    return text;
-}
-
 } // namespace
 
 ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & source)
-    : model_(std::move(model)), source_(with_line_breaks(source)), bos_(token_text(*model_, llama_vocab_bos(model_->vocab()))),
+    : model_(std::move(model)), source_(checked_template_source(source)), bos_(token_text(*model_, llama_vocab_bos(model_->vocab()))),
       eos_(token_text(*model_, llama_vocab_eos(model_->vocab()))) {
-    if (source_.size() > TemplateLimits::max_bytes) {
-        fail("TemplateError", "the chat template has " + std::to_string(source_.size()) + " bytes, and may have " +
-                                  std::to_string(TemplateLimits::max_bytes));
-    }
-    tame_builtins();
-    run_guarded(0, [this] { parse(); });
+    harden_builtins();
+    run_within_budget(0, [this] { parse(); });
 }
 
 ChatTemplate::~ChatTemplate() = default;
@@ -215,7 +163,7 @@ void ChatTemplate::parse() {
     try {
         jinja::lexer              lexer;
         const jinja::lexer_result words = lexer.tokenize(source_);
-        check_nesting(words.tokens);
+        check_template_nesting(words.tokens);
         program_ = std::make_unique<jinja::program>(jinja::parse_from_tokens(words));
     } catch (const Error &) {
         throw;
@@ -224,18 +172,17 @@ void ChatTemplate::parse() {
     } catch (const std::exception & error) {
         fail("TemplateError", "the chat template does not parse: " + parse_reason(error.what()));
     }
-    put_on_budget(*program_);
+    meter_program(*program_);
     caps_ = std::make_unique<jinja::caps>(jinja::caps_get(*program_));
 }
 
-bool ChatTemplate::knows_system() const noexcept { return caps_->supports_system_role; }
+bool ChatTemplate::supports_system() const noexcept { return caps_->supports_system_role; }
 
-bool ChatTemplate::takes_parts() const noexcept { return caps_->supports_typed_content; }
 
 std::vector<PromptPart> ChatTemplate::render(const std::string & messages, const std::string & variables,
                                              bool add_generation_prompt) const {
     std::vector<PromptPart> parts;
-    run_guarded(messages.size() + variables.size(), [&] { parts = run(messages, variables, add_generation_prompt); });
+    run_within_budget(messages.size() + variables.size(), [&] { parts = run(messages, variables, add_generation_prompt); });
     return parts;
 }
 

@@ -23,7 +23,7 @@ struct PromptPart {
 
 class ChatTemplate {
 public:
-    // Fails with TemplateError where the source does not parse or is beyond TemplateLimits.
+    // Fails with TemplateError where the source does not parse or exceeds TemplateLimits.
     ChatTemplate(std::shared_ptr<Model> model, const std::string & source);
     ~ChatTemplate();
     ChatTemplate(const ChatTemplate &)             = delete;
@@ -32,11 +32,10 @@ public:
     const std::string & source() const noexcept { return source_; }
     const std::string & bos() const noexcept { return bos_; }
     const std::string & eos() const noexcept { return eos_; }
-    bool                knows_system() const noexcept;
-    bool                takes_parts() const noexcept; // content as a list of parts
+    bool                supports_system() const noexcept;
 
     // `messages`: a JSON array of {"role", "content": text or parts, "name"}; `variables`: a JSON object, further variables
-    // of the template. Neighbours in the answer differ in is_input; what the vocabulary puts around a prompt is not in it.
+    // of the template. Neighbouring parts differ in is_input; the special tokens that the vocabulary adds are left out.
     std::vector<PromptPart> render(const std::string & messages, const std::string & variables,
                                    bool add_generation_prompt) const;
 

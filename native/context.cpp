@@ -8,12 +8,10 @@
 namespace paceline {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
-// Whether positions may be rows of a learned table, which llama.cpp would read beyond its end.
-bool has_position_table(const Model & model) {
-    const bool is_recurrent = llama_model_is_recurrent(model.get()) || llama_model_is_hybrid(model.get());
-    return llama_model_rope_type(model.get()) == LLAMA_ROPE_TYPE_NONE && !is_recurrent;
+MemoryClass class_with(const Model & model, const llama_context_params & params) {
+    const MemoryClass own = model.memory_class();
+    const bool keeps_all  = params.swa_full && params.kv_unified && !params.embeddings;
+    return own == MemoryClass::sliding_window && keeps_all ? MemoryClass::attention : own;
 }
 
 bool on_abort(void * flag) {
@@ -28,12 +26,19 @@ bool Context::needs_shadows() const noexcept {
 
 Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     : model_(std::move(model)),
-      memory_class_(model_->memory_class()),
+      memory_class_(class_with(*model_, options.params)),
+      n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
       n_seq_max_(options.params.n_seq_max),
       kv_unified_(options.params.kv_unified),
-      embeddings_(options.params.embeddings) {
+      embeddings_(options.params.embeddings),
+      one_sequence_per_pass_(model_->one_sequence_per_pass()),
+      computes_all_outputs_(model_->computes_all_outputs()) {
     if (model_->vocab_only()) {
         fail("Unsupported", "this model was loaded with vocab_only=True and has no weights to compute with");
+    }
+    if (embeddings_ && model_->embeddings_are_too_narrow()) {
+        fail("Unsupported", "llama.cpp cannot read embeddings of the architecture " + model_->architecture() +
+                                ": it takes them to be wider than its graph makes them");
     }
     llama_context_params params = options.params;
     if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1) {
@@ -43,11 +48,13 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         // Copies between its separate buffers happen at the next pass only, too late for a snapshot of this one.
         fail("Unsupported", "a hybrid model needs kv_unified=True");
     }
-    if (needs_shadows()) {
+    const bool needs_pins = n_swa_ > 0 && memory_class_ == MemoryClass::attention;
+    if (needs_shadows() || needs_pins) {
         params.n_seq_max *= 2;
         if (params.n_seq_max > llama_max_parallel_sequences()) {
-            fail("InvalidParams", "n_seq_max must be at most " + str(llama_max_parallel_sequences() / 2) +
-                                      " for a model with recurrent state, not " + str(n_seq_max_));
+            fail("InvalidParams", "n_seq_max must be at most " + str(llama_max_parallel_sequences() / 2) + " for a " +
+                                      (needs_pins ? "sliding window with swa_full" : "model with recurrent state") + ", not " +
+                                      str(n_seq_max_));
         }
     }
     // llama.cpp asserts that every sequence may have an output.
@@ -57,6 +64,10 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         fail("InvalidParams", "a context that pools embeddings needs n_ubatch to be a multiple of " + str(params.n_seq_max) +
                                   " (n_seq_max, twice that with recurrent state) and n_outputs_max to be at least n_ubatch, not n_ubatch " +
                                   str(params.n_ubatch) + " and n_outputs_max " + str(params.n_outputs_max) + "; an Embedder sees to it");
+    }
+    n_outputs_max_             = llama_model_has_encoder(model_->get()) ? params.n_batch : params.n_outputs_max;
+    if (computes_all_outputs_) {
+        params.n_outputs_max = std::max(params.n_outputs_max, params.n_batch);
     }
     params.abort_callback      = on_abort;
     params.abort_callback_data = &aborted_;
@@ -74,11 +85,13 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     if (!get()) {
         fail("InvalidParams", "llama.cpp cannot make a context with these options: " + log.words("it gave no reason"));
     }
-    max_positions_ = n_ctx_seq();
-    if (has_position_table(*model_)) {
-        max_positions_ = std::min<int64_t>(max_positions_, llama_model_n_ctx_train(model_->get()));
+    if (needs_pins) {
+        pins_.emplace(memory(), n_seq_max_, n_swa_);
     }
-    n_outputs_max_ = llama_model_has_encoder(model_->get()) ? n_batch() : params.n_outputs_max;
+    max_positions_ = n_ctx_seq();
+    if (const int64_t rows = model_->position_rows(); rows > 0) {
+        max_positions_ = std::min(max_positions_, rows);
+    }
     batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
     pools_.attach(get(), params.n_threads, params.n_threads_batch);
 }
@@ -91,7 +104,10 @@ std::mutex & Context::mutex() const {
 llama_memory_t Context::memory() const {
     llama_memory_t memory = llama_get_memory(get());
     if (!memory) {
-        fail("Unsupported", "this model keeps no memory of a sequence (it is an encoder): use an Embedder");
+        fail("Unsupported", llama_model_is_diffusion(model_->get())
+                                ? "the architecture " + model_->architecture() + " is a diffusion model, which writes no token after "
+                                  "the other and keeps no memory of a sequence: it cannot decode"
+                                : "this model keeps no memory of a sequence (it is an encoder): use an Embedder");
     }
     return memory;
 }
@@ -107,7 +123,7 @@ void Context::check_seq(const char * name, int32_t seq_id) const {
 const float * Context::logits_row(int32_t index) const {
     if (index < 0 || static_cast<size_t>(index) >= has_output_.size() || !has_output_[static_cast<size_t>(index)]) {
         fail("InvalidParams", "token " + str(index) + " of the last batch has no output: it was of " +
-                                  str(static_cast<int64_t>(has_output_.size())) + " tokens, and wants_output must be set for this one");
+                                  str(has_output_.size()) + " tokens, and wants_output must be set for this one");
     }
     const float * row = llama_get_logits_ith(get(), index);
     if (!row) {

@@ -18,6 +18,7 @@
 #include "model.hpp"
 #include "process.hpp"
 #include "thread_pools.hpp"
+#include "window_pins.hpp"
 #include "worker_pool.hpp"
 
 namespace paceline {
@@ -28,13 +29,13 @@ struct ContextOptions {
     std::optional<uint64_t> max_host_bytes;
 };
 
-// What a sequence holds in memory; {-1, -1} when empty. Sliding windows forget their first positions.
+// The positions that a sequence holds; {-1, -1} when empty. Sliding windows drop the first ones.
 struct Positions {
     int32_t min = -1;
     int32_t max = -1;
 };
 
-// Frees what has threads, and leaves it alone in another process than the one that made it: there are none to join there.
+// Frees an object that has threads, only in the process that made it: a fork has none of them to join.
 struct FreeAtHome {
     Home home;
     void operator()(llama_context * context) const noexcept { home.here() ? llama_free(context) : void(); }
@@ -49,9 +50,10 @@ public:
     Context & operator=(const Context &) = delete;
 
     const std::shared_ptr<Model> & model() const noexcept { return model_; }
+    // The model's, or attention where a sliding window model keeps whole sequences in one pool (swa_full).
     MemoryClass                    memory_class() const noexcept { return memory_class_; }
     llama_context *                get() const noexcept { return context_.get(); }
-    std::mutex &                   mutex() const; // for all that computes or touches memory; Closed after a fork
+    std::mutex &                   mutex() const; // held by everything that computes or touches memory; Closed after a fork
     uint32_t                       n_ctx() const noexcept { return llama_n_ctx(get()); }
     uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
     int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
@@ -63,21 +65,23 @@ public:
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
     bool                           has_embeddings() const noexcept { return embeddings_; }
 
-    // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error every sequence is back
-    // where it was: NoKvSlot, Aborted, DecodeError, or InvalidParams when the batch was refused before it ran.
+    // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error (NoKvSlot, Aborted,
+    // DecodeError, or InvalidParams where the batch is refused before it runs) every sequence holds what it held before.
     void decode(const Batch & batch);
     // The encoder of an encoder-decoder model; decode() then attends to it.
     void encode(std::span<const int32_t> tokens);
-    // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit.
+    // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit. One that is longer
+    // than n_ubatch is computed in pieces where embeds_in_pieces().
     std::vector<float> embed(std::span<const int32_t> tokens, std::span<const int32_t> lengths);
     size_t             embedding_dimension() const noexcept;
+    bool               embeds_in_pieces() const noexcept;
 
     // Row of token i of the last batch, n_vocab floats, valid until the next call that computes. Needs mutex() held.
     const float *      logits_row(int32_t index) const;
     std::vector<float> logits(int32_t index) const;
     std::vector<float> embeddings(int32_t index) const;
 
-    // Ends the forward pass that is running, if there is one. Only the CPU backend listens in the middle of a pass.
+    // Ends the forward pass that is running, if there is one. Only the CPU backend can stop in the middle of a pass.
     void abort() noexcept;
 
     Positions positions(int32_t seq_id) const;
@@ -101,16 +105,16 @@ public:
     std::pair<int32_t, int32_t> threads() const;
     void                    set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float>> adapters);
 
-    // As decode(), for who holds mutex() already and goes on to read logits.
+    // As decode(). Needs mutex() held, as reading the logits afterwards does.
     void decode_locked(const Batch & batch);
     void check_batch(const Batch & batch) const;
-    // Threads for work on rows after a pass, made when first asked for. Needs mutex() held.
+    // Threads for work on rows after a pass, made at the first call. Needs mutex() held.
     WorkerPool & workers();
-    // Takes positions first.. of a sequence away again. Where it could then not go on, it is emptied and the answer false.
+    // Removes the positions of a sequence from `first` on. Where it could not continue then, empties it and returns false.
     void check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const;
     bool truncate_locked(int32_t seq_id, int32_t first);
 
-    // While one lives, abort() is heard; the inner one of two does nothing. Needs mutex() held.
+    // While one lives, abort() has an effect; the inner one of two does nothing. Needs mutex() held.
     class Call {
     public:
         explicit Call(Context & context);
@@ -129,31 +133,45 @@ private:
 
     llama_memory_t        memory() const; // raises Unsupported where there is none
     bool                  covers(const Positions & held, int32_t next) const;
+    void                  remove_locked(int32_t seq_id, int32_t first); // and its pins
+    void                  pin_added(int32_t seq_id);
     void                  check_seq(const char * name, int32_t seq_id) const;
     Positions             positions_locked(int32_t seq_id) const;
     std::vector<uint8_t>  save_locked(int32_t seq_id, llama_state_seq_flags flags) const;
+    // A state leaves out what the window of its last position no longer covers, so ranges are saved in shorter pieces.
+    int32_t               piece_end(int32_t first, int32_t end) const;
+    std::vector<uint8_t>  save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    void load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;
     std::vector<Snapshot> take_snapshots(const Batch & batch) const;
+    void                  pin_before(const Batch & batch);
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
-    std::string           roll_back(const std::vector<Snapshot> & snapshots); // answers what could not be brought back
-    int32_t               run_pass(int32_t (*pass)(llama_context *, llama_batch)); // over batch_; answers llama.cpp's status
+    std::string           roll_back(const std::vector<Snapshot> & snapshots); // returns what could not be restored, as text for a message
+    int32_t               run_pass(int32_t (*pass)(llama_context *, llama_batch)); // over batch_; returns llama.cpp's status
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
     void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);
+    void                  embed_in_pieces(std::span<const int32_t> tokens, float * out);
+    void                  run_embedding(); // over batch_
+    void                  copy_vectors(size_t num_rows, float * out) const;
 
     Home                                  home_;
     std::shared_ptr<Model>                model_;
     MemoryClass                           memory_class_;
+    int32_t                               n_swa_; // 0 where no window slides
     uint32_t                              n_seq_max_;
     uint32_t                              n_outputs_max_;
     int64_t                               max_positions_;
     bool                                  kv_unified_;
     bool                                  embeddings_;
+    bool                                  one_sequence_per_pass_;
+    bool                                  computes_all_outputs_;
     bool                                  encoded_ = false;
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the pools outlive the context that uses them
     ThreadPools                           pools_;
     std::unique_ptr<llama_context, FreeAtHome> context_;
+    std::optional<WindowPins>             pins_; // of a full-size window cache
     OwnedBatch                            batch_; // reused by every decode
     std::vector<bool>                     has_output_;
     std::unique_ptr<WorkerPool, FreeAtHome> workers_;

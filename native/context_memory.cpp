@@ -1,6 +1,7 @@
 #include "context.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "error.hpp"
 #include "log.hpp"
@@ -8,9 +9,7 @@
 namespace paceline {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
-// Empties a sequence at the end of a block, however that is left.
+// Empties a sequence at the end of a scope.
 struct EmptiedAfter {
     llama_memory_t memory;
     int32_t        seq_id;
@@ -32,16 +31,31 @@ Positions Context::positions(int32_t seq_id) const {
 
 bool Context::truncate_locked(int32_t seq_id, int32_t first) {
     if (covers(positions_locked(seq_id), first) && llama_memory_seq_rm(memory(), seq_id, first, -1)) {
+        if (pins_) {
+            pins_->removed(seq_id, first);
+        }
         return true;
     }
-    llama_memory_seq_rm(memory(), seq_id, -1, -1);
+    remove_locked(seq_id, 0);
     return false;
 }
 
-// Whether a sequence that holds `held` could go on at position `next`: windows must still cover what it looks back at.
+void Context::remove_locked(int32_t seq_id, int32_t first) {
+    llama_memory_seq_rm(memory(), seq_id, first > 0 ? first : -1, -1);
+    if (pins_) {
+        pins_->removed(seq_id, first);
+    }
+}
+
+void Context::pin_added(int32_t seq_id) {
+    if (pins_) {
+        pins_->added(seq_id);
+    }
+}
+
+// Whether a sequence that holds `held` could continue at position `next`: its window must still cover what it attends to.
 bool Context::covers(const Positions & held, int32_t next) const {
-    const int32_t n_swa = memory_class_ == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0;
-    return n_swa == 0 || held.min <= std::max(0, next - n_swa + 1);
+    return n_swa_ == 0 || held.min <= std::max(0, next - n_swa_ + 1);
 }
 
 void Context::remove(int32_t seq_id, int32_t first) {
@@ -49,10 +63,10 @@ void Context::remove(int32_t seq_id, int32_t first) {
     check_seq("seq_id", seq_id);
     const Positions held = positions_locked(seq_id);
     if (first > held.max) {
-        return; // nothing lies there
+        return; // holds no position from there on
     }
     if (first <= 0) {
-        llama_memory_seq_rm(memory(), seq_id, -1, -1);
+        remove_locked(seq_id, 0);
         return;
     }
     const std::string where = " cannot go back to position " + str(first) + " of sequence " + str(seq_id);
@@ -65,6 +79,9 @@ void Context::remove(int32_t seq_id, int32_t first) {
     }
     if (!llama_memory_seq_rm(memory(), seq_id, first, -1)) {
         fail("Unsupported", "this model's memory" + where);
+    }
+    if (pins_) {
+        pins_->removed(seq_id, first);
     }
 }
 
@@ -104,6 +121,7 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     }
     if (first < end) {
         llama_memory_seq_cp(memory(), from, to, whole ? -1 : first, whole ? -1 : end);
+        pin_added(to);
     }
 }
 
@@ -111,11 +129,17 @@ void Context::keep(int32_t seq_id) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     llama_memory_seq_keep(memory(), seq_id);
+    if (pins_) {
+        pins_->kept_only(seq_id);
+    }
 }
 
 void Context::clear(bool data) {
     std::lock_guard<std::mutex> lock(mutex());
     llama_memory_clear(memory(), data);
+    if (pins_) {
+        pins_->kept_only(-1);
+    }
 }
 
 // ---- state
@@ -150,17 +174,21 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
     LogCapture                  log;
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     if (!partial) {
-        llama_memory_seq_rm(memory(), seq_id, -1, -1); // the state of an empty sequence would leave it as it is
+        llama_memory_seq_rm(memory(), seq_id, -1, -1); // restoring the state of an empty sequence changes nothing
+    }
+    if (pins_) {
+        pins_->removed(seq_id, 0); // a state contains its window, which gets other cells
     }
     bool done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), seq_id, flags) != 0;
     if (done && partial && last >= 0) {
-        done = llama_memory_seq_rm(memory(), seq_id, last + 1, -1); // the other part may have gone on meanwhile
+        done = llama_memory_seq_rm(memory(), seq_id, last + 1, -1); // the other part may have advanced meanwhile
     }
     if (!done || (partial && positions_locked(seq_id).max != last)) {
-        llama_memory_seq_rm(memory(), seq_id, -1, -1);
+        remove_locked(seq_id, 0);
         fail("StateError", "the state does not fit into sequence " + str(seq_id) + ", which is now empty: " +
                                log.words("llama.cpp gave no reason"));
     }
+    pin_added(seq_id);
 }
 
 void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const {
@@ -177,14 +205,37 @@ void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t sc
     }
 }
 
+int32_t Context::piece_end(int32_t first, int32_t end) const {
+    return n_swa_ == 0 ? end : std::min(end, (first / n_swa_ + 1) * n_swa_);
+}
+
 std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
     std::lock_guard<std::mutex> lock(mutex());
     check_range(seq_id, first, end, scratch);
-    const int32_t size = positions_locked(seq_id).max + 1;
-    if (end > size) {
-        fail("InvalidParams", "end must be at most " + str(size) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
+    const Positions held = positions_locked(seq_id);
+    if (end > held.max + 1) {
+        fail("InvalidParams", "end must be at most " + str(held.max + 1) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
     }
-    if (first == 0 && end == size) {
+    if (first < held.min) {
+        fail("Unsupported", "the sliding window of sequence " + str(seq_id) + " begins at position " + str(held.min) +
+                                " and no longer covers positions " + str(first) + " to " + str(end));
+    }
+    if (n_swa_ == 0) {
+        return save_piece(seq_id, first, end, scratch);
+    }
+    std::vector<uint8_t> state;
+    for (int32_t next = first; next < end; next = piece_end(next, end)) {
+        const std::vector<uint8_t> piece = save_piece(seq_id, next, piece_end(next, end), scratch);
+        const uint64_t             size  = piece.size();
+        const auto *               bytes = reinterpret_cast<const uint8_t *>(&size);
+        state.insert(state.end(), bytes, bytes + sizeof(size));
+        state.insert(state.end(), piece.begin(), piece.end());
+    }
+    return state;
+}
+
+std::vector<uint8_t> Context::save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+    if (first == 0 && end == positions_locked(seq_id).max + 1) {
         return save_locked(seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
     }
     llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
@@ -201,6 +252,36 @@ void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positio
         fail("InvalidParams", "start and end must go on from " + str(size) + " within the saved " + str(saved.min) + " to " +
                                   str(saved.max + 1) + ", not " + str(first) + " and " + str(end));
     }
+    if (n_swa_ == 0) {
+        load_piece(seq_id, state, saved, first, end, scratch);
+        return;
+    }
+    try {
+        for (int32_t next = saved.min; next < end;) {
+            uint64_t      length = 0;
+            const int32_t stop   = piece_end(next, saved.max + 1);
+            if (state.size() >= sizeof(length)) {
+                std::memcpy(&length, state.data(), sizeof(length));
+                state = state.subspan(sizeof(length));
+            }
+            if (length == 0 || length > state.size()) {
+                fail("StateError", "the saved range is damaged: it ends at position " + str(next));
+            }
+            if (stop > first) {
+                load_piece(seq_id, state.first(length), {next, stop - 1}, std::max(first, next), std::min(end, stop), scratch);
+                pin_added(seq_id);
+            }
+            state = state.subspan(length);
+            next  = stop;
+        }
+    } catch (...) {
+        remove_locked(seq_id, first);
+        throw;
+    }
+}
+
+void Context::load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                         int32_t scratch) {
     LogCapture         log;
     const EmptiedAfter scratch_is_empty_again{memory(), scratch};
     const bool         done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch,

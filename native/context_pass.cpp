@@ -1,4 +1,4 @@
-// Forward passes: what a batch must be, the pass, and the way back where it fails.
+// Forward passes: checks of a batch, the pass, and the rollback when it fails.
 #include "context.hpp"
 
 #include <map>
@@ -9,18 +9,16 @@
 namespace paceline {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
-std::string at(const char * array, size_t index) { return std::string(array) + "[" + std::to_string(index) + "]"; }
+std::string at(const char * array, size_t index) { return std::string(array) + "[" + str(index) + "]"; }
 
 } // namespace
 
-// Where a sequence was before a batch, and what it takes to bring it back there.
+// What a sequence held before a batch, and what restores it.
 struct Context::Snapshot {
     int32_t              seq_id;
     int32_t              next; // the first position of the batch in it
     bool                 shadowed = false;
-    std::vector<uint8_t> window; // state of the sliding window, where the batch can push it out
+    std::vector<uint8_t> window; // state of the sliding window, if the batch can overwrite it
 };
 
 void Context::check_batch(const Batch & batch) const {
@@ -42,7 +40,7 @@ void Context::check_batch(const Batch & batch) const {
     }
     const int32_t        n_vocab     = model_->n_vocab();
     size_t               num_outputs = 0;
-    std::vector<int32_t> next(n_seq_max_, -1); // position that a sequence goes on at
+    std::vector<int32_t> next(n_seq_max_, -1); // the next position of a sequence
     for (size_t i = 0; i < size; ++i) {
         const int32_t token = batch.tokens[i], position = batch.positions[i], seq_id = batch.seq_ids[i];
         if (token < 0 || token >= n_vocab) {
@@ -50,6 +48,10 @@ void Context::check_batch(const Batch & batch) const {
         }
         if (seq_id < 0 || static_cast<uint32_t>(seq_id) >= n_seq_max_) {
             check_seq(at("seq_ids", i).c_str(), seq_id);
+        }
+        if (one_sequence_per_pass_ && seq_id != batch.seq_ids[0]) {
+            fail("Unsupported", at("seq_ids", i) + " is " + str(seq_id) + " after " + str(batch.seq_ids[0]) + ": llama.cpp computes " +
+                                    model_->architecture() + " right for one sequence a pass only");
         }
         int32_t & expected = next[static_cast<size_t>(seq_id)];
         if (expected < 0) {
@@ -60,8 +62,10 @@ void Context::check_batch(const Batch & batch) const {
                                       " goes on, not " + str(position));
         }
         if (position >= max_positions_) {
-            fail("PromptTooLong", at("positions", i) + " must be below " + str(max_positions_) + ", the size of the context" +
-                                      (max_positions_ < n_ctx_seq() ? " that the model was trained with" : "") + ", not " + str(position));
+            fail("PromptTooLong", at("positions", i) + " must be below " + str(max_positions_) + ", " +
+                                      (max_positions_ < n_ctx_seq() ? "the rows of the model's table of positions"
+                                                                    : "the size of the context") +
+                                      ", not " + str(position));
         }
         ++expected;
         num_outputs += batch.wants_output[i] != 0 || embeddings_; // with embeddings every token is an output
@@ -69,7 +73,7 @@ void Context::check_batch(const Batch & batch) const {
     if (num_outputs > n_outputs_max_) {
         fail("InvalidParams", std::string(embeddings_ ? "with embeddings every token is an output, and there are "
                                                       : "wants_output asks for rows of logits: ") +
-                                  str(static_cast<int64_t>(num_outputs)) + ", and n_outputs_max is " + str(n_outputs_max_));
+                                  str(num_outputs) + ", and n_outputs_max is " + str(n_outputs_max_));
     }
 }
 
@@ -105,6 +109,20 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) cons
     return snapshots;
 }
 
+// Keeps the positions of a sequence from leaving its window while the batch is placed in memory.
+void Context::pin_before(const Batch & batch) {
+    if (!pins_) {
+        return;
+    }
+    std::map<int32_t, std::pair<int32_t, int32_t>> added; // by sequence: first position, number
+    for (size_t i = 0; i < batch.size(); ++i) {
+        ++added.try_emplace(batch.seq_ids[i], batch.positions[i], 0).first->second.second;
+    }
+    for (const auto & [seq_id, range] : added) {
+        pins_->before_batch(seq_id, range.first, range.second);
+    }
+}
+
 void Context::drop_snapshots(const std::vector<Snapshot> & snapshots) {
     for (const Snapshot & snapshot : snapshots) {
         if (snapshot.shadowed) {
@@ -128,8 +146,8 @@ std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
         }
         const Positions held = positions_locked(snapshot.seq_id);
         if (held.max != snapshot.next - 1 || !covers(held, snapshot.next)) {
-            llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
-            lost += (lost.empty() ? "; could not be brought back and is now empty: sequence " : ", ") + str(snapshot.seq_id);
+            remove_locked(snapshot.seq_id, 0);
+            lost += (lost.empty() ? "; could not be restored and is now empty: sequence " : ", ") + str(snapshot.seq_id);
         }
     }
     return lost;
@@ -146,26 +164,30 @@ int32_t Context::run_pass(int32_t (*pass)(llama_context *, llama_batch)) {
 void Context::decode_locked(const Batch & batch) {
     batch_.clear();
     for (size_t i = 0; i < batch.size(); ++i) {
-        batch_.add(batch.tokens[i], batch.positions[i], batch.seq_ids[i], batch.wants_output[i] != 0);
+        batch_.add(batch.tokens[i], batch.positions[i], batch.seq_ids[i], batch.wants_output[i] != 0 || computes_all_outputs_);
     }
     has_output_.assign(batch.size(), false);
     const std::vector<Snapshot> snapshots = take_snapshots(batch);
+    pin_before(batch);
     LogCapture                  log;
     const Call                  call(*this);
     const int32_t               status = run_pass(llama_decode);
     const std::string           lost = status == 0 ? "" : roll_back(snapshots);
     drop_snapshots(snapshots);
     if (status == 1 || status == 2) {
-        log.play_down();
+        log.demote();
     }
     switch (status) {
         case 0: break;
         case 1:
-            fail("NoKvSlot", "no free cells in the KV cache for " + str(static_cast<int64_t>(batch.size())) +
+            fail("NoKvSlot", "no free cells in the KV cache for " + str(batch.size()) +
                                  " tokens (n_ctx " + str(n_ctx()) + "); remove sequences, or use a smaller batch" + lost);
         case 2: fail("Aborted", "the forward pass was aborted" + lost);
-        default: fail("DecodeError", "llama.cpp failed on a batch of " + str(static_cast<int64_t>(batch.size())) + " tokens (status " +
+        default: fail("DecodeError", "llama.cpp failed on a batch of " + str(batch.size()) + " tokens (status " +
                                          str(status) + "): " + log.words("it gave no reason") + lost);
+    }
+    for (const Snapshot & snapshot : snapshots) {
+        pin_added(snapshot.seq_id);
     }
     for (size_t i = 0; i < batch.size(); ++i) {
         has_output_[i] = batch.wants_output[i] != 0;
@@ -178,12 +200,12 @@ void Context::encode(std::span<const int32_t> tokens) {
         fail("Unsupported", "encode() is for encoder-decoder models: this one has no encoder beside its decoder");
     }
     if (tokens.empty() || tokens.size() > n_ubatch()) {
-        fail("InvalidParams", "an encoder takes 1 to n_ubatch = " + str(n_ubatch()) + " tokens at once, not " + str(static_cast<int64_t>(tokens.size())));
+        fail("InvalidParams", "an encoder takes 1 to n_ubatch = " + str(n_ubatch()) + " tokens at once, not " + str(tokens.size()));
     }
     batch_.clear();
     for (size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= model_->n_vocab()) {
-            fail("InvalidParams", "token_ids[" + str(static_cast<int64_t>(i)) + "] must be in [0, " + str(model_->n_vocab()) + "), not " + str(tokens[i]));
+            fail("InvalidParams", "token_ids[" + str(i) + "] must be in [0, " + str(model_->n_vocab()) + "), not " + str(tokens[i]));
         }
         batch_.add(tokens[i], static_cast<int32_t>(i), 0, true);
     }

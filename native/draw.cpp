@@ -11,13 +11,13 @@ namespace paceline {
 namespace {
 
 constexpr float  impossible = -std::numeric_limits<float>::infinity();
-constexpr size_t first_look = 256; // candidates sorted at first where nobody knows how many will be wanted
+constexpr size_t first_look = 256; // candidates sorted at first, where the number needed is unknown
 
 bool before(const llama_token_data & a, const llama_token_data & b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// Keeps what `wanted` says, in the order it is in.
+// Keeps the candidates for which `wanted` is true, in order.
 template <typename Wanted> void keep_if(Candidates & list, Wanted wanted) {
     const auto sorted_end = list.items.begin() + static_cast<ptrdiff_t>(list.sorted());
     const auto sorted     = std::count_if(list.items.begin(), sorted_end, wanted);
@@ -25,7 +25,7 @@ template <typename Wanted> void keep_if(Candidates & list, Wanted wanted) {
     list.set_sorted(static_cast<size_t>(sorted));
 }
 
-// How many of the likeliest candidates, in order, `go_on` takes before it says no.
+// Number of the likeliest candidates, in order, until `go_on` returns false, that one included.
 template <typename GoOn> size_t walk_down(Candidates & list, GoOn go_on) {
     for (size_t i = 0; i < list.size(); ++i) {
         if (i >= list.sorted()) {
@@ -261,7 +261,7 @@ void xtc(Candidates & list, float probability, float threshold, double coin) {
     }
     list.softmax();
     const size_t likely = walk_down(list, [&](const llama_token_data & item) { return item.p >= threshold; });
-    if (likely > 1) { // the last of the likely ones stays
+    if (likely > 1) { // keep the last of the likely ones
         const size_t sorted = list.sorted();
         list.items.erase(list.items.begin(), list.items.begin() + static_cast<ptrdiff_t>(likely - 1));
         list.set_sorted(sorted - (likely - 1));

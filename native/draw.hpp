@@ -38,7 +38,7 @@ private:
     uint32_t k_;
 };
 
-// A list of candidates whose first `sorted()` entries are its highest ones in order: logit down, id up.
+// Candidates whose first `sorted()` entries are the highest ones in order: by logit descending, then id ascending.
 class Candidates {
 public:
     std::vector<llama_token_data> items;
@@ -50,8 +50,8 @@ public:
 
     void sort_first(size_t count);  // makes sorted() at least min(count, size())
     void keep_first(size_t count);  // of the sorted part
-    void keep_above(float logit);   // keeps what has at least this logit
-    void drop_impossible();         // what is -inf
+    void keep_above(float logit);   // keeps those of at least this logit
+    void drop_impossible();         // those of -inf
     float max_logit() const;
     // Fills p of every item with its softmax probability.
     void softmax();

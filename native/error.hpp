@@ -1,8 +1,9 @@
-// The one exception of the native core. `kind` is the name of a class in paceline/errors.py.
+// The one exception of the native core, and what its messages are built with. `kind` is the name of a class in paceline/errors.py.
 #pragma once
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace paceline {
@@ -18,5 +19,12 @@ private:
 };
 
 [[noreturn]] inline void fail(const char * kind, const std::string & message) { throw Error(kind, message); }
+
+// A number in a message.
+template <typename Number>
+    requires std::is_arithmetic_v<Number>
+std::string str(Number value) {
+    return std::to_string(value);
+}
 
 } // namespace paceline

@@ -6,7 +6,6 @@
 #include "error.hpp"
 #include "grammar_guard.hpp"
 #include "grammar_rules.hpp"
-#include "vocab.hpp"
 
 namespace paceline {
 
@@ -22,8 +21,8 @@ void check_triggers(const Model & model, const GrammarOptions & options) {
     }
     for (const int32_t token : options.trigger_tokens) {
         if (token < 0 || token >= model.n_vocab()) {
-            fail("InvalidParams", "grammar_triggers: " + std::to_string(token) + " is no token of this model (0 to " +
-                                      std::to_string(model.n_vocab() - 1) + ")");
+            fail("InvalidParams", "grammar_triggers: " + str(token) + " is no token of this model (0 to " +
+                                      str(model.n_vocab() - 1) + ")");
         }
     }
     if (options.lazy && options.trigger_words.empty() && options.trigger_tokens.empty()) {
@@ -57,17 +56,17 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
     }
 }
 
-bool Grammar::ask(int32_t token) const {
+bool Grammar::matches(int32_t token) const {
     return llama_vocab_is_eog(model_->vocab(), token) ? matcher_.complete()
                                                       : matcher_.takes(token, texts_->of_token(token));
 }
 
 bool Grammar::allows(int32_t token) const {
     matcher_.begin();
-    return waiting_ || ask(token);
+    return waiting_ || matches(token);
 }
 
-// In the order of the texts, so that the matcher looks at every beginning once.
+// In the order of the texts, so that the matcher processes each common prefix once.
 void Grammar::filter(Candidates & list) const {
     if (waiting_) {
         return;
@@ -80,7 +79,7 @@ void Grammar::filter(Candidates & list) const {
     std::sort(order.begin(), order.end());
     matcher_.begin();
     for (const auto & [rank, i] : order) {
-        if (!ask(list.items[i].id)) {
+        if (!matches(list.items[i].id)) {
             list.items[i].logit = impossible;
         }
     }
@@ -93,7 +92,7 @@ void Grammar::filter(float * row, size_t) const {
     }
     matcher_.begin();
     for (const int32_t token : texts_->sorted()) {
-        if (row[token] != impossible && !ask(token)) {
+        if (row[token] != impossible && !matches(token)) {
             row[token] = impossible;
         }
     }
@@ -165,7 +164,7 @@ std::optional<size_t> Grammar::Waiting::find() const {
     return start == std::string::npos ? std::nullopt : std::optional(start);
 }
 
-// Forgets the tokens before the last that a trigger may have begun in.
+// Drops tokens in which no trigger can have begun.
 void Grammar::Waiting::shorten() {
     size_t count = 0;
     while (count < tokens.size() && text.size() - tokens[count].second >= longest) {

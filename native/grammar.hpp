@@ -1,6 +1,6 @@
-// A GBNF grammar at its place in the text: which tokens may follow, and going on by one.
-// llama.cpp reads the text, which is checked before (grammar_guard.hpp), as it would crash on some; grammar_matcher.hpp
-// follows the rules.
+// A GBNF grammar and the position in the text: which tokens are allowed next, and accepting one.
+// llama.cpp parses the grammar after grammar_guard.hpp has checked it, since it would crash on some; grammar_matcher.hpp
+// matches the text.
 #pragma once
 
 #include <cstddef>
@@ -21,22 +21,22 @@ namespace paceline {
 struct GrammarOptions {
     std::string              text;
     std::string              root = "root";
-    bool                     lazy = false;  // free text until a trigger, with which the grammar begins
+    bool                     lazy = false;  // free text until a trigger, with which the grammar starts
     std::vector<std::string> trigger_words; // as they are; with a ^ before: only where the text begins
     std::vector<int32_t>     trigger_tokens;
 };
 
-// Not safe to call from several threads at once, not even what is const. A copy goes on from here on its own.
+// Not safe to call from several threads at once, not even const functions. A copy continues independently.
 class Grammar {
 public:
-    // GrammarError where the text is no grammar, or not one that llama.cpp can read.
+    // GrammarError where the text is not valid GBNF or llama.cpp cannot read it.
     Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & options);
 
-    // All of these raise SamplingError where the grammar is too ambiguous to be followed here; nothing changed.
-    void filter(Candidates & list) const;     // drops what may not come next, keeping the order
+    // Each raises SamplingError where the grammar is too ambiguous to match the text; nothing changed.
+    void filter(Candidates & list) const;     // drops tokens that are not allowed next, keeping the order
     void filter(float * row, size_t n) const; // the same for a whole row: -inf
     bool allows(int32_t token) const;
-    bool accept(int32_t token); // false where the grammar does not go on with this token; nothing changed
+    bool accept(int32_t token); // false where the token is not allowed next; nothing changed
 
 private:
     // A lazy grammar before its trigger: the end of the text, in which a trigger may have begun.
@@ -45,7 +45,7 @@ private:
         std::vector<int32_t>                    triggers;
         size_t                                  longest = 0;
         std::string                             text;
-        bool                                    whole = true; // nothing has been dropped from the beginning
+        bool                                    whole = true; // nothing dropped from the beginning
         std::vector<std::pair<int32_t, size_t>> tokens;       // and where they end in it
 
         void                  add(int32_t token, std::string_view bytes);
@@ -53,7 +53,7 @@ private:
         void                  shorten();
     };
 
-    bool ask(int32_t token) const;
+    bool matches(int32_t token) const;
     bool accept_waiting(int32_t token);
     bool begin_with(const Waiting & text, size_t start);
 

@@ -16,7 +16,7 @@ using Item        = GrammarItem;
 using Alternative = GrammarAlternative;
 using Rule        = GrammarRule;
 
-// Looks at which rules can begin with which, having consumed nothing.
+// Analyses which rules can begin with which before any character is consumed.
 class Beginnings {
 public:
     explicit Beginnings(const std::vector<Rule> & rules) : rules_(rules) {
@@ -29,7 +29,7 @@ public:
 private:
     struct Edge {
         size_t to;
-        bool   grows; // something is left to do after it
+        bool   grows; // more follows after it
     };
 
     bool can_be_empty(const Item & item) const {
@@ -54,7 +54,7 @@ private:
 
 void Beginnings::find_empty() {
     empty_.assign(rules_.size(), 0);
-    // Rules by the rules that wait for them: each change looks at its users alone.
+    // A worklist by users: a rule that can be empty affects only the rules that refer to it.
     std::vector<std::vector<size_t>> users(rules_.size());
     std::vector<size_t>              todo(rules_.size());
     for (size_t i = 0; i < rules_.size(); ++i) {
@@ -104,8 +104,8 @@ void Beginnings::check_counts() const {
                 const bool hollow = item.hollow || (item.rule >= 0 && empty_[static_cast<size_t>(item.rule)]);
                 if (hollow && item.counted > GrammarLimits::max_hollow) {
                     fail("GrammarError", "grammar: in '" + rule.name + "' something that can be empty is repeated up to " +
-                                             std::to_string(item.counted) + " times (at most " +
-                                             std::to_string(GrammarLimits::max_hollow) +
+                                             str(item.counted) + " times (at most " +
+                                             str(GrammarLimits::max_hollow) +
                                              "); make it not empty and the repetition begin at 0");
                 }
             }
@@ -129,15 +129,15 @@ void Beginnings::check() {
     for (size_t i = 0; i < n; ++i) {
         for (const Edge & edge : edges_[i]) {
             if (edge.grows && component_[i] == component_[edge.to]) {
-                fail("GrammarError", "grammar: '" + rules_[i].name + "' can come to itself again before any character "
-                                     "(left recursion); put what repeats behind what it begins with");
+                fail("GrammarError", "grammar: '" + rules_[i].name + "' refers to itself before any character (left "
+                                     "recursion); put the recursive reference behind what its alternative begins with");
             }
         }
         if (depth_[i] > GrammarLimits::max_chain || paths_[i] > GrammarLimits::max_paths) {
             fail("GrammarError", "grammar: '" + rules_[i].name + "' can begin in too many ways: with chains of " +
-                                     std::to_string(depth_[i]) + " rules (at most " +
-                                     std::to_string(GrammarLimits::max_chain) + ") and " + std::to_string(paths_[i]) +
-                                     " alternatives (at most " + std::to_string(GrammarLimits::max_paths) + ")");
+                                     str(depth_[i]) + " rules (at most " +
+                                     str(GrammarLimits::max_chain) + ") and " + str(paths_[i]) +
+                                     " alternatives (at most " + str(GrammarLimits::max_paths) + ")");
         }
     }
 }

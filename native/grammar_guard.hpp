@@ -1,4 +1,4 @@
-// Refuses grammars that llama.cpp would crash, hang or run out of memory on, and says where a text is no GBNF.
+// Refuses grammars on which llama.cpp would crash, hang or run out of memory, and texts that are not valid GBNF.
 #pragma once
 
 #include <cstddef>

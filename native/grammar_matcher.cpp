@@ -52,12 +52,12 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarRules> rules)
 void GrammarMatcher::spend(uint64_t work) {
     work_ += work;
     if (work_ > max_work) {
-        fail("SamplingError", "grammar: there are too many ways to read the text by it; make its rules begin with what "
-                              "tells them apart");
+        fail("SamplingError", "grammar: too ambiguous: there are too many ways to match the text; make its rules begin with "
+                              "characters that distinguish them");
     }
 }
 
-// Calls `use` with the bounds of each range of the characters at `at`; answers what comes after them.
+// Calls `use` with the bounds of each range of the characters at `at`; returns the element after them.
 template <typename Use> uint32_t GrammarMatcher::ranges(uint32_t at, Use use) {
     const uint32_t first = at;
     do {
@@ -84,7 +84,7 @@ bool GrammarMatcher::matches(const Item & item, uint32_t character, uint32_t & n
     return found != (element(item.at).kind == Kind::excluded);
 }
 
-// Whether any of these characters may come here.
+// Whether any of these characters is allowed here.
 bool GrammarMatcher::touches(const Item & item, uint32_t low, uint32_t high) {
     const Kind kind = element(item.at).kind;
     if (kind == Kind::token || kind == Kind::not_token) {
@@ -255,7 +255,7 @@ void GrammarMatcher::close(Level & level) {
 }
 
 void GrammarMatcher::end(uint32_t node, Level & level) {
-    nodes_[node].done = node >= first_; // of older ones nobody asks
+    nodes_[node].done = node >= first_; // not read for older ones
     level.complete |= nodes_[node].top;
     for (const Item & caller : nodes_[node].callers) {
         put(caller.at, caller.node);

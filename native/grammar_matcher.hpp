@@ -1,10 +1,10 @@
-// Follows a grammar through a text, byte after byte: what may come next, whether the text may end here.
+// Matches a text with a grammar, byte by byte: what is allowed next, whether the text may end here.
 //
 // Earley's method (1970) from the top down: after each character there is a set of items, each a place in a rule and the
-// node of the call that this rule answers. A node stands for a rule that was called after a certain character, once
-// however many callers there are, and knows where each of them goes on. So the work for a character grows with the number
+// node of the call of this rule. A node stands for a rule that was called after a certain character, once
+// however many callers there are, and holds where each of them continues. So the work for a character grows with the number
 // of rules and of earlier characters at which open calls began, and never doubles with each, whatever the grammar. A call
-// at the end of a rule goes on where its caller does, which keeps repetitions flat. Every call here has a limit of work.
+// at the end of a rule continues where its caller does, which keeps repetitions flat. Every call here has a work limit.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ namespace paceline {
 
 class GrammarMatcher {
 public:
-    // Of one call: looks at elements and callers, and so many more for each item that is made. Grammars made to reach
-    // the limit did so in 0.2 to 1.7 s on one core, 2.3 s on a busy one (demo model: 1.2 s); a mask by a usual grammar
+    // Of one call: a unit for each element and caller visited, and item_work for each item that is made. Grammars made to
+    // reach the limit did so in 0.2 to 1.7 s on one core, 2.3 s on a busy one (demo model: 1.2 s); a mask by a usual grammar
     // takes 0.1 to 8 ms there.
     static constexpr uint64_t max_work  = 2'000'000'000;
     static constexpr uint64_t item_work = 10;
@@ -30,11 +30,11 @@ public:
     explicit GrammarMatcher(std::shared_ptr<const GrammarRules> rules);
 
     bool complete() const { return levels_[0].complete && steps_[0].missing == 0; }
-    // Whether these bytes, or this token where the grammar names tokens, may come. What it has in common with the question
-    // before is not asked again. SamplingError beyond max_work since `begin`.
+    // Whether these bytes, or this token where the grammar names tokens, are allowed next. Reuses the prefix in common with
+    // the previous call. SamplingError beyond max_work since `begin`.
     bool takes(int32_t token, std::string_view bytes);
     void begin() { work_ = 0; }
-    // Goes on by these bytes; `whole`: they are all of the token. False where they may not come; nothing changed.
+    // Advances by these bytes; `whole`: they are all of the token. False where they are not allowed; nothing changed.
     bool accept(int32_t token, std::string_view bytes, bool whole);
 
 private:
@@ -47,7 +47,7 @@ private:
         uint32_t          rule;
         bool              top  = false; // where this rule ends the text may end
         bool              done = false; // has ended after no character
-        std::vector<Item> callers;      // where each goes on
+        std::vector<Item> callers;      // where each continues
     };
     // After each character.
     struct Level {

@@ -69,7 +69,7 @@ void Reader::wrong(const std::string & what) const {
     const size_t line   = 1 + static_cast<size_t>(std::count(text_.begin(), text_.begin() + static_cast<ptrdiff_t>(at_), '\n'));
     const size_t start  = at_ == 0 ? std::string::npos : text_.rfind('\n', at_ - 1);
     const size_t column = start == std::string::npos ? at_ + 1 : at_ - start;
-    fail("GrammarError", "grammar, line " + std::to_string(line) + ", column " + std::to_string(column) + ": " + what);
+    fail("GrammarError", "grammar, line " + str(line) + ", column " + str(column) + ": " + what);
 }
 
 void Reader::space(bool newlines) {
@@ -254,7 +254,7 @@ void Reader::character() {
     for (size_t i = 0; i < digits; ++i, ++at_) {
         const char d = at();
         if (!((d >= '0' && d <= '9') || (d >= 'a' && d <= 'f') || (d >= 'A' && d <= 'F'))) {
-            wrong("expected " + std::to_string(digits) + " hexadecimal digits");
+            wrong("expected " + str(digits) + " hexadecimal digits");
         }
     }
 }
@@ -268,7 +268,7 @@ void Reader::token() {
         ++at_;
         const uint64_t id = number();
         if (id >= static_cast<uint64_t>(model_->n_vocab())) {
-            wrong("the token " + std::to_string(id) + " is not in this model's vocabulary");
+            wrong("the token " + str(id) + " is not in this model's vocabulary");
         }
         expect(']', "after the token's id");
         expect('>', "to end a token");
@@ -290,11 +290,11 @@ void Reader::token() {
 
 void Reader::group(Alternative & items) {
     if (++nesting_ > GrammarLimits::max_nesting) {
-        wrong("parentheses are nested deeper than " + std::to_string(GrammarLimits::max_nesting));
+        wrong("parentheses are nested deeper than " + str(GrammarLimits::max_nesting));
     }
     const size_t   id     = rules_.size();
     const uint64_t before = symbols_++;
-    rules_.push_back({"a group in line " + std::to_string(1 + std::count(text_.begin(), text_.begin() + static_cast<ptrdiff_t>(at_), '\n')), true, {}});
+    rules_.push_back({"a group in line " + str(1 + std::count(text_.begin(), text_.begin() + static_cast<ptrdiff_t>(at_), '\n')), true, {}});
     ++at_;
     space(true);
     alternatives(id, true);
@@ -333,14 +333,14 @@ void Reader::repeat(Alternative & items, uint64_t least, std::optional<uint64_t>
         wrong("a repetition needs something before it that is not empty");
     }
     if (least > GrammarLimits::max_repetitions || most.value_or(0) > GrammarLimits::max_repetitions) {
-        wrong("a repetition goes beyond " + std::to_string(GrammarLimits::max_repetitions));
+        wrong("a repetition goes beyond " + str(GrammarLimits::max_repetitions));
     }
     if (most && *most < least) {
         wrong("a repetition whose highest number is below its lowest");
     }
     cost_ *= std::max<uint64_t>(1, most && *most > 0 ? *most : least);
     if (cost_ > GrammarLimits::max_repetitions) {
-        wrong("nested repetitions come to more than " + std::to_string(GrammarLimits::max_repetitions) + " rules");
+        wrong("nested repetitions come to more than " + str(GrammarLimits::max_repetitions) + " rules");
     }
     const uint64_t times = most ? *most - least : 1; // that it may go on
     symbols_ += times;
@@ -358,7 +358,7 @@ void Reader::grow(uint64_t elements) {
     elements_ += elements;
     if (elements_ > GrammarLimits::max_elements) {
         wrong("the grammar is too large: with its repetitions written out it has more than " +
-              std::to_string(GrammarLimits::max_elements) + " elements");
+              str(GrammarLimits::max_elements) + " elements");
     }
 }
 
@@ -383,8 +383,8 @@ bool is_utf8(const std::string & text) {
 
 std::vector<GrammarRule> outline_grammar(const std::shared_ptr<Model> & model, const std::string & text) {
     if (text.size() > GrammarLimits::max_bytes) {
-        fail("GrammarError", "grammar: " + std::to_string(text.size()) + " bytes are more than the " +
-                                 std::to_string(GrammarLimits::max_bytes) + " a grammar may have");
+        fail("GrammarError", "grammar: " + str(text.size()) + " bytes are more than the " +
+                                 str(GrammarLimits::max_bytes) + " a grammar may have");
     }
     if (text.find('\0') != std::string::npos || !is_utf8(text)) {
         fail("GrammarError", "grammar: it holds bytes that are no text (UTF-8 without NUL)");

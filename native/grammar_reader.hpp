@@ -1,5 +1,5 @@
-// Reads GBNF as llama.cpp does, for the checks before it (grammar_guard.hpp): says where a text is none, and which rules
-// refer to which.
+// Parses GBNF as llama.cpp does, for grammar_guard.hpp: reports where a text is not valid, and returns which rules refer
+// to which.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-// What matters of a grammar: which rules each rule refers to, and what can be empty.
+// The outline of a grammar: which rules each rule refers to, and what can be empty.
 struct GrammarItem {
     int64_t rule      = -1;    // index, or -1: characters or a token
     bool    optional  = false; // {0,...}, *, ?
@@ -27,7 +27,7 @@ struct GrammarRule {
     std::vector<GrammarAlternative> alternatives;
 };
 
-// GrammarError, with line and column, where the text is no grammar or goes beyond GrammarLimits.
+// GrammarError, with line and column, where the text is not valid GBNF or exceeds GrammarLimits.
 std::vector<GrammarRule> outline_grammar(const std::shared_ptr<Model> & model, const std::string & text);
 
 } // namespace paceline

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "error.hpp"
+#include "hardening/stack.hpp"
 #include "json-schema-to-grammar.h"
-#include "stack.hpp"
 
 namespace paceline {
 
@@ -15,15 +15,15 @@ namespace {
 
 using Node = common_chat_schema;
 
-// References in a row and names with long runs of odd characters are followed by recursion.
+// llama.cpp follows chains of references, and names with long runs of unusual characters, by recursion.
 constexpr size_t stack_bytes = size_t{512} << 20;
 
 template <typename T> const T & as(const Node & node) { return static_cast<const T &>(node); }
 
 [[noreturn]] void refuse(const std::string & what) { fail("GrammarError", "json_schema: " + what); }
 
-// What llama.cpp thinks of a pattern. It turns one that it does not know into the rule of any string, with a warning on
-// standard error alone; that rule is asked for here, and left before the warning.
+// Whether llama.cpp can translate a pattern. It turns others into the rule of any string and only warns on standard error;
+// this detects that it requests that rule, and stops before the warning.
 class Verdict : public std::exception {
 public:
     explicit Verdict(bool taken) : taken(taken) {}
@@ -77,14 +77,14 @@ void Walk::put(const common_chat_schema_ptr & node) {
     }
 }
 
-// What references lead to in the end.
+// Where a chain of references ends.
 const Node & Walk::target(const Node & node) const {
     const Node * at = &node;
     for (size_t i = 0; at->kind() == Node::KIND_REF; ++i) {
         const auto & reference = as<common_chat_schema_ref>(*at);
         if (i == SchemaLimits::max_references || !reference.target) {
             refuse("the $ref " + reference.ref + " leads to another, and so on, " +
-                   (reference.target ? "more than " + std::to_string(SchemaLimits::max_references) + " times"
+                   (reference.target ? "more than " + str(SchemaLimits::max_references) + " times"
                                      : std::string("without an end")));
         }
         at = reference.target;
@@ -95,11 +95,11 @@ const Node & Walk::target(const Node & node) const {
 void Walk::count(size_t optional, size_t all) {
     properties_ += all;
     if (optional > SchemaLimits::max_optional) {
-        refuse("an object has " + std::to_string(optional) + " optional properties (at most " +
-               std::to_string(SchemaLimits::max_optional) + "); make some of them required");
+        refuse("an object has " + str(optional) + " optional properties (at most " +
+               str(SchemaLimits::max_optional) + "); make some of them required");
     }
     if (properties_ > SchemaLimits::max_properties) {
-        refuse("its objects have more than " + std::to_string(SchemaLimits::max_properties) + " properties in all");
+        refuse("its objects have more than " + str(SchemaLimits::max_properties) + " properties in all");
     }
 }
 

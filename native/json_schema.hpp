@@ -15,7 +15,7 @@ struct SchemaLimits {
 };
 
 // The grammar of the texts that are JSON by a JSON schema, itself given as JSON. GrammarError where the schema is none,
-// or asks for what the translation does not know: nothing that it asks for is left out.
+// or uses what the translation does not support: no constraint is dropped.
 std::string grammar_of_json_schema(const std::string & schema);
 
 } // namespace paceline

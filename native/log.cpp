@@ -95,7 +95,7 @@ std::string LogCapture::words(const std::string & fallback) const {
     return fallback;
 }
 
-void LogCapture::play_down() {
+void LogCapture::demote() {
     for (LogLine & line : lines_) {
         line.level = GGML_LOG_LEVEL_DEBUG;
     }

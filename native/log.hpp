@@ -1,5 +1,5 @@
-// llama.cpp's log. Lines are queued here, whatever thread they come from and whatever locks it holds, and taken by
-// whoever may run Python code. Warnings of a call can also be kept for its error message.
+// llama.cpp's log. Lines are queued here by any thread, whatever locks it holds, and taken by threads that may run Python
+// code. Warnings of a call can also be kept for its error message.
 #pragma once
 
 #include <string>
@@ -17,11 +17,11 @@ struct LogLine {
 // Takes llama.cpp's and ggml's log over from stderr. Call once, before anything else of llama.cpp.
 void install_log();
 
-// The lines since the last call. At most 10,000 are kept; a last line says how many were dropped.
+// The lines since the last call. At most 10,000 are kept; a last line has the number that was dropped.
 std::vector<LogLine> take_log();
 
-// While it lives, lines logged by this thread are held, so that an error message can quote them and what is no fault can
-// be played down. They are queued when it ends. Nests; the innermost holds them.
+// While it lives, holds the lines logged by this thread, so that an error message can quote them and expected ones can be
+// demoted. Queues them when it ends. Nests; the innermost holds them.
 class LogCapture {
 public:
     LogCapture();
@@ -32,8 +32,8 @@ public:
     // The errors so far joined by "; ", the warnings if there were none, `fallback` if there were neither.
     std::string words(const std::string & fallback) const;
 
-    // What was logged so far was to be expected: it is queued as debug.
-    void play_down();
+    // Demotes the lines so far, which were expected, to debug.
+    void demote();
 
     void add(LogLine line);
 

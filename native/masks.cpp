@@ -36,20 +36,20 @@ void MaskSlots::fail(size_t slot, const std::string & reason) {
 }
 
 const uint32_t * MaskSlots::wait(size_t slot, std::chrono::steady_clock::time_point deadline, const std::atomic<bool> & aborted) {
-    constexpr auto               glance = std::chrono::milliseconds(5); // how late an abort may be heard
+    constexpr auto               poll_interval = std::chrono::milliseconds(5); // latency of an abort
     std::unique_lock<std::mutex> lock(mutex_);
     while (states_.at(slot) == State::empty) {
         const auto now = std::chrono::steady_clock::now();
         if (aborted) {
-            paceline::fail("Aborted", "the step was aborted while it waited for mask slot " + std::to_string(slot));
+            paceline::fail("Aborted", "the step was aborted while it waited for mask slot " + str(slot));
         }
         if (now >= deadline) {
-            paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " was not filled in time");
+            paceline::fail("SamplingError", "mask slot " + str(slot) + " was not filled in time");
         }
-        changed_.wait_until(lock, std::min(deadline, now + glance));
+        changed_.wait_until(lock, std::min(deadline, now + poll_interval));
     }
     if (states_[slot] == State::failed) {
-        paceline::fail("SamplingError", "mask slot " + std::to_string(slot) + " failed: " + reasons_[slot]);
+        paceline::fail("SamplingError", "mask slot " + str(slot) + " failed: " + reasons_[slot]);
     }
     return words(slot);
 }

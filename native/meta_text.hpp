@@ -1,4 +1,4 @@
-// Text out of llama.cpp's functions that fill a buffer and tell the full length.
+// Text from llama.cpp's functions that fill a buffer and return the full length.
 #pragma once
 
 #include <algorithm>

@@ -10,6 +10,9 @@
 #include "meta_text.hpp"
 #include "process.hpp"
 
+// All tensors of a model by name (llama.cpp's src/llama-model.h, which is not installed). A change there fails to link.
+const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(const llama_model * model);
+
 namespace paceline {
 namespace {
 
@@ -53,8 +56,8 @@ struct LoadParams {
             return;
         }
         if (options.tensor_split.size() > llama_max_devices()) {
-            fail("InvalidParams", "tensor_split has " + std::to_string(options.tensor_split.size()) +
-                                      " entries, but at most " + std::to_string(llama_max_devices()) +
+            fail("InvalidParams", "tensor_split has " + str(options.tensor_split.size()) +
+                                      " entries, but at most " + str(llama_max_devices()) +
                                       " devices are possible");
         }
         tensor_split = options.tensor_split;
@@ -83,7 +86,7 @@ struct LoadParams {
 
     static void copy_text(const std::string & what, const std::string & text, char * to, size_t size) {
         if (text.empty() || text.size() >= size || text.find('\0') != std::string::npos) {
-            fail("InvalidParams", "kv_overrides: the " + what + " must be 1 to " + std::to_string(size - 1) +
+            fail("InvalidParams", "kv_overrides: the " + what + " must be 1 to " + str(size - 1) +
                                       " bytes without a NUL, not '" + text.substr(0, 40) + "'");
         }
         std::memcpy(to, text.data(), text.size());
@@ -139,24 +142,46 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options) {
 
 Model::~Model() { llama_model_free(model_); }
 
+std::string Model::architecture() const {
+    return read_text([&](char * out, size_t size) {
+        return llama_model_meta_val_str(model_, "general.architecture", out, size);
+    });
+}
+
+int64_t Model::position_rows() const {
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model_)) {
+        if (name == "position_embd.weight") {
+            return tensor->ne[1];
+        }
+    }
+    return 0;
+}
+
+bool Model::one_sequence_per_pass() const { return architecture() == "plamo2"; }
+
+bool Model::computes_all_outputs() const { return architecture() == "cogvlm"; }
+
+bool Model::embeddings_are_too_narrow() const {
+    const std::string name = architecture();
+    return (name == "deepseek4" || name == "qwen4exp") && llama_model_n_embd_out(model_) > llama_model_n_embd(model_);
+}
+
 namespace {
 
-// llama.cpp does not tell before a context is made: encoders and diffusion models, for which it makes no memory.
-bool is_without_memory(const llama_model * model) {
-    static const std::set<std::string> architectures = {
+// llama.cpp reports only with a context which models have no memory: encoders and diffusion models.
+bool is_without_memory(const Model & model) {
+    static const std::set<std::string> encoders = {
         "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
-        "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+        "gemma-embedding", "wavtokenizer-dec",
     };
-    const std::string name = read_text([&](char * out, size_t size) {
-        return llama_model_meta_val_str(model, "general.architecture", out, size);
-    });
-    return !llama_model_has_decoder(model) || architectures.count(name) > 0;
+    return !llama_model_has_decoder(model.get()) || llama_model_is_diffusion(model.get()) ||
+           encoders.count(model.architecture()) > 0;
 }
 
 } // namespace
 
 MemoryClass Model::memory_class() const {
-    if (is_without_memory(model_)) {
+    if (is_without_memory(*this)) {
         return MemoryClass::none;
     }
     if (llama_model_is_hybrid(model_)) {

@@ -29,7 +29,7 @@ struct ModelOptions {
     bool                     vocab_only      = false;
     bool                     check_tensors   = false;
     bool                     use_extra_bufts = true;
-    std::function<bool(float)> progress; // answers whether to go on
+    std::function<bool(float)> progress; // returns whether to continue
 };
 
 enum class MemoryClass { none, attention, sliding_window, recurrent, hybrid };
@@ -46,6 +46,16 @@ public:
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
     MemoryClass         memory_class() const;
+    std::string         architecture() const; // as the file names it
+
+    // Rows of the learned table of positions, read beyond its end by any position that is not below; 0 without one.
+    int64_t position_rows() const;
+    // Whether a pass may have tokens of one sequence only: llama.cpp computes a wrong place for the states of several.
+    bool one_sequence_per_pass() const;
+    // Whether the graph makes logits of every token where llama.cpp reads as many rows as were asked for.
+    bool computes_all_outputs() const;
+    // Whether llama.cpp reads n_embd_out values where the graph has fewer for a token.
+    bool embeddings_are_too_narrow() const;
 
     std::string                                      desc() const;
     std::vector<std::pair<std::string, std::string>> metadata() const;

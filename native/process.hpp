@@ -20,7 +20,7 @@ private:
     pid_t pid_ = getpid();
 };
 
-// A call of Python's into the core. The end of the process waits for those that run.
+// A call from Python into the core. The end of the process waits for those that run.
 class NativeCall {
 public:
     NativeCall(); // raises Closed once the process is ending
@@ -28,8 +28,8 @@ public:
     NativeCall(const NativeCall &)             = delete;
     NativeCall & operator=(const NativeCall &) = delete;
 
-    // Before the interpreter's lock is taken back. Where the interpreter is gone for this thread, Python would end it
-    // there, through frames of C++ that cannot be unwound: then this does not return.
+    // Call before the GIL is acquired again. Once the interpreter is finalizing, Python would end this thread there, through
+    // C++ frames that cannot be unwound: then this does not return.
     void come_back() noexcept;
 
 private:
@@ -38,8 +38,8 @@ private:
 
 bool process_is_ending() noexcept;
 
-// For the thread that ends the process, without the interpreter's lock: no new calls, running passes end with Aborted,
-// and calls have this long to come back. Those that do not never will. Answers the threads whose calls came back.
+// For the thread that ends the process, without the GIL: refuses new calls, ends running passes with Aborted, and waits
+// up to `patience` for calls to return; later ones never return. Returns the threads whose calls did.
 std::vector<pthread_t> end_calls(std::chrono::milliseconds patience);
 
 } // namespace paceline

@@ -24,7 +24,7 @@ void check_row(const float * logits, size_t n) {
     }
     for (size_t i = 0; bad && i < n; ++i) {
         if (!(logits[i] <= FLT_MAX)) {
-            fail("SamplingError", "the logit of token " + std::to_string(i) + " is " + std::to_string(logits[i]) +
+            fail("SamplingError", "the logit of token " + str(i) + " is " + str(logits[i]) +
                                       ": the model's output is not usable");
         }
     }
@@ -37,7 +37,7 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     given_.assign(given, given + n_vocab_);
     check_row(given_.data(), given_.size());
     const float * logits = given_.data();
-    // Candidates that only logprobs_mode "sampled" looks at make the shortcuts around the grammar impossible.
+    // logprobs_mode "sampled" needs all candidates, which rules out the shortcuts around the grammar.
     const bool      from_list = num_logprobs >= 0 && options_.sampled_logprobs;
     const float *   row       = edit(logits, mask);
     Pending         pending;
@@ -51,8 +51,8 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     return result;
 }
 
-// Whether the grammar can be asked about candidates instead of the whole row: where the chain begins with the highest k,
-// or where nothing truncates, so that whoever wins among all and is allowed wins among the allowed.
+// Whether the grammar can filter candidates instead of the whole row: where the chain begins with top_k, or where nothing
+// truncates, so that a winner among all that is allowed also wins among the allowed.
 bool Sampler::grammar_on_list() const {
     return (greedy_ && !infill_) || starts_with_top_k() || !truncates();
 }
@@ -110,7 +110,7 @@ int32_t Sampler::choose_greedy(const float * row) {
     return list_.items[0].id;
 }
 
-// The `count` highest that the grammar allows, asking about ever more of the row until there are so many.
+// The `count` highest that the grammar allows, checking more and more of the row until there are enough.
 void Sampler::select_allowed(const float * row, size_t count) {
     const size_t n = static_cast<size_t>(n_vocab_);
     for (const size_t width : {std::max<size_t>(64, 2 * count), std::max<size_t>(1024, 16 * count), n}) {
@@ -197,8 +197,8 @@ void Sampler::penalize() {
 
 void Sampler::infill(const float * row) {
     if (list_.size() > infill_limit) {
-        fail("SamplingError", "samplers: infill was given " + std::to_string(list_.size()) + " candidates and takes " +
-                                  std::to_string(infill_limit) + " at most: put top_k before it");
+        fail("SamplingError", "samplers: infill was given " + str(list_.size()) + " candidates and takes " +
+                                  str(infill_limit) + " at most: put top_k before it");
     }
     list_.sort_first(list_.size());
     llama_token_data_array array = {list_.items.data(), list_.size(), -1, true};
@@ -209,7 +209,7 @@ void Sampler::infill(const float * row) {
     }
     list_.items.resize(array.size);
     list_.set_sorted(0);
-    // It may have put an end token there that was no candidate.
+    // It may have added an end token that was no candidate.
     std::erase_if(list_.items, [&](const llama_token_data & item) {
         return row[item.id] == impossible || (grammar_ && !grammar_->allows(item.id));
     });

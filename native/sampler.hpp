@@ -1,8 +1,8 @@
 // Chooses the next token from a row of logits, by the options of one request, and remembers what was chosen.
 //
-// A row goes through: logit bias and bans, masks, the samplers in the order asked for, the draw (draw.hpp). Temperature
-// 0 takes the highest logit after biases, penalties and masks. `sample` decides and changes nothing; `accept` is told
-// each generated token exactly once and moves the history, the grammar and k.
+// A row goes through: logit bias and bans, masks, the samplers in the requested order, the draw (draw.hpp). Temperature
+// 0 takes the highest logit after biases, penalties and masks. `sample` chooses and changes nothing; `accept` must be
+// called exactly once with each generated token and advances the history, the grammar and k.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class SamplerKind { penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p
 // Checked by the constructor of Sampler as far as a wrong value could do harm; the ranges are those of params.py.
 struct SamplerOptions {
     uint64_t seed   = 0;
-    uint32_t choice = 0; // which of several answers to one prompt
+    uint32_t choice = 0; // index among the `n` choices of one prompt
 
     std::vector<SamplerKind> samplers = {SamplerKind::penalties, SamplerKind::dry,   SamplerKind::top_n_sigma,
                                          SamplerKind::top_k,     SamplerKind::typ_p, SamplerKind::top_p,
@@ -66,12 +66,12 @@ struct SamplerOptions {
     std::vector<std::string>               bad_words;
     std::optional<std::vector<int32_t>>    allowed_token_ids;
     bool                                   ignore_eos = false;
-    int32_t                                min_tokens = 0; // until then no end and no stop token
+    int32_t                                min_tokens = 0; // until then no end of generation and no stop token
     std::vector<int32_t>                   stop_token_ids;
 
     std::optional<GrammarOptions> grammar;
 
-    bool sampled_logprobs = false; // logprobs of what was drawn from, instead of the model's own
+    bool sampled_logprobs = false; // logprobs of the distribution drawn from, instead of the model's
 };
 
 struct Draw {
@@ -86,8 +86,8 @@ public:
     Sampler(const Sampler &)             = delete;
     Sampler & operator=(const Sampler &) = delete;
 
-    // Draws from one row of n_vocab logits, which it does not change and copies first: whoever writes to it meanwhile
-    // changes what is drawn and breaks nothing. `mask`: null, or mask_words() words, bit set =
+    // Draws from one row of n_vocab logits, which it copies first: a concurrent write to it changes the draw and corrupts
+    // nothing. `mask`: null, or mask_words() words, bit set =
     // allowed. num_logprobs: -1 none, 0 the chosen token's alone, k the k most likely as well. Does not accept: the same
     // row gives the same token again. SamplingError if nothing is allowed or a logit is NaN or +inf; nothing changed.
     Draw sample(const float * logits, const uint32_t * mask, int32_t num_logprobs);
@@ -98,7 +98,7 @@ public:
     // Tokens before the generated ones: history for penalties, DRY and bad words; grammar and k stay.
     void accept_prompt(const int32_t * tokens, size_t n);
     bool is_eog(int32_t token) const;
-    std::string token_bytes(int32_t token) const; // what it stands for, control tokens too
+    std::string token_bytes(int32_t token) const; // its bytes, control tokens included
 
     // Which tokens may come next, by everything but the mask of `sample`: mask_words() words.
     std::vector<uint32_t> allowed_mask();
@@ -129,7 +129,7 @@ private:
         uint64_t             seed   = 0;
         uint32_t             choice = 0;
         uint32_t             k      = 0;
-        std::vector<int32_t> history;   // prompt and generated, as far back as anything looks
+        std::vector<int32_t> history;   // prompt and generated, as far back as any sampler needs
         std::vector<int32_t> generated; // all of them where there is a grammar, which is rebuilt from them
         double               mu              = 0;
         double               adaptive_sum    = 0; // of p, each step weighing `decay` of the next
@@ -188,8 +188,8 @@ private:
     SamplerOptions                    options_;
     int32_t                           n_vocab_;
     bool                              greedy_ = false;
-    size_t                            window_ = 0;  // tokens of history that anything looks at
-    std::vector<SamplerKind>          chain_;       // what of the order does anything with these options
+    size_t                            window_ = 0;  // tokens of history that any sampler needs
+    std::vector<SamplerKind>          chain_;       // the samplers that have an effect with these options
     size_t                            leading_ = 0; // how many at its head change a few logits only
     std::vector<int32_t>              banned_;      // always
     std::vector<int32_t>              ends_;        // until min_tokens

@@ -1,4 +1,4 @@
-// How a sampler is made: its options are checked, and what they turn off is left out.
+// Construction of a sampler: checks its options and leaves out the samplers that they turn off.
 #include "sampler.hpp"
 
 #include <algorithm>
@@ -68,12 +68,12 @@ void Sampler::check_options() const {
     }
     if (!(options_.repeat_penalty > 0) || !std::isfinite(1 / options_.repeat_penalty) ||
         !std::isfinite(options_.repeat_penalty)) {
-        fail("InvalidParams", "repeat_penalty must be above 0, not " + std::to_string(options_.repeat_penalty));
+        fail("InvalidParams", "repeat_penalty must be above 0, not " + str(options_.repeat_penalty));
     }
     for (const auto & [token, bias] : options_.logit_bias) {
         check_token("logit_bias", token);
         if (!std::isfinite(bias)) {
-            fail("InvalidParams", "logit_bias: the bias of token " + std::to_string(token) + " must be finite");
+            fail("InvalidParams", "logit_bias: the bias of token " + str(token) + " must be finite");
         }
     }
     for (const int32_t token : options_.stop_token_ids) {
@@ -83,8 +83,8 @@ void Sampler::check_options() const {
 
 void Sampler::check_token(const char * field, int32_t token) const {
     if (token < 0 || token >= n_vocab_) {
-        fail("InvalidParams", std::string(field) + ": " + std::to_string(token) + " is no token of this model (0 to " +
-                                  std::to_string(n_vocab_ - 1) + ")");
+        fail("InvalidParams", std::string(field) + ": " + str(token) + " is no token of this model (0 to " +
+                                  str(n_vocab_ - 1) + ")");
     }
 }
 

@@ -1,4 +1,4 @@
-// What a sampler has become: history, counts, grammar and k; going on, back, out and in.
+// The progress of a sampler (history, counts, grammar, k): advancing, resetting, saving and restoring it.
 #include "sampler.hpp"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void Sampler::accept(int32_t token) {
     const std::lock_guard lock(mutex_);
     check_token("token_id", token);
     if (grammar_ && !grammar_->accept(token)) {
-        fail("InvalidParams", "token_id: the grammar does not allow token " + std::to_string(token) + " here");
+        fail("InvalidParams", "token_id: the grammar does not allow token " + str(token) + " here");
     }
     if (pending_.token == token && options_.mirostat != 0) {
         progress_.mu -= options_.mirostat_eta * (pending_.value - options_.mirostat_tau);
@@ -50,7 +50,7 @@ void Sampler::accept_prompt(const int32_t * tokens, size_t n) {
     }
 }
 
-// Adds to the history, which is kept as far back as anything looks.
+// Adds to the history, which is kept as far back as any sampler needs.
 void Sampler::remember(int32_t token) {
     if (window_ == 0) {
         return;
@@ -155,7 +155,7 @@ void Sampler::restore(const std::string & state) {
     for (const auto * tokens : {&progress.history, &progress.generated}) {
         for (const int32_t token : *tokens) {
             if (token < 0 || token >= n_vocab_) {
-                fail("StateError", "the saved state holds the token " + std::to_string(token) +
+                fail("StateError", "the saved state holds the token " + str(token) +
                                        ", which this model has not");
             }
         }
@@ -168,7 +168,7 @@ void Sampler::restore(const std::string & state) {
     go_to(std::move(progress), pending);
 }
 
-// Of everything that makes two samplers behave differently, but seed and choice.
+// A hash of everything but seed and choice that makes two samplers behave differently.
 uint64_t Sampler::fingerprint() const {
     const SamplerOptions & o = options_;
     Fingerprint            f;

@@ -1,4 +1,4 @@
-// What happens to a whole row of logits before any of it is a candidate: biases, bans, masks, leading penalties.
+// Edits of a whole row of logits before candidates are selected: biases, bans, masks, leading penalties.
 #include "sampler.hpp"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ const float * Sampler::edit(const float * logits, const uint32_t * mask) {
     return row;
 }
 
-// Everything that makes tokens impossible but the grammar and the mask of the call.
+// Sets to -inf what is banned, except by the grammar and the call's mask.
 void Sampler::ban(float * row) const {
     for (const int32_t token : banned_) {
         row[token] = impossible;
@@ -93,7 +93,7 @@ void Sampler::edit_penalties(float * row) const {
     }
 }
 
-// DRY only ever changes tokens that occurred before, so it is shown these alone.
+// DRY only ever changes tokens that occurred before, so it is given these alone.
 void Sampler::edit_dry(float * row) {
     std::set<int32_t> seen(progress_.history.begin(), progress_.history.end());
     list_.clear();

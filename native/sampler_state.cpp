@@ -59,7 +59,7 @@ std::string StateWriter::finish() {
 
 StateReader::StateReader(const std::string & bytes, uint64_t fingerprint) : bytes_(bytes), at_(0), end_(bytes.size()) {
     if (bytes.size() < magic.size() + 2 * word || bytes.compare(0, magic.size(), magic) != 0) {
-        fail("StateError", "these " + std::to_string(bytes.size()) + " bytes are no saved sampler of this version");
+        fail("StateError", "these " + str(bytes.size()) + " bytes are no saved sampler of this version");
     }
     end_ = bytes.size() - word;
     at_  = end_;
@@ -98,7 +98,7 @@ void StateReader::get(std::vector<int32_t> & values) {
 
 void StateReader::finish() const {
     if (at_ != end_) {
-        fail("StateError", "the saved sampler is damaged: it goes on after its end");
+        fail("StateError", "the saved sampler is damaged: it continues after its end");
     }
 }
 

@@ -8,7 +8,7 @@
 
 namespace paceline {
 
-// FNV-1a, 64 bits (Fowler, Noll, Vo): tells damage and differences, not malice.
+// FNV-1a, 64 bits (Fowler, Noll, Vo): detects damage and differences, not malice.
 class Fingerprint {
 public:
     void add(const void * data, size_t size);
@@ -37,7 +37,7 @@ private:
     std::string bytes_;
 };
 
-// Every failure is a StateError that says what is wrong.
+// Every failure is a StateError with the reason.
 class StateReader {
 public:
     StateReader(const std::string & bytes, uint64_t fingerprint);

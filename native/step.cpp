@@ -12,21 +12,19 @@
 namespace paceline {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
 using Clock = std::chrono::steady_clock;
 
 int64_t microseconds_since(Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
 }
 
-// A sampler's work in this step: draw at `first_output`, and on along the drafts as long as they are right.
+// A sampler's work in this step: draws at `first_output`, then along the drafts while they are right.
 struct DrawJob {
     size_t                    sampler;      // index into the input's samplers
     size_t                    row;
     int32_t                   first_output; // batch index of the first logits row
     std::span<const int32_t>  drafts;
-    std::span<const int32_t>  mask_slots;   // as many as positions it may draw at
+    std::span<const int32_t>  mask_slots;   // one for each position it may draw at
     std::vector<Draw>         draws;
     std::string               error_kind;
     std::string               error;
@@ -73,8 +71,8 @@ private:
         for (std::span<const int32_t> field : {input_.positions, input_.num_tokens, input_.num_drafts, input_.num_samplers,
                                                input_.num_scored, input_.num_logprobs}) {
             if (field.size() != rows) {
-                fail("InvalidParams", "every array of rows must have " + str(static_cast<int64_t>(rows)) +
-                                          " entries as seq_ids has, not " + str(static_cast<int64_t>(field.size())));
+                fail("InvalidParams", "every array of rows must have " + str(rows) +
+                                          " entries as seq_ids has, not " + str(field.size()));
             }
         }
         std::set<int32_t> seen;
@@ -100,12 +98,12 @@ private:
     static void check_total(const char * name, size_t size, int64_t wanted, const char * by) {
         if (static_cast<int64_t>(size) != wanted) {
             fail("InvalidParams", std::string(name) + " must have " + str(wanted) + " entries, the sum of " + by + ", not " +
-                                      str(static_cast<int64_t>(size)));
+                                      str(size));
         }
     }
 
     void check_row(size_t r) const {
-        const std::string at     = "row " + str(static_cast<int64_t>(r)) + ": ";
+        const std::string at     = "row " + str(r) + ": ";
         const int32_t     tokens = input_.num_tokens[r], drafts = input_.num_drafts[r], samplers = input_.num_samplers[r];
         if (tokens < 1) {
             fail("InvalidParams", at + "num_tokens must be at least 1, not " + str(tokens));
@@ -142,7 +140,7 @@ private:
         }
         for (size_t i = 0; i < input_.targets.size(); ++i) {
             if (input_.targets[i] < 0 || input_.targets[i] >= context_.model()->n_vocab()) {
-                fail("InvalidParams", "targets[" + str(static_cast<int64_t>(i)) + "] must be in [0, " +
+                fail("InvalidParams", "targets[" + str(i) + "] must be in [0, " +
                                           str(context_.model()->n_vocab()) + "), not " + str(input_.targets[i]));
             }
         }
@@ -150,7 +148,7 @@ private:
             const int32_t slot = input_.mask_slots[i];
             if (slot >= 0 && (!input_.masks || static_cast<size_t>(slot) >= input_.masks->num_slots() ||
                               input_.masks->n_vocab() != context_.model()->n_vocab())) {
-                fail("InvalidParams", "mask_slots[" + str(static_cast<int64_t>(i)) + "] is " + str(slot) +
+                fail("InvalidParams", "mask_slots[" + str(i) + "] is " + str(slot) +
                                           ", and masks has no such slot for this vocabulary");
             }
         }
@@ -228,7 +226,7 @@ private:
             job.logprobs = row_logprobs(rows_[static_cast<size_t>(job.output)], static_cast<size_t>(context_.model()->n_vocab()),
                                         job.target, job.k);
         } catch (const std::exception &) {
-            job.logprobs.chosen = std::numeric_limits<float>::quiet_NaN(); // as broken as the logits were
+            job.logprobs.chosen = std::numeric_limits<float>::quiet_NaN(); // as the logits were NaN
         }
     }
 

@@ -25,7 +25,7 @@ struct StepInput {
     std::span<const int32_t> num_tokens;   // at least 1, drafts included
     std::span<const int32_t> num_drafts;   // tokens at the row's end that are only proposed
     std::span<const int32_t> num_samplers; // several draw from one row of logits (then without drafts); 0: no draw
-    std::span<const int32_t> num_scored;   // leading tokens whose successor is known and wants its log-probability
+    std::span<const int32_t> num_scored;   // leading tokens whose successor is known and scored
     std::span<const int32_t> num_logprobs; // per drawn or scored token: -1 none, 0 its own, k the k most likely too
 
     std::span<const int32_t> token_ids;  // all tokens of all rows
@@ -44,7 +44,7 @@ struct StepError {
 
 // The k most likely tokens of each position, k = `width` for all, missing ones -1 and -inf.
 struct TopTokens {
-    std::vector<float>   own;    // log-probability of the token itself, NaN where none was asked for
+    std::vector<float>   own;    // log-probability of the token itself, NaN where not requested
     std::vector<int32_t> ids;    // [n, width]
     std::vector<float>   values; // [n, width]
 };

@@ -18,14 +18,14 @@ struct FreeAtHome {
 std::shared_ptr<ggml_threadpool> start(int32_t count) {
     const size_t num_workers = static_cast<size_t>(count) - 1;
     if (WorkerPool(num_workers).num_workers() < num_workers) { // ggml would assert
-        fail("NotEnoughMemory", "the system does not let this process start " + std::to_string(count) +
+        fail("NotEnoughMemory", "the system does not let this process start " + str(count) +
                                     " threads; lower n_threads and n_threads_batch");
     }
     ggml_threadpool_params params = ggml_threadpool_params_default(count);
     params.poll                   = 1; // idle threads spin for a millisecond or two between passes, then sleep
     ggml_threadpool * pool        = ggml_threadpool_new(&params);
     if (!pool) {
-        fail("NotEnoughMemory", "cannot start " + std::to_string(count) + " threads");
+        fail("NotEnoughMemory", "cannot start " + str(count) + " threads");
     }
     return {pool, FreeAtHome{}};
 }

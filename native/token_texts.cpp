@@ -5,9 +5,19 @@
 #include <numeric>
 #include <utility>
 
-#include "vocab.hpp"
-
 namespace paceline {
+
+std::string token_piece(const llama_vocab * vocab, llama_token token, bool special) {
+    std::string   bytes(32, '\0');
+    const int32_t length = llama_token_to_piece(vocab, token, bytes.data(), 32, 0, special);
+    if (length < 0) {
+        bytes.resize(-static_cast<std::size_t>(length));
+        llama_token_to_piece(vocab, token, bytes.data(), -length, 0, special);
+    } else {
+        bytes.resize(length);
+    }
+    return bytes;
+}
 
 TokenTexts::TokenTexts(const Model & model) : ends_(1), sorted_(static_cast<size_t>(model.n_vocab())) {
     const bool has_texts = llama_vocab_type(model.vocab()) != LLAMA_VOCAB_TYPE_NONE;

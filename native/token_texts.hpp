@@ -1,4 +1,4 @@
-// What every token of a vocabulary stands for, in the order of the texts.
+// The bytes of tokens, and the tokens of a vocabulary in the order of their bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,16 @@
 
 namespace paceline {
 
+// The bytes of a token; `special`: whether control and unknown tokens have their text, else they have none. The vocabulary
+// must have texts, and the token must be in it.
+std::string token_piece(const llama_vocab * vocab, llama_token token, bool special);
+
 class TokenTexts {
 public:
     explicit TokenTexts(const Model & model);
-    static std::shared_ptr<const TokenTexts> of(const std::shared_ptr<Model> & model); // shared by all who ask
+    static std::shared_ptr<const TokenTexts> of(const std::shared_ptr<Model> & model); // shared by all callers
 
-    // Those of control tokens included. None where the vocabulary has no texts.
+    // With the texts of control tokens. Empty where the vocabulary has no texts.
     std::string_view of_token(int32_t token) const {
         const size_t begin = ends_[static_cast<size_t>(token)];
         return std::string_view(bytes_).substr(begin, ends_[static_cast<size_t>(token) + 1] - begin);

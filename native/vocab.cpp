@@ -2,31 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <new>
 
-#include <unistd.h>
-
 #include "error.hpp"
-#include "runs.hpp"
-#include "stack.hpp"
+#include "token_texts.hpp"
 
 namespace paceline {
 
 namespace {
-
-// Measured with gcc 12 at -O3 over all pre-tokenizers: those that fall back on std::regex recurse once a character
-// and take 320 bytes of stack each time, whatever the characters; beside that 12 KiB. Other builds need more.
-#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
-constexpr std::size_t stack_per_character = 8192;
-#else
-constexpr std::size_t stack_per_character = 1024;
-#endif
-constexpr std::size_t stack_base = 256 * 1024;
-constexpr std::size_t inline_run = 256 * 1024 / stack_per_character; // fits a caller's stack of 512 KiB
-
-// Measured over all kinds of vocabulary: at most 130 bytes of heap a byte of text.
-constexpr std::size_t heap_per_byte = 256;
 
 using SpecialGetter = llama_token (*)(const llama_vocab *);
 constexpr std::array<std::pair<const char *, SpecialGetter>, 13> special_getters = {{
@@ -45,176 +28,61 @@ constexpr std::array<std::pair<const char *, SpecialGetter>, 13> special_getters
     {"fim_sep", llama_vocab_fim_sep},
 }};
 
-std::string metadata(const Model & model, const char * key) {
-    std::array<char, 64> value{};
-    llama_model_meta_val_str(model.get(), key, value.data(), value.size());
-    return value.data();
-}
-
-// A vocabulary that llama.cpp would not survive encoding with: the reason, or nothing.
-std::string find_flaw(const Model & model) {
-    const llama_vocab * vocab = model.vocab();
-    const auto          type  = llama_vocab_type(vocab);
-    if (type == LLAMA_VOCAB_TYPE_NONE) {
-        return "this model has no vocabulary and cannot encode text; hand in token ids";
-    }
-    const std::string kind = metadata(model, "tokenizer.ggml.model");
-    if (type == LLAMA_VOCAB_TYPE_BPE && metadata(model, "tokenizer.ggml.pre") == "whitespace" && kind != "whitespace") {
-        return "the pre-tokenizer 'whitespace' works only with the tokenizer model 'whitespace', not with '" + kind + "'";
-    }
-    return "";
-}
-
 } // namespace
 
 Vocab::Vocab(std::shared_ptr<Model> model)
-    : model_(std::move(model)), vocab_(model_->vocab()), size_(llama_vocab_n_tokens(vocab_)), specials_(vocab_),
-      pre_tokenizer_(type() == LLAMA_VOCAB_TYPE_BPE ? metadata(*model_, "tokenizer.ggml.pre") : ""),
-      flaw_(find_flaw(*model_)) {
-    if (type() == LLAMA_VOCAB_TYPE_SPM) {
-        single_characters_.resize(0x110000);
-        single_characters_[' '] = true; // in the vocabulary as U+2581
-        for (const std::string & text : texts()) {
-            if (!text.empty() && first_character(text).second == text.size()) {
-                single_characters_[first_character(text).first] = true;
-            }
-        }
-    }
-    if (type() == LLAMA_VOCAB_TYPE_RWKV && lacks_single_bytes()) {
-        flaw_ = "this vocabulary has longer tokens that begin with a byte that is no token itself";
-    }
-}
-
-std::size_t Vocab::max_encode_bytes() {
-    constexpr std::size_t cap   = std::size_t{8} << 30;
-    const long            pages = sysconf(_SC_PHYS_PAGES);
-    const long            page  = sysconf(_SC_PAGESIZE);
-    return pages > 0 && page > 0 ? std::min(cap, static_cast<std::size_t>(pages) / 2 * page) : cap;
-}
+    : model_(std::move(model)), vocab_(model_->vocab()), size_(llama_vocab_n_tokens(vocab_)), guard_(*model_),
+      special_tokens_(vocab_) {}
 
 void Vocab::require_token(llama_token token) const {
     if (token < 0 || token >= size_) {
-        fail("InvalidParams", "token must be an integer >= 0 and <= " + std::to_string(size_ - 1) + ", not " +
-                                  std::to_string(token) + "; the vocabulary has " + std::to_string(size_) + " tokens");
+        fail("InvalidParams", "token must be an integer >= 0 and <= " + str(size_ - 1) + ", not " +
+                                  str(token) + "; the vocabulary has " + str(size_) + " tokens");
     }
     if (type() == LLAMA_VOCAB_TYPE_NONE) {
-        fail("Unsupported", "this model has no vocabulary, only numbers of tokens");
-    }
-}
-
-// llama.cpp asserts all of this.
-void Vocab::require_encodable(bool add_special) const {
-    if (!flaw_.empty()) {
-        fail("Unsupported", flaw_);
-    }
-    const bool is_wpm       = type() == LLAMA_VOCAB_TYPE_WPM;
-    const bool lacks_prefix = (is_wpm || add_bos()) && llama_vocab_bos(vocab_) == LLAMA_TOKEN_NULL;
-    const bool lacks_suffix = is_wpm ? llama_vocab_sep(vocab_) == LLAMA_TOKEN_NULL
-                                     : add_eos() && llama_vocab_eos(vocab_) == LLAMA_TOKEN_NULL;
-    if (add_special && (lacks_prefix || lacks_suffix)) {
-        fail("Unsupported", "the vocabulary wants special tokens around a text but lacks them; use add_special=False");
-    }
-}
-
-void Vocab::require_room(std::size_t text_bytes, std::size_t run) const {
-    const std::size_t limit     = max_encode_bytes();
-    const std::size_t run_limit = limit / stack_per_character;
-    const std::size_t int_limit = std::numeric_limits<int32_t>::max() / 4; // room for escaped blanks
-    const std::size_t max_bytes = std::min(limit / heap_per_byte, int_limit);
-    if (text_bytes > max_bytes) {
-        fail("TextTooLong", "text has " + std::to_string(text_bytes) + " bytes, and at most " +
-                                std::to_string(max_bytes) + " can be encoded at once here; encode it in parts");
-    }
-    if (type() == LLAMA_VOCAB_TYPE_BPE && run > run_limit) {
-        fail("TextTooLong", "text has " + std::to_string(run) + " characters without a line break or a wider gap, and " +
-                                "at most " + std::to_string(run_limit) + " can be encoded here; encode it in parts");
-    }
-}
-
-// Three pre-tokenizers look at a whole run again from each of its characters, and SentencePiece vocabularies copy all
-// tokens for each character they have to spell in bytes. Measured, in the order below: 8,000 blanks before a digit 3.2 s,
-// 8,000 digits 3.1 s, 200,000 blanks 12.7 s, 1,000,000 line breaks 70 s. The bounds are about 10 s, and 40 s for the last.
-void Vocab::require_patience(const std::string & text) const {
-    constexpr double bound = 1 << 27;
-    const bool       slow  = (pre_tokenizer_ == "deepseek-llm" && squared_runs(text, blank_length) > bound) ||
-                      (pre_tokenizer_ == "superbpe" && squared_runs(text, digit_length) > bound) ||
-                      (pre_tokenizer_ == "jais-2" && squared_runs(text, blank_length) > 256 * bound);
-    if (slow) {
-        fail("TextTooLong", "text has runs of blanks or digits that the pre-tokenizer '" + pre_tokenizer_ +
-                                "' would take minutes for; shorten them or encode it in parts");
-    }
-    const auto spelt = static_cast<double>(num_spelt(text));
-    if (spelt * static_cast<double>(text.size()) > 4096 * bound) {
-        fail("TextTooLong", "text has " + std::to_string(text.size()) + " bytes with " + std::to_string(num_spelt(text)) +
-                                " characters that are no tokens, which would take minutes; encode it in parts");
-    }
-}
-
-// How many characters a SentencePiece vocabulary has to spell in bytes.
-std::size_t Vocab::num_spelt(std::string_view text) const {
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < text.size() && !single_characters_.empty();) {
-        const auto [character, length] = first_character(text.substr(i));
-        count += !single_characters_[character];
-        i += length;
-    }
-    return count;
-}
-
-template <typename Work> void Vocab::on_fitting_stack(std::size_t run, Work work) const {
-    if (type() != LLAMA_VOCAB_TYPE_BPE || run <= inline_run) {
-        work();
-    } else {
-        run_on_stack(stack_base + run * stack_per_character, work);
+        fail("Unsupported", "this model has no vocabulary: its tokens have ids and no texts");
     }
 }
 
 std::vector<llama_token> Vocab::encode(const std::string & text, bool add_special, bool parse_special) const {
-    require_encodable(add_special);
-    const std::size_t run = longest_run(text);
-    require_room(text.size(), run);
-    require_patience(text);
     std::vector<llama_token> tokens;
-    on_fitting_stack(run, [&] { tokens = encode_here(text, add_special, parse_special); });
-    return tokens;
-}
-
-std::vector<llama_token> Vocab::encode_prompt(const std::string & text, const Specials::Spans & inputs) const {
-    require_encodable(true);
-    const std::size_t run = longest_run(text);
-    require_room(text.size(), run);
-    require_patience(text);
-    std::vector<llama_token> tokens;
-    on_fitting_stack(run, [&] {
-        std::vector<Specials::Piece> pieces;
-        std::size_t                  begin = 0;
-        for (const auto & [end, parse_special] : specials_.guarded(text, inputs)) {
-            for (const std::size_t cut : specials_.cuts(std::string_view(text).substr(begin, end - begin), parse_special)) {
-                pieces.push_back({begin + cut, parse_special});
-            }
-            begin = end;
+    guard_.run(text, add_special, [&] {
+        std::vector<SpecialTokens::Piece> pieces;
+        for (const std::size_t end : special_tokens_.cuts(text, parse_special)) {
+            pieces.push_back({end, parse_special});
         }
-        tokens = pieces.size() == 1 ? tokenize(text, true, pieces.front().parse_special) : encode_pieces(text, pieces, true);
+        tokens = encode_pieces(text, pieces, add_special);
     });
     return tokens;
 }
 
-std::vector<llama_token> Vocab::encode_here(const std::string & text, bool add_special, bool parse_special) const {
-    std::vector<Specials::Piece> pieces;
-    for (const std::size_t end : specials_.cuts(text, parse_special)) {
-        pieces.push_back({end, parse_special});
-    }
-    return pieces.size() == 1 ? tokenize(text, add_special, parse_special) : encode_pieces(text, pieces, add_special);
+std::vector<llama_token> Vocab::encode_prompt(const std::string & text, const SpecialTokens::Spans & inputs) const {
+    std::vector<llama_token> tokens;
+    guard_.run(text, true, [&] {
+        std::vector<SpecialTokens::Piece> pieces;
+        std::size_t                       begin = 0;
+        for (const auto & [end, parse_special] : special_tokens_.pieces_around(text, inputs)) {
+            for (const std::size_t cut : special_tokens_.cuts(std::string_view(text).substr(begin, end - begin), parse_special)) {
+                pieces.push_back({begin + cut, parse_special});
+            }
+            begin = end;
+        }
+        tokens = encode_pieces(text, pieces, true);
+    });
+    return tokens;
 }
 
-std::vector<llama_token> Vocab::encode_pieces(const std::string & text, const std::vector<Specials::Piece> & pieces,
+std::vector<llama_token> Vocab::encode_pieces(const std::string & text, const std::vector<SpecialTokens::Piece> & pieces,
                                               bool add_special) const {
+    if (pieces.size() == 1) {
+        return tokenize(text, add_special, pieces.front().parse_special);
+    }
     std::vector<llama_token> around = add_special ? tokenize("", true, false) : std::vector<llama_token>();
     const bool               has_prefix = !around.empty() && (add_bos() || type() == LLAMA_VOCAB_TYPE_WPM);
     const auto               suffix     = around.begin() + (has_prefix ? 1 : 0);
     std::vector<llama_token> tokens(around.begin(), suffix);
     std::size_t              begin = 0;
-    for (const Specials::Piece & piece : pieces) {
+    for (const SpecialTokens::Piece & piece : pieces) {
         const auto part = tokenize(std::string_view(text).substr(begin, piece.end - begin), false, piece.parse_special);
         tokens.insert(tokens.end(), part.begin(), part.end());
         begin = piece.end;
@@ -238,7 +106,7 @@ std::vector<llama_token> Vocab::tokenize(std::string_view text, bool add_special
             count = encode_into();
         }
     } catch (const std::bad_alloc &) {
-        fail("NotEnoughMemory", "no memory to encode a text of " + std::to_string(n_text) + " bytes; encode it in parts");
+        fail("NotEnoughMemory", "no memory to encode a text of " + str(n_text) + " bytes; encode it in parts");
     } catch (const std::exception & error) { // a byte without a token, or a broken table in the file
         fail("Unsupported", std::string("the vocabulary cannot encode this text: ") + error.what());
     }
@@ -248,18 +116,6 @@ std::vector<llama_token> Vocab::tokenize(std::string_view text, bool add_special
         fail("Unsupported", "the vocabulary has no token for a part of this text, nor one for what is unknown");
     }
     return tokens;
-}
-
-std::string token_piece(const llama_vocab * vocab, llama_token token, bool special) {
-    std::string   bytes(32, '\0');
-    const int32_t length = llama_token_to_piece(vocab, token, bytes.data(), 32, 0, special);
-    if (length < 0) {
-        bytes.resize(-static_cast<std::size_t>(length));
-        llama_token_to_piece(vocab, token, bytes.data(), -length, 0, special);
-    } else {
-        bytes.resize(length);
-    }
-    return bytes;
 }
 
 std::string Vocab::piece(llama_token token, bool special) const {
@@ -295,18 +151,6 @@ float Vocab::score(llama_token token) const {
 bool Vocab::is_control(llama_token token) const {
     require_token(token);
     return llama_vocab_is_control(vocab_, token);
-}
-
-// Where the longest match of an RWKV vocabulary fails after its first byte, llama.cpp begins the text anew, for ever.
-bool Vocab::lacks_single_bytes() const {
-    std::array<bool, 256> begins{}, is_token{};
-    for (llama_token token = 0; token < size_; ++token) {
-        const std::string bytes = piece(token, true);
-        if (!bytes.empty()) {
-            (bytes.size() == 1 ? is_token : begins)[static_cast<unsigned char>(bytes[0])] = true;
-        }
-    }
-    return !std::equal(begins.begin(), begins.end(), is_token.begin(), [](bool a, bool b) { return !a || b; });
 }
 
 std::vector<std::string> Vocab::texts() const {

@@ -11,16 +11,13 @@ from hypothesis import HealthCheck, settings
 
 from paceline.runtime import Model
 
-# How long an example takes says something about the machine, and nothing about what it is an example of.
+# How long an example takes says something about the machine, and nothing about what it is an example of; hangs are for
+# the timeout of each test.
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# A busy machine takes what time it takes; hangs are for the timeout of each test.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

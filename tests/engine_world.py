@@ -7,12 +7,24 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.engine.commands import Cancel, Command, EndSlow, Export, Import, SetPaused, Stop, Submit
+from paceline.engine.commands import (
+    Cancel,
+    Command,
+    EndSlow,
+    Export,
+    Import,
+    SetInterval,
+    SetPaused,
+    Stop,
+    Submit,
+)
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
-from paceline.engine.instruments import Instruments
-from paceline.engine.metrics import Metrics
 from paceline.errors import DecodeError, PacelineError, SamplingError
+from paceline.kv_cache import Remove, pack_tokens
+from paceline.observability.instruments import Instrument, Instruments
+from paceline.observability.metrics import Metrics
+from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.clock import Clock
@@ -28,13 +40,12 @@ from paceline.scheduling.events import (
     Released,
     Started,
 )
-from paceline.scheduling.instrument import Instrument
-from paceline.scheduling.limits import Limits, Vocabulary
-from paceline.scheduling.plan import Remove, Row
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.plan import Row
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request, packed, prefix_namespace
+from paceline.scheduling.sequence import Request, prefix_namespace
 from paceline.scheduling.strategies import resolve_strategy
-from paceline.scheduling.view import BatchStrategy, Share, View
+from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
 from paceline.testing.fake_backend import FakeBackend, FakeSampler
 from paceline.testing.fake_memory import FakeState
@@ -70,7 +81,7 @@ class FaultyStrategy:
     def __init__(self, strategy: BatchStrategy, faults: Faults) -> None:
         self._strategy, self._faults = strategy, faults
 
-    def plan(self, view: View, budget: int) -> Many[Share]:
+    def plan(self, view: SchedulerView, budget: int) -> Many[TokenAllocation]:
         if self._faults.next_plans:
             raise self._faults.next_plans.popleft()
         return self._strategy.plan(view, budget)
@@ -196,19 +207,19 @@ def make_scheduler(
 
 def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
     """What lies in memory is what running and kept ones have, and what is about to be removed."""
-    held, memory = backend.memory._sequences, scheduler.memory
-    there = {sequence.seq_id for sequence in scheduler.running} | set(memory._kept.seq_ids)
-    leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
+    held, cache = backend.memory._sequences, scheduler.kv_cache
+    there = {sequence.seq_id for sequence in scheduler.running} | set(cache._offloader.seq_ids)
+    leaving = {one.seq_id for one in cache._cells.operations if isinstance(one, Remove)}
     assert there.isdisjoint(leaving)
     assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
     for sequence in scheduler.running:
         assert sequence.seq_id is not None
-        assert len(held[sequence.seq_id].hashes) == sequence.num_computed
-    for kept in memory._kept._paths:
-        assert len(held[kept.seq_id].hashes) == kept.num_computed
+        assert len(held[sequence.seq_id].hashes) == sequence.num_computed_tokens
+    for kept in cache._offloader.prefixes:
+        assert len(held[kept.seq_id].hashes) == kept.num_computed_tokens
     if scheduler._limits.num_cells is not None:
         cells = {cell for seq_id in there for cell in held[seq_id].cells}
-        assert len(cells) == memory.num_cells
+        assert len(cells) == cache.num_cells
 
 
 class World:
@@ -305,7 +316,7 @@ class World:
         self._next_key += 1
         self.exported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
-        self.commands.queue.append(Export(self._next_key, namespace, packed(token_ids)))
+        self.commands.queue.append(Export(self._next_key, namespace, pack_tokens(token_ids)))
         return self._next_key
 
     def bring_in(self, token_ids: list[int], states: list[FakeState], **options: Any) -> int:
@@ -314,7 +325,7 @@ class World:
         self.imported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
         ranges = tuple((one.start, one.start + len(one.hashes), one) for one in states)
-        self.commands.queue.append(Import(self._next_key, namespace, packed(token_ids), ranges))
+        self.commands.queue.append(Import(self._next_key, namespace, pack_tokens(token_ids), ranges))
         return self._next_key
 
     def cancel_embedding(self, key: int) -> None:
@@ -327,6 +338,9 @@ class World:
 
     def pause(self, outcome: Outcome, *, is_paused: bool = True) -> None:
         self.commands.queue.append(SetPaused(outcome.request.key, is_paused))
+
+    def set_interval(self, outcome: Outcome, interval: int) -> None:
+        self.commands.queue.append(SetInterval(outcome.request.key, interval))
 
     def end_slow(self, outcome: Outcome) -> None:
         self.commands.queue.append(EndSlow(outcome.request.key))
@@ -391,7 +405,7 @@ class World:
         self.metrics.check()
         for sequence in self.scheduler.running:
             assert sequence.seq_id is not None
-            assert self.backend.positions(sequence.seq_id) == sequence.num_computed
+            assert self.backend.positions(sequence.seq_id) == sequence.num_computed_tokens
         self._check_memory()
         open_keys = {key for key, outcome in self.outcomes.items() if outcome.terminal is None}
         waiting_to_begin = {command.request.key for command in self.commands.queue if isinstance(command, Submit)}
@@ -404,15 +418,16 @@ class World:
         self.check()
         assert self.engine.is_idle
         assert not self.scheduler.running
-        assert self.scheduler.num_waiting == self.scheduler.num_unfinished == 0
-        memory = self.scheduler.memory
-        kept = set(memory._kept.seq_ids)
+        assert not self.scheduler._requests
+        assert self.scheduler.num_waiting == 0
+        cache = self.scheduler.kv_cache
+        kept = set(cache._offloader.seq_ids)
         assert all(
             (self.backend.positions(seq_id) > 0) == (seq_id in kept) for seq_id in range(self.limits.num_seq_ids)
         )
         assert self.scheduler._slots.num_free == self.limits.num_slots
-        assert not memory._operations
-        assert {holder for node in memory._tree.nodes() for holder in node.holders} == set(memory._kept._paths)
+        assert not cache._cells.operations
+        assert {owner for node in cache._tree.nodes() for owner in node.owners} == set(cache._offloader.prefixes)
         assert not self.scheduler._events
         for outcome in self.outcomes.values():
             assert outcome.terminal is not None

@@ -10,10 +10,12 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import ModelLoadError
+from paceline.observability.instruments import Instrument
 from paceline.params import SamplingParams
-from paceline.scheduling.instrument import Instrument, RequestRecord
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.telemetry import RequestRecord
 from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler
 from paceline.testing.fake_process import limits_of
 
@@ -74,13 +76,15 @@ def make_forgetful(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
 
 
 def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
-    backend = FaultyBackend(**options)
+    """needs: a file without which there is no backend."""
+    needs = options.get("needs")
+    if needs is not None and not Path(needs).exists():
+        raise ModelLoadError(f"there is no {needs}")
+    backend = FaultyBackend(**{name: value for name, value in options.items() if name != "needs"})
     return backend, limits_of(backend, options.get("num_seq_ids", 8))
 
 
 def refuse(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
-    from paceline.errors import ModelLoadError
-
     raise ModelLoadError(f"there is no model {options['name']!r}")
 
 

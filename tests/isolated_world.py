@@ -8,19 +8,20 @@ from typing import Any
 
 from tests.engine_world import check_memory
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused
+from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.instruments import Instruments
-from paceline.engine.isolation import messages
-from paceline.engine.isolation.black_box import BlackBox
-from paceline.engine.isolation.frames import FrameReader, framed
-from paceline.engine.isolation.ledger import Ledger
-from paceline.engine.isolation.outlet import SocketOutlet
-from paceline.engine.isolation.preparing import Preparing
-from paceline.engine.isolation.requests_watch import RequestsWatch
-from paceline.engine.metrics import Metrics
+from paceline.engine.worker import messages
+from paceline.engine.worker.black_box import BlackBox
+from paceline.engine.worker.frames import FrameReader, framed
+from paceline.engine.worker.replay_log import ReplayLog
+from paceline.engine.worker.request_preparer import RequestPreparer
+from paceline.engine.worker.requests_watch import RequestsWatch
+from paceline.engine.worker.restarts import RestartLimits, Restarts
+from paceline.engine.worker.socket_sink import SocketSink
+from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -54,20 +55,20 @@ class WorkerLife:
         self.inbox = Inbox(2**62)
         limits = limits_of(self.backend, backend_options.get("num_seq_ids", 8))
         self.scheduler = Scheduler(limits, resolve_strategy("paced"), clock, Instruments())
-        self.scheduler.tells_held_back = True
-        self.outlet = SocketOutlet(self.link, self.inbox, self.backend, lambda: None)  # type: ignore[arg-type]
+        self.scheduler.reports_held_back = True
+        self.sink = SocketSink(self.link, self.inbox, self.backend, lambda: None)  # type: ignore[arg-type]
         self.box = BlackBox.create()
-        self.preparing = Preparing(self.inbox, self.outlet, self.backend, self.box)
+        self.preparer = RequestPreparer(self.inbox, self.sink, self.backend, self.box)
         self.engine = Engine(self.inbox, self.scheduler, Executor(self.backend, clock))
 
     def hear(self, message: messages.Generate | messages.Embed) -> None:
         decoded = messages.decode_down(messages.encode(message))
         assert isinstance(decoded, (messages.Generate, messages.Embed))
-        self.preparing.expect(message.key)
-        self.preparing.prepare(decoded)
+        self.preparer.expect(message.key)
+        self.preparer.prepare(decoded)
 
     def tick(self) -> list[messages.Part]:
-        self.outlet.deliver(self.engine.tick())
+        self.sink.deliver(self.engine.tick())
         self.check()
         parts = [part for one in self.link.received if isinstance(one, messages.Happened) for part in one.parts]
         self.link.received.clear()
@@ -80,11 +81,12 @@ class WorkerLife:
     def check_done(self) -> None:
         """Nobody runs or waits, and memory holds nothing but what is kept."""
         self.check()
-        memory = self.scheduler.memory
-        assert self.scheduler.num_unfinished == self.scheduler.num_waiting == 0
+        cache = self.scheduler.kv_cache
+        assert not self.scheduler._requests
+        assert self.scheduler.num_waiting == 0
         assert self.scheduler._slots.num_free == self.scheduler._limits.num_slots
-        assert not memory._operations
-        assert memory._seq_ids.num_free + memory.num_kept == self.scheduler._limits.num_seq_ids
+        assert not cache._cells.operations
+        assert cache._cells.seq_ids.num_free + len(cache._offloader) == self.scheduler._limits.num_seq_ids
 
     def close(self) -> None:
         self.box.close()
@@ -127,12 +129,12 @@ class Told:
 
 
 class IsolatedWorld:
-    """A ledger and, one after the other, workers."""
+    """A replay_log and, one after the other, workers."""
 
     def __init__(self, **backend_options: Any) -> None:
         self.clock = ManualClock()
         self._options = {"num_seq_ids": 8, **backend_options}
-        self.ledger = Ledger()
+        self.replay_log = ReplayLog()
         self.told: dict[int, Told] = {}
         self.embedded: dict[int, Embedded] = {}
         self.requests: dict[int, Request | EmbeddingRequest] = {}
@@ -140,6 +142,9 @@ class IsolatedWorld:
         self._watch = RequestsWatch(self.metrics, self.clock)
         self.worker = WorkerLife(self.clock, self._options)
         self.is_served = True  # whether there is a worker; where there is none, `worker` is the dead one
+        self.restarts = Restarts(RestartLimits())
+        self._ready_s = self.clock.now()
+        self.start_at_s: float | None = None  # where there is no worker: when its back-off is over
 
     def submit(self, prompt: list[int], **options: Any) -> Told:
         params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
@@ -172,49 +177,74 @@ class IsolatedWorld:
 
     def _accept(self, request: Request | EmbeddingRequest) -> None:
         self.requests[request.key] = request
-        self.ledger.add(request)
+        self.replay_log.add(request)
         self._watch.queued(request)
         if self.is_served:
-            self.worker.hear(self.ledger.message(request.key))
+            self.worker.hear(self.replay_log.message(request.key))
 
     def die(self) -> None:
         """The worker is gone between two ticks; what it has not sent is lost. The next one goes on with everything."""
-        self.bury()
+        self.reap()
         self.start()
 
-    def bury(self, *, loses_a_tick: bool = False) -> None:
+    def reap(self, *, loses_a_tick: bool = False) -> None:
         """The worker is gone, with all that its last tick brought where it loses that, and there is no other yet."""
         if loses_a_tick:
             self.worker.engine.tick()
         self.worker.close()
         self.is_served = False
+        self.start_at_s = self.restarts.crashed(self.clock.now(), self._ready_s)
+
+    @property
+    def num_crashes(self) -> int:
+        """In a row, as the front counts them now."""
+        return self.restarts.num_in_row(self.clock.now(), self._ready_s if self.is_served else None)
+
+    def wait_for_back_off(self) -> None:
+        """Until the next worker may be started; what is due until then ends."""
+        assert self.start_at_s is not None
+        self.clock.advance(max(0.0, self.start_at_s - self.clock.now()))
+        self._end_due()
+
+    def fail_to_start(self) -> None:
+        """Another worker dies before it is ready."""
+        self.wait_for_back_off()
+        self.start_at_s = self.restarts.crashed(self.clock.now(), None)
 
     def start(self) -> None:
         """Another worker goes on with what is open."""
-        self._end_due()
+        self.wait_for_back_off()
         self.worker, self.is_served = WorkerLife(self.clock, self._options), True
-        for key in self.ledger:
-            self.worker.hear(self.ledger.message(key))
-            request = self.ledger.find(key)
+        self._ready_s, self.start_at_s = self.clock.now(), None
+        for key in self.replay_log:
+            self.worker.hear(self.replay_log.message(key))
+            request = self.replay_log.find(key)
             if isinstance(request, Request) and request.is_paused:
                 self.worker.inbox.put(SetPaused(key, True))
 
     def pause(self, key: int, *, is_paused: bool) -> None:
-        request = self.ledger.find(key)
+        request = self.replay_log.find(key)
         if isinstance(request, Request) and request.is_paused != is_paused:
             request.is_paused = is_paused
             if self.is_served:
                 self.worker.inbox.put(SetPaused(key, is_paused))
 
+    def set_interval(self, key: int, interval: int) -> None:
+        request = self.replay_log.find(key)
+        if isinstance(request, Request):
+            request.set_interval(interval)
+            if self.is_served and request.params.prompt_logprobs is None:
+                self.worker.inbox.put(SetInterval(key, interval))
+
     def cancel(self, key: int) -> None:
-        request = self.ledger.find(key)
+        request = self.replay_log.find(key)
         if request is not None:
             request.cancelled = True
             if self.is_served:
                 self.worker.inbox.put(Cancel(key))
 
     def end_slow(self, key: int) -> None:
-        request = self.ledger.find(key)
+        request = self.replay_log.find(key)
         if isinstance(request, Request):
             request.is_slow = True
             if self.is_served:
@@ -226,25 +256,25 @@ class IsolatedWorld:
             self._end_due()
             return
         for part in self.worker.tick():
-            self.take(self.ledger.note(part))
+            self.take(self.replay_log.note(part))
 
     def _end_due(self) -> None:
-        for key, reason in self.ledger.due(tuple(self.ledger), self.clock.now()).items():
-            self.take(self.ledger.end(key, reason, self.clock.now()))
+        for key, reason in self.replay_log.due(tuple(self.replay_log), self.clock.now()).items():
+            self.take(self.replay_log.end(key, reason, self.clock.now()))
 
     def run(self, before_tick: Callable[[int], None] = lambda _: None, max_ticks: int = 3000) -> None:
         """Ticks until nothing is open; before_tick is called with the number of each."""
         for number in range(max_ticks):
-            if not len(self.ledger):
+            if not len(self.replay_log):
                 self.worker.close()
                 return
             before_tick(number)
             self.tick()
-        raise AssertionError(f"not done after {max_ticks} ticks: {list(self.ledger)}")
+        raise AssertionError(f"not done after {max_ticks} ticks: {list(self.replay_log)}")
 
     def end(self, told: Told, reason: FinishReason) -> None:
         """The front ends a request by itself."""
-        self.take(self.ledger.end(told.request.key, reason, self.clock.now()))
+        self.take(self.replay_log.end(told.request.key, reason, self.clock.now()))
 
     def take(self, events: list[Event]) -> None:
         for event in events:

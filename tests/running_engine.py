@@ -12,16 +12,16 @@ from tests.engine_world import Faults, make_limits, make_request, make_scheduler
 
 from paceline.engine.backend import Lora
 from paceline.engine.core import Engine
-from paceline.engine.delivery import Delivery
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.metrics import Metrics
 from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.output_router import OutputRouter
 from paceline.engine.runner import Runner
 from paceline.errors import Aborted
+from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.instrument import Instrument
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.strategies import resolve_strategy
@@ -89,15 +89,15 @@ class Running:
             limits, self.backend, resolve_strategy("paced"), self.clock, (self.metrics, *instruments)
         )
         self.inbox = Inbox(max_requests, max_queue_tokens)
-        self.delivery = Delivery(self.inbox)
+        self.router = OutputRouter(self.inbox)
         engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock))
-        self.runner = Runner(engine, self.inbox, self.delivery, self.clock, self.backend.abort, (self.backend.close,))
+        self.runner = Runner(engine, self.inbox, self.router, self.clock, self.backend.abort, (self.backend.close,))
 
     def request(self, prompt: str | list[int] = "hello", **options: Any) -> Request:
         return make_request(self.backend, self.clock, self.inbox.next_key(), prompt, **options)
 
     def submit(self, prompt: str | list[int] = "hello", **options: Any) -> StreamChannel:
-        return self.delivery.submit(self.request(prompt, **options), 0)
+        return self.router.submit(self.request(prompt, **options), 0)
 
     def embed(self, *texts: str, **options: Any) -> Future[list[Any]]:
         request = EmbeddingRequest(
@@ -107,7 +107,7 @@ class Running:
             options=RequestOptions(**options),
             submitted_s=self.clock.now(),
         )
-        return self.delivery.submit_embedding(request)
+        return self.router.submit_embedding(request)
 
     def hold(self) -> None:
         """From the next pass on the engine's thread waits."""

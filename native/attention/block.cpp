@@ -11,7 +11,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-void cap(float softcap, float * scores) { // which are to the base 2 before and after
+void cap(float softcap, float * scores) { // to the base 2 before and after
     for (int i = 0; i < num_lanes; ++i) {
         scores[i] = softcap * log2_e * std::tanh(scores[i] / (softcap * log2_e));
     }
@@ -40,25 +40,25 @@ void Block::begin(const Rows & rows) {
     }
 }
 
-// A weight of zero times an infinity is no zero, so that a cell that somebody else filled with nonsense would spoil rows from
-// which it is hidden. That is rare: it is looked for in the sums, and such cells are computed once more, with care.
-void Block::attend(int64_t first_cell, int64_t end_cell, Sums & sums) {
-    attend_tiles(first_cell, end_cell, sums);
-    if (!sums.are_finite()) {
-        is_careful_ = true;
-        attend_tiles(first_cell, end_cell, sums);
-        is_careful_ = false;
+// A weight of zero times an infinity is NaN, so a masked cell of another sequence that holds infinities or NaN would reach
+// rows that do not see it. That is rare: it shows in the state, and then the cells are computed again without those values.
+void Block::attend(int64_t first_cell, int64_t end_cell, SoftmaxState & state) {
+    attend_tiles(first_cell, end_cell, state);
+    if (!state.is_finite()) {
+        skips_nonfinite_ = true;
+        attend_tiles(first_cell, end_cell, state);
+        skips_nonfinite_ = false;
     }
 }
 
-void Block::attend_tiles(int64_t first_cell, int64_t end_cell, Sums & sums) {
-    sums.clear();
+void Block::attend_tiles(int64_t first_cell, int64_t end_cell, SoftmaxState & state) {
+    state.clear();
     for (int64_t cell = first_cell; cell < end_cell; cell += tile_cells) {
-        attend_tile(cell, static_cast<int>(std::min<int64_t>(tile_cells, end_cell - cell)), sums);
+        attend_tile(cell, static_cast<int>(std::min<int64_t>(tile_cells, end_cell - cell)), state);
     }
 }
 
-void Block::attend_tile(int64_t first_cell, int num_cells, Sums & sums) {
+void Block::attend_tile(int64_t first_cell, int num_cells, SoftmaxState & state) {
     const TileMask mask(op_, rows_, first_cell, num_cells, slopes_, masks_);
     bool is_read = false;
     for (int first = 0; first < rows_.num_vectors();) {
@@ -73,7 +73,7 @@ void Block::attend_tile(int64_t first_cell, int num_cells, Sums & sums) {
                 read_tile(first_cell, num_cells);
                 is_read = true;
             }
-            attend_vectors(num_cells, first, end - first, mask.is_masked, sums);
+            attend_vectors(num_cells, first, end - first, mask.is_masked, state);
         }
         first = end + 1;
     }
@@ -96,22 +96,22 @@ void Block::read_tile(int64_t first_cell, int num_cells) {
         to_floats(keys_ + cell * op_.dim_k, at(op_.k, first_cell + cell, rows_.kv_head, rows_.stream), op_.k->type, op_.dim_k);
         to_floats(values_ + cell * op_.dim_v, at(op_.v, first_cell + cell, rows_.kv_head, rows_.stream), op_.v->type, op_.dim_v);
     }
-    if (is_careful_) {
-        take_out_spoiled(num_cells);
+    if (skips_nonfinite_) {
+        clear_nonfinite(num_cells);
     }
 }
 
-void Block::take_out_spoiled(int num_cells) {
+void Block::clear_nonfinite(int num_cells) {
     for (int cell = 0; cell < num_cells; ++cell) {
         float * values    = values_ + cell * op_.dim_v;
-        is_spoiled_[cell] = !std::all_of(values, values + op_.dim_v, [](float value) { return std::isfinite(value); });
-        if (is_spoiled_[cell]) {
+        has_nonfinite_[cell] = !std::all_of(values, values + op_.dim_v, [](float value) { return std::isfinite(value); });
+        if (has_nonfinite_[cell]) {
             std::fill_n(values, op_.dim_v, 0.0f);
         }
     }
 }
 
-void Block::attend_vectors(int num_cells, int first, int count, const bool * is_masked, Sums & sums) {
+void Block::attend_vectors(int num_cells, int first, int count, const bool * is_masked, SoftmaxState & state) {
     const int width = rows_.width(), dim_k = static_cast<int>(op_.dim_k), dim_v = static_cast<int>(op_.dim_v);
     multiply({keys_, dim_k, 1, queries_, scores_, width, dim_k, false}, num_cells, first, count);
     for (int vector = first; vector < first + count; ++vector) {
@@ -120,40 +120,40 @@ void Block::attend_vectors(int num_cells, int first, int count, const bool * is_
             if (op_.softcap != 0) {
                 cap(op_.softcap, scores);
             }
-            if (is_masked[vector]) { // chosen, not added: whatever a hidden cell holds
-                const Lanes mask = load(masks_ + cell * width + vector * num_lanes);
-                store(scores, mask == all(-infinity) ? mask : load(scores) + mask);
+            if (is_masked[vector]) { // selected, not added: a masked cell may hold anything
+                const SimdVec mask = load(masks_ + cell * width + vector * num_lanes);
+                store(scores, mask == broadcast(-infinity) ? mask : load(scores) + mask);
             }
         }
-        sums.weigh(scores_, num_cells, vector);
-        for (int cell = 0; cell < num_cells && is_careful_; ++cell) {
-            if (is_spoiled_[cell]) {
-                sums.spoil(vector * num_lanes, load(scores_ + cell * width + vector * num_lanes) != Lanes{});
+        state.softmax_tile(scores_, num_cells, vector);
+        for (int cell = 0; cell < num_cells && skips_nonfinite_; ++cell) {
+            if (has_nonfinite_[cell]) {
+                state.set_nan(vector * num_lanes, load(scores_ + cell * width + vector * num_lanes) != SimdVec{});
             }
         }
     }
-    multiply({values_, 1, dim_v, scores_, sums.outputs, width, num_cells, true}, dim_v, first, count);
+    multiply({values_, 1, dim_v, scores_, state.outputs, width, num_cells, true}, dim_v, first, count);
 }
 
-void Block::write_outputs(const Sums & sums) const {
+void Block::write_outputs(const SoftmaxState & state) const {
     for (int row = 0; row < rows_.count; ++row) {
         const int64_t token = rows_.token_of(op_, row), head = rows_.head_of(op_, row);
         float * output = static_cast<float *>(op_.node->data) + ((rows_.stream * op_.num_tokens + token) * op_.num_heads + head) * op_.dim_v;
-        const float largest = sums.largest[row];
-        if (largest == -infinity) {
+        const float row_max = state.row_max[row];
+        if (row_max == -infinity) {
             std::fill_n(output, op_.dim_v, 0.0f);
             continue;
         }
-        float weight = 1.0f, total = sums.total[row];
-        if (op_.sinks) { // a score that takes weight and gives no value
+        float weight = 1.0f, row_sum = state.row_sum[row];
+        if (op_.sinks) { // a score without a value
             const float sink = static_cast<const float *>(op_.sinks->data)[head] * log2_e;
-            const float both = std::max(sink, largest);
-            weight           = std::exp2(largest - both);
-            total            = total * weight + std::exp2(sink - both);
+            const float both = std::max(sink, row_max);
+            weight           = std::exp2(row_max - both);
+            row_sum          = row_sum * weight + std::exp2(sink - both);
         }
-        const float factor = weight / total;
+        const float factor = weight / row_sum;
         for (int64_t i = 0; i < op_.dim_v; ++i) {
-            output[i] = sums.outputs[i * sums.width + row] * factor;
+            output[i] = state.outputs[i * state.width + row] * factor;
         }
     }
 }

@@ -7,7 +7,7 @@
 #include "ggml-cpu-impl.h"
 
 #include "block.hpp"
-#include "cut.hpp"
+#include "work_partition.hpp"
 
 namespace paceline::attention {
 namespace {
@@ -17,47 +17,48 @@ float * aligned(void * memory) {
     return reinterpret_cast<float *>(rounded_up(static_cast<int64_t>(address), line_floats * sizeof(float)));
 }
 
-// One thread's part.
-class Part {
+// One thread's share of the work.
+class ThreadWork {
   public:
-    Part(const ggml_compute_params * params, const Operation & op)
-        : op_(op), cut_(op, params->nth), kept_(aligned(params->wdata) + line_floats),
-          mine_(kept_ + cut_.kept_floats + params->ith * cut_.thread_floats), block_(op, mine_ + 3 * cut_.sums_floats) {}
+    ThreadWork(const ggml_compute_params * params, const Operation & op)
+        : op_(op), partition_(op, params->nth), partials_(aligned(params->wdata) + line_floats),
+          own_(partials_ + partition_.partial_floats + params->ith * partition_.thread_floats),
+          block_(op, own_ + 3 * partition_.state_floats) {}
 
-    int64_t num_units() const { return cut_.num_items * cut_.units_per_item(); }
-    int64_t num_merges() const { return cut_.unit == Cut::Unit::block ? 0 : cut_.num_items; }
+    int64_t num_units() const { return partition_.num_items * partition_.units_per_item(); }
+    int64_t num_merges() const { return partition_.unit == WorkPartition::Unit::block ? 0 : partition_.num_items; }
 
     void compute(int64_t index) {
-        const Rows rows    = cut_.rows_of(op_, index / cut_.units_per_item());
-        const int64_t unit = index % cut_.units_per_item();
+        const Rows rows    = partition_.rows_of(op_, index / partition_.units_per_item());
+        const int64_t unit = index % partition_.units_per_item();
         block_.begin(rows);
-        if (cut_.unit == Cut::Unit::block) {
-            Sums all = own(0, rows), span = own(1, rows);
+        if (partition_.unit == WorkPartition::Unit::block) {
+            SoftmaxState all = own(0, rows), span = own(1, rows);
             attend_span(rows, 0, all);
-            for (int64_t i = 1; i < cut_.num_spans; ++i) {
+            for (int64_t i = 1; i < partition_.num_spans; ++i) {
                 attend_span(rows, i, span);
                 all.merge(span);
             }
             block_.write_outputs(all);
             return;
         }
-        Sums sums = kept(index, rows);
-        cut_.unit == Cut::Unit::span ? attend_span(rows, unit, sums) : attend_chunk(unit, sums);
+        SoftmaxState state = partial(index, rows);
+        partition_.unit == WorkPartition::Unit::span ? attend_span(rows, unit, state) : attend_chunk(unit, state);
     }
 
     // In the order in which one thread alone would have merged them.
     void merge(int64_t item) {
-        const Rows rows         = cut_.rows_of(op_, item);
-        const int64_t per_span  = cut_.unit == Cut::Unit::chunk ? span_cells / chunk_cells : 1;
-        const int64_t first = item * cut_.units_per_item(), end = first + cut_.units_per_item();
-        Sums all = kept(first, rows);
+        const Rows rows         = partition_.rows_of(op_, item);
+        const int64_t per_span  = partition_.unit == WorkPartition::Unit::chunk ? span_cells / chunk_cells : 1;
+        const int64_t first = item * partition_.units_per_item(), end = first + partition_.units_per_item();
+        SoftmaxState all = partial(first, rows);
         for (int64_t span = first; span < end; span += per_span) {
-            Sums sums = kept(span, rows);
+            SoftmaxState state = partial(span, rows);
             for (int64_t chunk = span + 1; chunk < std::min(end, span + per_span); ++chunk) {
-                sums.merge(kept(chunk, rows));
+                state.merge(partial(chunk, rows));
             }
             if (span > first) {
-                all.merge(sums);
+                all.merge(state);
             }
         }
         block_.begin(rows);
@@ -65,32 +66,35 @@ class Part {
     }
 
   private:
-    Sums own(int index, const Rows & rows) const { return {mine_ + index * cut_.sums_floats, op_.dim_v, rows.width()}; }
-    Sums kept(int64_t index, const Rows & rows) const { return {kept_ + index * cut_.sums_floats, op_.dim_v, rows.width()}; }
-
-    void attend_chunk(int64_t chunk, Sums & sums) {
-        const int64_t first = chunk * chunk_cells;
-        block_.attend(first, std::min(op_.num_cells, first + chunk_cells), sums);
+    SoftmaxState own(int index, const Rows & rows) const { return state_at(own_, index, rows); }
+    SoftmaxState partial(int64_t index, const Rows & rows) const { return state_at(partials_, index, rows); }
+    SoftmaxState state_at(float * memory, int64_t index, const Rows & rows) const {
+        return {memory + index * partition_.state_floats, op_.dim_v, rows.width()};
     }
 
-    void attend_span(const Rows & rows, int64_t span, Sums & sums) {
+    void attend_chunk(int64_t chunk, SoftmaxState & state) {
+        const int64_t first = chunk * chunk_cells;
+        block_.attend(first, std::min(op_.num_cells, first + chunk_cells), state);
+    }
+
+    void attend_span(const Rows & rows, int64_t span, SoftmaxState & state) {
         const int64_t first = span * (span_cells / chunk_cells);
-        Sums chunk_sums     = own(2, rows);
-        attend_chunk(first, sums);
-        for (int64_t chunk = first + 1; chunk < std::min(cut_.num_chunks, first + span_cells / chunk_cells); ++chunk) {
-            attend_chunk(chunk, chunk_sums);
-            sums.merge(chunk_sums);
+        SoftmaxState chunk_state     = own(2, rows);
+        attend_chunk(first, state);
+        for (int64_t chunk = first + 1; chunk < std::min(partition_.num_chunks, first + span_cells / chunk_cells); ++chunk) {
+            attend_chunk(chunk, chunk_state);
+            state.merge(chunk_state);
         }
     }
 
     const Operation & op_;
-    Cut cut_;
-    float *kept_, *mine_;
+    WorkPartition partition_;
+    float *partials_, *own_;
     Block block_;
 };
 
-// Threads take one piece of work after the other.
-template <typename Work> void share(const ggml_compute_params * params, int64_t count, Work && work) {
+// Gives each thread the next item as soon as it is free.
+template <typename Work> void for_each_item(const ggml_compute_params * params, int64_t count, Work && work) {
     for (int64_t i = params->ith; i < count; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         work(i);
     }
@@ -107,10 +111,10 @@ bool are_rows_of(const ggml_tensor * tensor, ggml_type type) {
 }
 
 size_t our_size(int num_threads, const ggml_tensor * node) {
-    return static_cast<size_t>(Cut(Operation(node), num_threads).total_floats) * sizeof(float);
+    return static_cast<size_t>(WorkPartition(Operation(node), num_threads).total_floats) * sizeof(float);
 }
 
-// As ggml plans it: tiles for many tokens, sums of each thread for one.
+// As ggml plans it: tiles for many tokens, partial sums of each thread for one.
 size_t their_size(int num_threads, const ggml_tensor * node) {
     const int64_t dim_k = node->src[1]->ne[0], dim_v = node->src[2]->ne[0], num_heads = node->src[0]->ne[2];
     const int64_t tiles = GGML_FA_TILE_Q * (dim_k + dim_v + 2 * GGML_FA_TILE_KV) + GGML_FA_TILE_KV * (dim_k + dim_v);
@@ -141,24 +145,24 @@ size_t work_size(int num_threads, const ggml_tensor * node) {
 }
 
 bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
-    float * agreed = aligned(params->wdata); // the choice may change at any time, but not between two threads
+    float * agreed = aligned(params->wdata); // the choice may change at any time, but must be the same for all threads
     if (params->ith == 0) {
         *agreed = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node) ? 1.0f : 0.0f;
     }
     set_counter(params);
     ggml_barrier(params->threadpool);
     if (*agreed == 0) {
-        ggml_barrier(params->threadpool); // everybody has read it; llama.cpp's may write there
+        ggml_barrier(params->threadpool); // all threads have read it; llama.cpp's kernel may write there
         return false;
     }
     const Operation op(node);
-    Part part(params, op);
-    share(params, part.num_units(), [&](int64_t index) { part.compute(index); });
-    if (part.num_merges() > 0) {
+    ThreadWork work(params, op);
+    for_each_item(params, work.num_units(), [&](int64_t index) { work.compute(index); });
+    if (work.num_merges() > 0) {
         ggml_barrier(params->threadpool);
         set_counter(params);
         ggml_barrier(params->threadpool);
-        share(params, part.num_merges(), [&](int64_t item) { part.merge(item); });
+        for_each_item(params, work.num_merges(), [&](int64_t item) { work.merge(item); });
     }
     return true;
 }

@@ -1,4 +1,4 @@
-// llama.cpp's attention on a CPU, computed by us where we are faster: see docs/adr/0019.
+// Attention on a CPU in place of llama.cpp's kernel, where this one is faster: see docs/adr/0019.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@ struct ggml_tensor;
 
 namespace paceline::attention {
 
-// Whether the node is one that we compute; nothing in it changes between planning a graph and computing it.
+// Whether this kernel can compute the node; what it depends on stays the same from planning a graph to computing it.
 bool handles(const ggml_tensor * node);
 
-// Bytes of memory that all threads together need, whether we compute in the end or llama.cpp does.
+// Bytes of memory that all threads together need, whichever kernel computes in the end.
 size_t work_size(int num_threads, const ggml_tensor * node);
 
-// Called by each of the threads. Writes node->data, unless the first of them does not want that (or was given too little
-// memory): then it answers false to all.
+// Called by each of the threads. Writes node->data and returns true; returns false in all of them where the first passes
+// is_wanted = false or has too little memory.
 bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted);
 
 } // namespace paceline::attention

@@ -52,7 +52,7 @@ void install() {
     if (!device) {
         return;
     }
-    // Whoever looks for a place for weights gets the types of before: this list is made at the first call.
+    // llama.cpp makes this list at the first call: making it now keeps our type out of the choice of buffers for weights.
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
     if (void * list = ggml_backend_reg_get_proc_address(reg, "ggml_backend_dev_get_extra_bufts")) {
         reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(list)(device);

@@ -5,7 +5,7 @@
 
 #include "ggml-cpu.h"
 
-#include "lanes.hpp"
+#include "simd_vec.hpp"
 
 namespace paceline::attention {
 namespace {

@@ -22,7 +22,7 @@ struct Operation {
     int64_t group; // query heads that share a head of keys and values
 
     int64_t num_rows() const { return num_tokens * group; } // of one head of keys and values: tokens first, then heads
-    float slope_of(int64_t head) const;                     // what the mask counts for a head
+    float slope_of(int64_t head) const;                     // factor of the mask for a head
 };
 
 // A block: `count` rows (at most max_rows) of num_rows(), from `first` on.

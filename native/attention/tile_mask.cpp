@@ -5,16 +5,16 @@
 namespace paceline::attention {
 namespace {
 
-enum class Sight : uint8_t { all, nothing, some };
+enum class Visibility : uint8_t { all, nothing, some };
 
-Sight sight_of(const ggml_fp16_t * mask, int num_cells) {
+Visibility visibility_of(const ggml_fp16_t * mask, int num_cells) {
     constexpr ggml_fp16_t hidden = 0xFC00; // minus infinity
     ggml_fp16_t any = 0, differs = 0;
     for (int cell = 0; cell < num_cells; ++cell) {
         any |= mask[cell];
         differs |= mask[cell] ^ hidden;
     }
-    return any == 0 ? Sight::all : differs == 0 ? Sight::nothing : Sight::some;
+    return any == 0 ? Visibility::all : differs == 0 ? Visibility::nothing : Visibility::some;
 }
 
 // The rows of one token have one mask, unless each head has its own.
@@ -37,24 +37,24 @@ TileMask::TileMask(const Operation & op, const Rows & rows, int64_t first_cell, 
         std::fill_n(is_seen, rows.num_vectors(), true);
         return;
     }
-    Sight sights[max_rows];
+    Visibility visibilities[max_rows];
     for_each_mask(op, rows, first_cell, [&](int row, int end, const ggml_fp16_t * mask) {
-        const Sight sight = sight_of(mask, num_cells);
-        std::fill(sights + row, sights + end, sight);
+        const Visibility visibility = visibility_of(mask, num_cells);
+        std::fill(visibilities + row, visibilities + end, visibility);
         for (int vector = row / num_lanes; vector <= (end - 1) / num_lanes; ++vector) {
-            is_seen[vector] |= sight != Sight::nothing;
-            is_masked[vector] |= sight != Sight::all;
+            is_seen[vector] |= visibility != Visibility::nothing;
+            is_masked[vector] |= visibility != Visibility::all;
         }
     });
     const int width = rows.width();
     for (int vector = 0; vector < rows.num_vectors(); ++vector) {
         for (int cell = 0; cell < num_cells && is_seen[vector] && is_masked[vector]; ++cell) {
-            store(masks + cell * width + vector * num_lanes, Lanes{});
+            store(masks + cell * width + vector * num_lanes, SimdVec{});
         }
     }
     float floats[tile_cells];
     for_each_mask(op, rows, first_cell, [&](int row, int end, const ggml_fp16_t * mask) {
-        if (sights[row] == Sight::all) {
+        if (visibilities[row] == Visibility::all) {
             return;
         }
         to_floats(floats, reinterpret_cast<const char *>(mask), GGML_TYPE_F16, num_cells);

@@ -21,7 +21,7 @@ template <typename Array> auto as_span(const Array & array) {
     return std::span(array.data(), array.size());
 }
 
-// A copy of the caller's array: who writes to it meanwhile changes nothing that was checked.
+// A copy of the caller's array: a concurrent write cannot change what was checked.
 template <typename Array> auto copied(const Array & array) {
     using T = std::remove_cv_t<typename Array::Scalar>;
     return std::vector<T>(array.data(), array.data() + array.size());

@@ -10,7 +10,7 @@
 
 #include "arrays.hpp"
 #include "attention/install.hpp"
-#include "attention/one_pass.hpp"
+#include "attention/single_attention.hpp"
 #endif
 
 namespace paceline {
@@ -34,7 +34,7 @@ void require(bool holds, const char * problem) {
 bool is_half(const Cells & cells) { return cells.dtype() == nb::dlpack::dtype{uint8_t(nb::dlpack::dtype_code::Float), 16, 1}; }
 bool is_single(const Cells & cells) { return cells.dtype() == nb::dtype<float>(); }
 
-attention::OnePass pass_of(const Queries & queries, const Cells & keys, const Cells & values, const std::optional<Masks> & mask,
+attention::SingleAttention operation_of(const Queries & queries, const Cells & keys, const Cells & values, const std::optional<Masks> & mask,
                            const std::optional<Sinks> & sinks, float scale, float max_bias, float softcap, int num_threads,
                            int num_times) {
     const auto size = [](const auto & array, int i) { return static_cast<int64_t>(array.shape(i)); };
@@ -67,10 +67,10 @@ void bind_attention(nb::module_ & m) {
         "flash_attention",
         [](Queries queries, Cells keys, Cells values, std::optional<Masks> mask, std::optional<Sinks> sinks, float scale, float max_bias,
            float softcap, int num_threads, int num_times) {
-            const attention::OnePass pass = pass_of(queries, keys, values, mask, sinks, scale, max_bias, softcap, num_threads, num_times);
-            attention::OnePass::Result result = [&] {
+            const attention::SingleAttention operation = operation_of(queries, keys, values, mask, sinks, scale, max_bias, softcap, num_threads, num_times);
+            attention::SingleAttention::Result result = [&] {
                 nb::gil_scoped_release release;
-                return pass.run();
+                return operation.run();
             }();
             nb::object outputs = to_numpy(std::move(result.outputs), {queries.shape(0), queries.shape(1), queries.shape(2), values.shape(3)});
             return std::pair(outputs, result.seconds);

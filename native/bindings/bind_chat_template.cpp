@@ -40,8 +40,7 @@ void bind_chat_template(nb::module_ & m) {
         .def_prop_ro("source", [](const ChatTemplate & chat_template) { return as_text(chat_template.source()); })
         .def_prop_ro("bos", [](const ChatTemplate & chat_template) { return as_text(chat_template.bos()); })
         .def_prop_ro("eos", [](const ChatTemplate & chat_template) { return as_text(chat_template.eos()); })
-        .def_prop_ro("knows_system", &ChatTemplate::knows_system)
-        .def_prop_ro("takes_parts", &ChatTemplate::takes_parts)
+        .def_prop_ro("supports_system", &ChatTemplate::supports_system)
         .def("render", &render, nb::arg("messages"), nb::arg("variables"), nb::arg("add_generation_prompt"));
 }
 

@@ -164,8 +164,10 @@ void bind_context(nb::module_ & m) {
         .def_prop_ro("n_seq_max", &Context::n_seq_max)
         .def_prop_ro("n_outputs_max", &Context::n_outputs_max)
         .def_prop_ro("kv_unified", &Context::kv_unified)
+        .def_prop_ro("memory_class", [](const Context & context) { return memory_class_name(context.memory_class()); })
         .def_prop_ro("pooling_type", [](const Context & context) { return static_cast<int>(context.pooling_type()); })
         .def_prop_ro("embedding_dimension", &Context::embedding_dimension)
+        .def_prop_ro("embeds_in_pieces", &Context::embeds_in_pieces)
         .def_prop_ro("threads", &Context::threads)
         .def("set_threads", &Context::set_threads, nb::arg("n_threads"), nb::arg("n_threads_batch"), nb::call_guard<Unlocked>())
         .def("set_adapters", &Context::set_adapters, nb::arg("adapters"), nb::call_guard<Unlocked>());

@@ -74,7 +74,7 @@ void bind_log(nb::module_ & m) {
     install_log();
     m.def(
         "set_log_sink", [](nb::object to) { sink = to.release().ptr(); }, nb::arg("sink"),
-        "Gives every line of llama.cpp's log to sink(level, text), on the thread whose call returns to Python. "
+        "Calls sink(level, text) with every line of llama.cpp's log, on the thread whose call returns to Python. "
         "Levels: 1 debug, 2 info, 3 warning, 4 error. Set once, at import.");
     m.def("flush_log", &flush_log, "Delivers what was logged since the last native call returned.");
 }

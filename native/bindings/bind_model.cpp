@@ -12,6 +12,17 @@
 #include "model.hpp"
 
 namespace paceline {
+const char * memory_class_name(MemoryClass memory_class) {
+    switch (memory_class) {
+        case MemoryClass::none: return "none";
+        case MemoryClass::attention: return "attention";
+        case MemoryClass::sliding_window: return "sliding_window";
+        case MemoryClass::recurrent: return "recurrent";
+        case MemoryClass::hybrid: return "hybrid";
+    }
+    return "none";
+}
+
 namespace {
 
 // Calls a Python function from a thread without the GIL and keeps its exception for when the load has ended.
@@ -77,17 +88,6 @@ std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::v
     return model;
 }
 
-const char * memory_class_name(const Model & model) {
-    switch (model.memory_class()) {
-        case MemoryClass::none: return "none";
-        case MemoryClass::attention: return "attention";
-        case MemoryClass::sliding_window: return "sliding_window";
-        case MemoryClass::recurrent: return "recurrent";
-        case MemoryClass::hybrid: return "hybrid";
-    }
-    return "none";
-}
-
 // A property read straight from llama.cpp.
 template <auto function> auto read(const Model & model) { return function(model.get()); }
 
@@ -115,7 +115,7 @@ void bind_model(nb::module_ & m) {
         .def_prop_ro("desc", [](const Model & model) { return as_text(model.desc()); })
         .def_prop_ro("metadata", [](const Model & model) { return as_texts(model.metadata()); })
         .def("chat_template", &chat_template, nb::arg("name").none() = nb::none())
-        .def_prop_ro("memory_class", &memory_class_name)
+        .def_prop_ro("memory_class", [](const Model & model) { return memory_class_name(model.memory_class()); })
         .def_prop_ro("vocab_only", &Model::vocab_only)
         .def_prop_ro("n_vocab", &Model::n_vocab)
         .def_prop_ro("size_bytes", &read<llama_model_size>)
@@ -131,6 +131,8 @@ void bind_model(nb::module_ & m) {
         .def_prop_ro("is_recurrent", &read<llama_model_is_recurrent>)
         .def_prop_ro("is_hybrid", &read<llama_model_is_hybrid>)
         .def_prop_ro("is_diffusion", &read<llama_model_is_diffusion>)
+        .def_prop_ro("one_sequence_per_pass", &Model::one_sequence_per_pass)
+        .def_prop_ro("architecture", &Model::architecture)
         .def_prop_ro("has_encoder", &read<llama_model_has_encoder>)
         .def_prop_ro("has_decoder", &read<llama_model_has_decoder>)
         .def_prop_ro("decoder_start_token", &read<llama_model_decoder_start_token>)

@@ -21,7 +21,7 @@ nb::set end(double patience_s) {
 
 void bind_process(nb::module_ & m) {
     m.def("end_calls", &end, nb::arg("patience_s"), nb::sig("def end_calls(patience_s: float) -> set[int]"));
-    // Daemon threads keep what they hold until the process is gone, and nobody can do anything about it then.
+    // Daemon threads keep what they hold until the process ends.
     nb::set_leak_warnings(false);
 }
 

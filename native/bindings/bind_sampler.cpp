@@ -22,7 +22,7 @@ using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, n
 void check_length(const char * name, size_t length, size_t wanted) {
     if (length != wanted) {
         fail("InvalidParams",
-             std::string(name) + " must have " + std::to_string(wanted) + " entries, not " + std::to_string(length));
+             std::string(name) + " must have " + str(wanted) + " entries, not " + str(length));
     }
 }
 

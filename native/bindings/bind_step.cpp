@@ -43,7 +43,7 @@ StepArrays to_arrays(StepOutput && output) {
     return arrays;
 }
 
-// Holds copies of the caller's arrays for as long as a step looks at them.
+// Copies of the caller's arrays, for the duration of a step.
 class Copies {
 public:
     std::span<const int32_t> of(const Ints & array) { return kept_.emplace_back(copied(array)); }
@@ -98,6 +98,13 @@ std::vector<int32_t> ints_of(const nb::list & values, const char * name) {
     return numbers;
 }
 
+nb::list list_of(nb::handle value, const char * name) {
+    if (!nb::isinstance<nb::list>(value)) {
+        fail("InvalidType", std::string(name) + " must be a list, not " + nb::repr(value).c_str());
+    }
+    return nb::borrow<nb::list>(value);
+}
+
 // A step without drafts, scores, log-probabilities and masks, as nearly all are: lists in and out, which for a few rows is
 // much faster than a dozen arrays.
 nb::tuple run_plain_step(Context & context, const nb::list & seq_ids, const nb::list & positions,
@@ -111,7 +118,7 @@ nb::tuple run_plain_step(Context & context, const nb::list & seq_ids, const nb::
     std::vector<int32_t>       tokens, num_tokens, num_samplers;
     StepInput                  input;
     for (size_t row = 0; row < num_rows; ++row) {
-        const std::vector<int32_t> its = ints_of(nb::cast<nb::list>(token_ids[row]), "token_ids");
+        const std::vector<int32_t> its = ints_of(list_of(token_ids[row], "token_ids of a row"), "token_ids");
         tokens.insert(tokens.end(), its.begin(), its.end());
         num_tokens.push_back(static_cast<int32_t>(its.size()));
         const nb::handle sampler = samplers[row]; // the list keeps it alive meanwhile
@@ -178,7 +185,7 @@ void bind_step(nb::module_ & m) {
           ints("num_samplers"), ints("num_scored"), ints("num_logprobs"), ints("token_ids"), ints("targets"),
           ints("mask_slots"), nb::arg("samplers"), nb::arg("masks").none(), nb::arg("mask_timeout_ms"));
     m.def("plain_step", &run_plain_step, nb::arg("context"), nb::arg("seq_ids"), nb::arg("positions"), nb::arg("token_ids"),
-          nb::arg("samplers"), "Answers what each sampler drew, None where it could not, and the errors.");
+          nb::arg("samplers"), "Returns what each sampler drew, None where it could not, and the errors.");
 }
 
 } // namespace paceline

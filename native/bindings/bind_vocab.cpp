@@ -31,7 +31,7 @@ nb::list encode(const Vocab & vocab, const nb::bytes & text, bool add_special, b
     return as_list(tokens);
 }
 
-nb::list encode_prompt(const Vocab & vocab, const nb::bytes & text, const Specials::Spans & inputs) {
+nb::list encode_prompt(const Vocab & vocab, const nb::bytes & text, const SpecialTokens::Spans & inputs) {
     const std::string        copy(text.c_str(), text.size());
     std::vector<llama_token> tokens;
     {
@@ -92,7 +92,7 @@ void bind_vocab(nb::module_ & m) {
         .def("eog", &Vocab::eog)
         .def("suppressed", &Vocab::suppressed)
         .def("special_tokens", &Vocab::special_tokens)
-        .def_prop_ro_static("max_encode_bytes", [](nb::handle) { return Vocab::max_encode_bytes(); });
+        .def_prop_ro_static("max_encode_bytes", [](nb::handle) { return TokenizerGuard::max_encode_bytes(); });
 }
 
 } // namespace paceline

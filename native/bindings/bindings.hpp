@@ -1,4 +1,4 @@
-// What the binding files share: one function per noun, called once from module.cpp.
+// Shared by the binding files: one function per noun, called once from module.cpp.
 #pragma once
 
 #include <optional>
@@ -9,6 +9,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "model.hpp"
 #include "process.hpp"
 
 namespace nb = nanobind;
@@ -30,6 +31,9 @@ inline nb::list as_texts(const std::vector<std::pair<std::string, std::string>> 
     }
     return list;
 }
+
+// The value of Python's `MemoryClass`.
+const char * memory_class_name(MemoryClass memory_class);
 
 // Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back. Everything that gives the
 // GIL away does it with this: see NativeCall. Raises Closed once the process is ending.

@@ -16,7 +16,7 @@ void translate(const std::exception_ptr & pointer, void *) {
         PyErr_SetObject(type.ptr(), paceline::as_text(error.what()).ptr());
     } catch (const std::bad_alloc &) {
         nb::object type = nb::module_::import_("paceline.errors").attr("NotEnoughMemory");
-        PyErr_SetString(type.ptr(), "llama.cpp asked for more memory than there is");
+        PyErr_SetString(type.ptr(), "llama.cpp could not allocate memory");
     }
 }
 
@@ -26,7 +26,7 @@ NB_MODULE(_native, m) {
     nb::register_exception_translator(translate);
     paceline::bind_process(m);
     paceline::bind_build_info(m);
-    paceline::bind_log(m); // before llama.cpp looks for devices, of which it tells
+    paceline::bind_log(m); // before llama.cpp looks for devices, which it logs
     llama_backend_init();
     paceline::bind_device(m);
     paceline::bind_attention(m); // before anything computes

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from paceline.completion import Choice, Completion, Score
     from paceline.demo import demo_model_path
     from paceline.llm import LLM
+    from paceline.observability.instruments import Instrument
+    from paceline.output import TextPipe
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, Embedder, Model, Sampler, Tokenizer
-    from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, TickRecord
-    from paceline.scheduling.view import BatchStrategy, Share, View
+    from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+    from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
-    from paceline.text import TextPipe
 
 __version__ = _version("paceline")
 
@@ -34,25 +35,25 @@ _HOMES = {
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Embedder": "paceline.runtime",
-    "EndRecord": "paceline.scheduling.instrument",
+    "EndRecord": "paceline.scheduling.telemetry",
     "FinishReason": "paceline.streaming",
-    "Instrument": "paceline.scheduling.instrument",
+    "Instrument": "paceline.observability.instruments",
     "LLM": "paceline.llm",
     "Model": "paceline.runtime",
     "RequestOptions": "paceline.request",
-    "RequestRecord": "paceline.scheduling.instrument",
+    "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
     "Score": "paceline.completion",
-    "Share": "paceline.scheduling.view",
+    "TokenAllocation": "paceline.scheduling.view",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
-    "TextPipe": "paceline.text",
-    "TickRecord": "paceline.scheduling.instrument",
+    "TextPipe": "paceline.output",
+    "TickRecord": "paceline.scheduling.telemetry",
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
-    "View": "paceline.scheduling.view",
+    "SchedulerView": "paceline.scheduling.view",
     "demo_model_path": "paceline.demo",
 }
 
@@ -78,16 +79,16 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "RequestRecord",
     "Sampler",
     "SamplingParams",
+    "SchedulerView",
     "Score",
-    "Share",
     "Stream",
     "StreamChannel",
     "StreamChunk",
     "TextPipe",
     "TickRecord",
+    "TokenAllocation",
     "Tokenizer",
     "Usage",
-    "View",
     "__version__",
     "demo_model_path",
 ]

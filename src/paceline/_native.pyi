@@ -13,7 +13,7 @@ def build_info() -> dict[str, Any]:
 
 def set_log_sink(sink: Callable[[int, str], object]) -> None:
     """
-    Gives every line of llama.cpp's log to sink(level, text), on the thread whose call returns to Python. Levels: 1 debug, 2 info, 3 warning, 4 error. Set once, at import.
+    Calls sink(level, text) with every line of llama.cpp's log, on the thread whose call returns to Python. Levels: 1 debug, 2 info, 3 warning, 4 error. Set once, at import.
     """
 
 def flush_log() -> None:
@@ -114,6 +114,12 @@ class Model:
     def is_diffusion(self) -> bool: ...
 
     @property
+    def one_sequence_per_pass(self) -> bool: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
     def has_encoder(self) -> bool: ...
 
     @property
@@ -185,10 +191,7 @@ class ChatTemplate:
     def eos(self) -> str: ...
 
     @property
-    def knows_system(self) -> bool: ...
-
-    @property
-    def takes_parts(self) -> bool: ...
+    def supports_system(self) -> bool: ...
 
     def render(self, messages: bytes, variables: bytes, add_generation_prompt: bool) -> list[tuple[str, bool]]: ...
 
@@ -554,10 +557,16 @@ class Context:
     def kv_unified(self) -> bool: ...
 
     @property
+    def memory_class(self) -> str: ...
+
+    @property
     def pooling_type(self) -> int: ...
 
     @property
     def embedding_dimension(self) -> int: ...
+
+    @property
+    def embeds_in_pieces(self) -> bool: ...
 
     @property
     def threads(self) -> tuple[int, int]: ...
@@ -648,5 +657,5 @@ def step(context: Context, seq_ids: Annotated[NDArray[numpy.int32], dict(shape=(
 
 def plain_step(context: Context, seq_ids: list, positions: list, token_ids: list, samplers: list) -> tuple:
     """
-    Answers what each sampler drew, None where it could not, and the errors.
+    Returns what each sampler drew, None where it could not, and the errors.
     """

@@ -1,6 +1,6 @@
-"""The front door for event loops: `AsyncLLM`. As `LLM`, awaitable; nothing here blocks the loop.
+"""The front door for event loops: `AsyncLLM`, the awaitable `LLM`. Nothing here blocks the loop.
 
-Tokenising and compiling grammars happen in threads of the loop's executor, the passes on the engine's.
+Tokenizing and compiling grammars run in threads of the loop's executor, forward passes on the engine's thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import collected_arguments, request_arguments
+from paceline.engine.arguments import check_channel, collected_arguments, streamed_arguments
 from paceline.engine.collecting import AsyncBatch, answered, collect_async
-from paceline.engine.opening import check_options, open_engine
+from paceline.engine.engine_factory import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
     embedding_options,
+    one_vector_pooling,
     prefix_options,
     reranking_options,
     scores,
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from paceline.engine.any_engine import AnyEngine
-    from paceline.engine.heartbeat import Heartbeat
-    from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.engine import EngineClient
+    from paceline.observability.heartbeat import Heartbeat
+    from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
@@ -42,20 +44,41 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """A model and its engine for an event loop; arguments as for `LLM`.
+    """A model and its engine for one event loop: `LLM`, with awaitable methods.
 
-    The model is loaded by `async with`, by `await llm.start()`, or by the first request, in a thread. Where that fails, all
-    that wait for it are told, and the next one tries again. One event loop uses it; `aclose()` or the end of the
-    `async with` block ends it.
+    The model is loaded in a thread by `async with`, `await llm.start()` or the first request. If loading fails, every
+    caller that waits for it gets the error, and the next call tries again. `aclose()` or the end of the `async with` block
+    stops the engine.
+
+        async with AsyncLLM("model.gguf") as llm:
+            async for chunk in llm.stream("Once upon a time", max_tokens=40):
+                print(chunk.text, end="", flush=True)
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
-        check_options(model, options)  # what is wrong with them is said here
+        """Check the options; nothing is loaded yet.
+
+        Args:
+            model: As for `LLM`.
+            **options: As for `LLM`.
+
+        Raises:
+            InvalidParams: An option is out of its range, unknown or of the wrong type.
+        """
+        check_options(model, options)
         self._model, self._options = model, options
-        self._starting: asyncio.Future[AnyEngine] | None = None
+        self._starting: asyncio.Future[EngineClient] | None = None
 
     async def start(self) -> Self:
-        """Loads the model and starts the engine, once."""
+        """Load the model and start the engine, unless that has been done.
+
+        Returns:
+            This object.
+
+        Raises:
+            ModelError: The model or an adapter cannot be loaded.
+            NotEnoughMemory: The model or its KV cache does not fit into memory.
+        """
         await self._engine()
         return self
 
@@ -71,7 +94,19 @@ class AsyncLLM:
     async def generate(
         self, prompt: Any, params: SamplingParams | None = None, **options: Any
     ) -> Completion | list[Completion]:
-        """As `LLM.generate`, but for its progress bar, which there is none of. Cancelling the task cancels the request."""
+        """Generate as `LLM.generate` does, without a progress bar. Cancelling the task cancels the request.
+
+        Args:
+            prompt: As for `LLM.generate`.
+            params: As for `LLM.generate`.
+            **options: As for `LLM.generate`.
+
+        Returns:
+            The completion; for a list one per prompt, in order.
+
+        Raises:
+            PacelineError: As for `LLM.generate`.
+        """
         engine = await self._engine()
         sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
@@ -79,18 +114,43 @@ class AsyncLLM:
         request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
         return await collect_async(request, engine.accept(request))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> AsyncStream:
-        """As `LLM.stream`: an async context manager and iterator. What is wrong with the request is raised on entering."""
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> AsyncStream:
+        """Stream as `LLM.stream` does. The request is submitted when the stream is entered or first read.
+
+        Args:
+            prompt: As for `LLM.stream`.
+            params: As for `LLM.stream`.
+            channel: As for `LLM.stream`.
+            request_index: As for `LLM.stream`.
+            **options: As for `LLM.stream`.
+
+        Returns:
+            An async context manager and iterator. Entering it raises as `LLM.stream` does.
+
+        Raises:
+            InvalidParams: `channel` or `request_index` is invalid.
+        """
         if is_batch(prompt):
             raise InvalidType("stream takes one prompt, a str or token ids; make a stream for each of several")
+        index = validation.integer("request_index", request_index, 0)
+        check_channel(channel)
 
         async def submit() -> StreamChannel:
             engine = await self._engine()
-            sampling, rest = request_arguments(engine.sampling_defaults, params, options)
+            sampling, rest = streamed_arguments(engine.sampling_defaults, params, options, channel)
             request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
-            return engine.accept(request)
+            return engine.accept(request, index, channel)
 
-        return AsyncStream(submit, keep_alive=self)
+        interval = options.get("interval", 1) if channel is None else channel.interval
+        return AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
 
     async def embed(
         self,
@@ -100,31 +160,89 @@ class AsyncLLM:
         normalize: bool | Normalization = True,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
-        """As `LLM.embed`."""
-        engine = await self._engine()
+        """Embed as `LLM.embed` does.
+
+        Args:
+            texts: As for `LLM.embed`.
+            pooling: As for `LLM.embed`.
+            normalize: As for `LLM.embed`.
+            **options: As for `LLM.embed`.
+
+        Returns:
+            float32 of shape (n_texts, n_embd); for a single text (n_embd,).
+
+        Raises:
+            PacelineError: As for `LLM.embed`.
+        """
+        engine, kind = await self._engine(), one_vector_pooling(pooling)
         many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
-        rows = await answered(lambda: engine.embed(many, pooling, rest))
+        rows = await answered(lambda: engine.embed(many, kind, rest))
         found = vectors(rows, normalize, engine.model.n_embd_out)
         return found[0] if isinstance(texts, str) else found
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """As `LLM.rerank`."""
+        """Score documents as `LLM.rerank` does.
+
+        Args:
+            query: As for `LLM.rerank`.
+            documents: As for `LLM.rerank`.
+            **options: As for `LLM.rerank`.
+
+        Returns:
+            One score per document, best first.
+
+        Raises:
+            PacelineError: As for `LLM.rerank`.
+        """
         engine = await self._engine()
         rest = reranking_options(options)
         return scores(await answered(lambda: engine.rerank(query, documents, rest)))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
-        """As `LLM.save_prefix`."""
+        """Save a cached prefix as `LLM.save_prefix` does.
+
+        Args:
+            name: As for `LLM.save_prefix`.
+            prompt: As for `LLM.save_prefix`.
+            **options: As for `LLM.save_prefix`.
+
+        Returns:
+            The number of the prompt's tokens that were saved.
+
+        Raises:
+            StateError: Nothing of the prompt is cached, or the file cannot be written.
+            Unsupported: The engine has no state_folder.
+        """
         engine = await self._engine()
         return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
 
     async def load_prefix(self, name: str, **options: Any) -> list[int]:
-        """As `LLM.load_prefix`."""
+        """Load a saved prefix as `LLM.load_prefix` does.
+
+        Args:
+            name: As for `LLM.load_prefix`.
+            **options: As for `LLM.load_prefix`.
+
+        Returns:
+            The token ids of the prefix.
+
+        Raises:
+            StateError: There is no such prefix, or it is damaged or of another model.
+            Unsupported: The engine has no state_folder.
+        """
         engine = await self._engine()
         return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))
 
     async def erase_prefix(self, name: str) -> None:
-        """As `LLM.erase_prefix`."""
+        """Delete the file of a saved prefix.
+
+        Args:
+            name: The prefix's name.
+
+        Raises:
+            StateError: There is no such prefix.
+            Unsupported: The engine has no state_folder.
+        """
         engine = await self._engine()
         await asyncio.to_thread(engine.erase_prefix, name)
 
@@ -140,32 +258,52 @@ class AsyncLLM:
 
     @property
     def limits(self) -> Limits:
-        """As `LLM.limits`; the engine must have been started."""
+        """The resolved limits: slots, KV cells, seq ids, token budgets; the engine must have been started."""
         return self._started.limits
 
     @property
-    def engine(self) -> AnyEngine:
-        """What computes, for applications that read streams in their own way; it must have been started."""
+    def engine(self) -> EngineClient:
+        """The engine, for applications that read its streams themselves; it must have been started."""
         return self._started
 
     def stats(self) -> MetricsSnapshot:
-        """As `LLM.stats`; the engine must have been started."""
+        """Return a snapshot of all metrics; the engine must have been started.
+
+        Returns:
+            Counters and histograms since the start; docs/metrics.md lists them.
+        """
         return self._started.stats()
 
     async def slots(self) -> SlotsSnapshot:
-        """As `LLM.slots`."""
+        """Return what each slot is doing and how many sequences wait, after the running tick.
+
+        Returns:
+            One record per slot, and the queue's length.
+
+        Raises:
+            EngineStopped: The engine has stopped.
+        """
         return await asyncio.wrap_future((await self._engine()).ask_slots())
 
     def heartbeat(self) -> Heartbeat:
-        """As `LLM.heartbeat`; the engine must have been started."""
+        """Return whether the engine is alive and what it is doing; the engine must have been started.
+
+        Returns:
+            The heartbeat at this moment.
+        """
         return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """As `LLM.close`, without blocking the loop."""
+        """Stop the engine and free its memory, without blocking the loop. Idempotent.
+
+        Args:
+            drain: Whether accepted requests may finish first.
+            timeout_s: How long they may take, in seconds; None: no limit.
+        """
         if self._starting is None:
             return
         await asyncio.wait((self._starting,))
-        if not _has_failed(self._starting):  # else nothing was started, and whoever wanted it was told
+        if not _has_failed(self._starting):  # else nothing was started, and the callers have the error
             engine = self._starting.result()
             await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
 
@@ -178,17 +316,17 @@ class AsyncLLM:
         await self.aclose()
 
     @property
-    def _started(self) -> AnyEngine:
+    def _started(self) -> EngineClient:
         if self._starting is None or not self._starting.done():
             raise RuntimeError("the engine has not been started: use `async with`, or await start()")
         return self._starting.result()
 
-    async def _engine(self) -> AnyEngine:
+    async def _engine(self) -> EngineClient:
         if self._starting is None or _has_failed(self._starting):
             load = asyncio.to_thread(open_engine, self._model, self._options)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
 
 
-def _has_failed(starting: asyncio.Future[AnyEngine]) -> bool:
+def _has_failed(starting: asyncio.Future[EngineClient]) -> bool:
     return starting.done() and (starting.cancelled() or starting.exception() is not None)

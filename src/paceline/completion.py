@@ -1,4 +1,4 @@
-"""What a finished request gives back: the answer whole, put together from the stream that brought it."""
+"""The result of a finished request, assembled from the chunks of its stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One answer. token_ids and logprobs end before the stop, whose tokens are in stop_token_ids.
+    """One choice of a completion.
 
-    stop: the stop string or the id that ended it. logprobs: one a token, None where they were not asked for. error: why
-    it failed, with the finish reason ERROR; text and tokens are what there was until then.
+    Attributes:
+        index: Its number among the n choices.
+        text: The generated text, without the stop string.
+        token_ids: The generated tokens, without those of the stop.
+        finish_reason: Why it ended.
+        stop: The stop string or token id that ended it, with the reason STOP.
+        stop_token_ids: The tokens of the stop.
+        logprobs: One for each of token_ids; None where they were not requested.
+        error: Why it failed, with the reason ERROR; text and tokens are what was generated until then.
     """
 
     index: int
@@ -29,12 +36,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A request's answers: the first one's fields by themselves, all of them in `choices`.
+    """The choices of a request; the fields of the first one are properties of their own.
 
-    Where n > 1 and some choices failed, those have an `error` and the others are whole; `raise_for_error` looks at them all.
+    Where n > 1 and some choices failed, those have an `error` and the others are whole.
 
-    prompt_token_ids: as they were computed, after truncation. prompt_logprobs: one for each of them but the first, None
-    where they were not asked for. index: the request's place in its caller's list.
+    Attributes:
+        choices: All choices, by index.
+        prompt_token_ids: The prompt as it was computed, after truncation.
+        usage: Token counts and times.
+        prompt_logprobs: One for each prompt token but the first; None where they were not requested.
+        index: The request's place in the list that was passed to `generate`.
     """
 
     choices: tuple[Choice, ...]
@@ -45,41 +56,45 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """Text of the first choice."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first choice."""
+        """Token ids of the first choice."""
         return self.choices[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Of the first choice."""
+        """Finish reason of the first choice."""
         return self.choices[0].finish_reason
 
     @property
     def stop(self) -> str | int | None:
-        """Of the first choice."""
+        """Stop string or token id of the first choice."""
         return self.choices[0].stop
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Of the first choice."""
+        """Tokens of the stop of the first choice."""
         return self.choices[0].stop_token_ids
 
     @property
     def error(self) -> PacelineError | None:
-        """Of the first choice."""
+        """Error of the first choice."""
         return self.choices[0].error
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
-        """Of the first choice."""
+        """Log-probabilities of the first choice."""
         return self.choices[0].logprobs
 
     def raise_for_error(self) -> None:
-        """Raises the error of the first choice that failed, if one did."""
+        """Raise the error of the first choice that failed, if one did.
+
+        Raises:
+            PacelineError: The error of that choice.
+        """
         for choice in self.choices:
             if choice.error is not None:
                 raise choice.error
@@ -87,7 +102,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well a document fits a query, as a reranker sees it; higher is better. index: its place in the caller's list."""
+    """How well a document fits a query, by a reranking model.
+
+    Attributes:
+        index: The document's place in the list that was passed to `rerank`.
+        score: Higher fits better; the scale is the model's.
+    """
 
     index: int
     score: float
@@ -101,7 +121,7 @@ def completion_of(
     wants_prompt_logprobs: bool,
     index: int,
 ) -> Completion:
-    """Puts a stream's chunks together, to the terminal one, which ends every choice that has not ended before."""
+    """Assemble a stream's chunks, up to the terminal one, which ends every choice that has not ended before."""
     by_choice: dict[int, list[StreamChunk]] = {}
     usage: Usage | None = None
     received = list(chunks)

@@ -1,4 +1,4 @@
-"""How an engine is set up: one frozen record, resolved once. Standard library only."""
+"""The configuration of an engine: one frozen record, checked once. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,27 +10,48 @@ from typing import Any, Literal, Self
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 
-_MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for kept prefixes
+_MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The options of an engine; llama.cpp's own go beside it. Immutable; wrong values raise `InvalidParams`.
+    """How an engine schedules, isolates and caches. Immutable.
 
-    num_slots: sequences that run at once. chunk_size: most prompt tokens of one sequence in a tick.
-    strategy: what goes into a tick: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
-    with a `plan` method (see `BatchStrategy`).
-    itl_target_ms: time between two tokens of a stream that "paced" aims at; None: 250 on a CPU, 50 where a GPU computes (of a
-    `Model` that was loaded before: where there is one).
-    max_tick_ms: longest tick of "paced" while nobody decodes, so that admission and cancel stay prompt.
-    max_queue: requests that may be open beyond num_slots of them; open are all that have not ended, waiting or running, each
-    counted once, whatever its n, embeddings as well. max_queue_tokens: prompt tokens that may wait; None: no limit; where
-    none wait, a prompt of any length is taken. Beyond, `QueueFull`.
-    isolation: "thread" computes in this process, "process" in one of its own, which may die without this one.
-    on_engine_death: what becomes of requests whose process died: "replay" (the default there) lets them go on in a new
-    process, "fail" ends them with `EngineDied`. Means nothing with threads.
-    cache_prompt: whether prefixes are shared and kept at all; host_cache_bytes: most that idle ones may take in host memory;
-    None: an eighth of the machine's. state_folder: where `save_prefix` writes; None: nowhere.
+    `LLM` takes the fields as keywords; options of the model and of llama.cpp's context are separate.
+
+    Attributes:
+        num_slots: Sequences that run at once.
+        chunk_size: Most prompt tokens of one sequence in a tick.
+        strategy: The batch strategy: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
+            with a `plan` method (see `BatchStrategy`). A name may have options: "paced:patience=4", or
+            {"name": "paced", "patience": 4}.
+        itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
+            was loaded before: if there is one).
+        max_tick_ms: Longest tick of "paced" while no sequence decodes, so that admission and cancelling stay prompt.
+        max_queue: Requests that may be open beyond num_slots of them. Open requests are those that have not ended, waiting
+            or running, embeddings included, each counted once whatever its n. Beyond: `QueueFull`.
+        max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length.
+        max_embedding_tokens: Most tokens of a text to embed or rerank; None: as many as the model was trained for. A text is
+            computed in one tick, which delays streams; memory for more than 2048 tokens is allocated with the first such text.
+        isolation: "thread" computes in this process, "process" in a worker process whose crash this one survives.
+        on_engine_death: What becomes of requests whose worker died: "replay" (the default) continues them in a new worker,
+            "fail" ends them with `EngineDied`. Needs isolation="process".
+        max_restarts: Restarts of the worker in a row, each after twice the wait of the one before (0.1 to 10 s); a worker
+            that ran for a minute ends the row. One crash more stops the engine (`EngineStopped`). None: no limit. Needs
+            isolation="process".
+        trace: File to write a trace to, one JSON object a line, for `paceline trace show`; an existing file is replaced.
+        trace_max_bytes: Size at which the trace ends; the engine continues. At 16 streams and 20 ticks a second it grows by
+            some 15 kB a second.
+        sleep_idle_s: Seconds without a request after which the worker is stopped and its memory freed, cached prefixes
+            included. The next request starts it again, and waits for that within its deadlines. None: never. Needs
+            isolation="process".
+        cache_prompt: Whether prefixes are shared and cached at all.
+        host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
+        state_folder: Folder of `save_prefix`; None: prefixes cannot be saved.
+
+    Raises:
+        InvalidParams: A value is out of its range; the message names the field.
+        InvalidType: A value has the wrong type, or a field is unknown.
     """
 
     num_slots: int = 8
@@ -40,14 +61,19 @@ class EngineConfig:
     max_tick_ms: float = 1000.0
     max_queue: int = 256
     max_queue_tokens: int | None = None
+    max_embedding_tokens: int | None = None
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
+    max_restarts: int | None = None
+    trace: str | os.PathLike[str] | None = None
+    trace_max_bytes: int = 1 << 30
+    sleep_idle_s: float | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
     state_folder: str | os.PathLike[str] | None = None
 
     def __new__(cls, **options: Any) -> Self:
-        """Refuses unknown options with the nearest known one."""
+        """Refuse unknown options, naming the nearest known one."""
         validation.reject_unknown(options, CONFIG_NAMES, "EngineConfig")
         return object.__new__(cls)
 
@@ -60,18 +86,39 @@ class EngineConfig:
         validation.integer("max_queue", self.max_queue, 0)
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+        if self.max_embedding_tokens is not None:
+            validation.integer("max_embedding_tokens", self.max_embedding_tokens, 1)
         validation.choice("isolation", self.isolation, ("thread", "process"))
+        self._check_process_options()
+        if self.trace is not None:
+            validation.path("trace", self.trace)
+        validation.integer("trace_max_bytes", self.trace_max_bytes, 4096)
+        validation.boolean("cache_prompt", self.cache_prompt)
+        if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
+            raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
+        if self.host_cache_bytes is not None:
+            validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
+
+    def _check_process_options(self) -> None:
         if self.on_engine_death is not None:
             validation.choice("on_engine_death", self.on_engine_death, ("replay", "fail"))
             if self.isolation == "thread":
                 raise InvalidParams(
                     f'on_engine_death={self.on_engine_death!r} needs isolation="process": a thread dies with its program'
                 )
-        validation.boolean("cache_prompt", self.cache_prompt)
-        if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
-            raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
-        if self.host_cache_bytes is not None:
-            validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
+        if self.max_restarts is not None:
+            validation.integer("max_restarts", self.max_restarts, 0)
+            if self.isolation == "thread":
+                raise InvalidParams(
+                    f'max_restarts={self.max_restarts} needs isolation="process": a thread is not started again'
+                )
+        if self.sleep_idle_s is not None:
+            validation.number("sleep_idle_s", self.sleep_idle_s, above=0, high=1e9)
+            if self.isolation == "thread":
+                raise InvalidParams(
+                    f'sleep_idle_s={self.sleep_idle_s:g} needs isolation="process": the memory of a process is given back as '
+                    "a whole, that of a thread is not"
+                )
 
 
 CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))

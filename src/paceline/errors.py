@@ -1,7 +1,7 @@
-"""Every error paceline raises on purpose, as one tree.
+"""All errors that paceline raises, as one tree.
 
     PacelineError
-    ├── RequestError          the caller's doing: change the call
+    ├── RequestError          the call is wrong: change it
     │   ├── InvalidParams     a value is out of its range (also a ValueError)
     │   │   └── InvalidType   a value has the wrong type (also a TypeError)
     │   ├── PromptTooLong     more tokens than the context holds
@@ -14,23 +14,23 @@
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
     │   ├── NoKvSlot          no free cells in the KV cache
-    │   └── QueueFull         as many requests wait as may
-    ├── EngineError           ours: the call was right
+    │   └── QueueFull         the queue is full
+    ├── EngineError           the call was valid, the engine failed
     │   ├── DecodeError       llama.cpp failed on a valid batch
-    │   ├── Aborted           a running call was told to stop
+    │   ├── Aborted           a running call was aborted
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
-    │   ├── StrategyError     a batch strategy planned what cannot be
+    │   ├── StrategyError     a batch strategy failed or returned an invalid plan
     │   ├── EngineStopped     the engine takes no requests any more
-    │   ├── EngineDied        the engine's process died under the request
+    │   ├── EngineDied        the worker process died
     │   ├── Cancelled         the request was cancelled before it had a result
     │   ├── DeadlineExceeded  the request ran out of time before it had a result
     │   └── Closed            the object was closed before
-    └── ModelError            the file's
+    └── ModelError            a file is wrong
         ├── ModelLoadError    not a model llama.cpp can load
         ├── AdapterError      not an adapter, or not for this model
         └── StateError        not a saved state, damaged, or of another model
 
-`code` is stable and meant for programs; the message is for people and names the field, the value and the way out.
+Each class has a stable `code` for programs. The message names the field, the value and the way out.
 The native core raises these by their class name.
 """
 
@@ -41,7 +41,7 @@ from typing import ClassVar
 
 
 class PacelineError(Exception):
-    """Base of everything paceline raises on purpose."""
+    """Base class of all errors of paceline. `code` is a stable name for programs."""
 
     code: ClassVar[str] = "paceline_error"
 
@@ -53,19 +53,24 @@ class RequestError(PacelineError):
 
 
 class InvalidParams(RequestError, ValueError):
-    """A parameter has a value outside of what it may be."""
+    """A parameter has a value out of its range."""
 
     code = "invalid_params"
 
 
 class InvalidType(InvalidParams, TypeError):
-    """A parameter has a type it may not have (a bool is no int)."""
+    """A parameter has the wrong type (a bool is not an int), or an option is unknown."""
 
     code = "invalid_type"
 
 
 class PromptTooLong(RequestError):
-    """The prompt has more tokens than the context can hold. num_tokens: so many; max_tokens: what fits; None: not told."""
+    """The prompt has more tokens than the context can hold.
+
+    Attributes:
+        num_tokens: Tokens of the prompt; None if not counted.
+        max_tokens: Tokens that fit; None if not known.
+    """
 
     code = "prompt_too_long"
 
@@ -93,15 +98,18 @@ class TemplateError(RequestError, ValueError):
 
 
 class Unsupported(RequestError):
-    """This model, its memory or this build cannot do what was asked."""
+    """This model, its kind of memory or this build does not support the request."""
 
     code = "unsupported"
 
 
 class BatchError(RequestError):
-    """Some of several prompts failed, after all of them ended. `outcomes`: of each prompt its result or its error.
+    """Some prompts of a list failed; raised after all of them ended.
 
-    Whose doing it was, and whether the same call can work later, is said by these errors and not by the class of this one.
+    Whether the call was wrong or can work later depends on the errors among the outcomes, not on this class.
+
+    Attributes:
+        outcomes: The `Completion` or the error of each prompt, in order.
     """
 
     code = "batch_error"
@@ -112,19 +120,19 @@ class BatchError(RequestError):
 
 
 class TraceError(RequestError, ValueError):
-    """The file is no trace of an engine, is damaged, or was written by a version that is not known here."""
+    """The file is not a trace of an engine, is damaged, or was written by an unknown version."""
 
     code = "trace_error"
 
 
 class CapacityError(PacelineError):
-    """There is no room now; less of it, or later, can work."""
+    """There is no room now; a smaller request, or the same one later, can work."""
 
     code = "capacity_error"
 
 
 class NotEnoughMemory(CapacityError):
-    """What was asked for would not fit into the memory of this machine."""
+    """The model, context or batch does not fit into the memory of this machine."""
 
     code = "not_enough_memory"
 
@@ -136,13 +144,13 @@ class NoKvSlot(CapacityError):
 
 
 class QueueFull(CapacityError):
-    """The engine holds as many requests as it may; nothing was queued."""
+    """The queue is full; the request was not queued."""
 
     code = "queue_full"
 
 
 class EngineError(PacelineError):
-    """A valid call failed on our side."""
+    """A valid call failed in the engine."""
 
     code = "engine_error"
 
@@ -166,22 +174,23 @@ class SamplingError(EngineError):
 
 
 class StrategyError(EngineError):
-    """A batch strategy failed, or planned what cannot be; the message names it."""
+    """A batch strategy failed or returned an invalid plan; the message names it."""
 
     code = "strategy_error"
 
 
 class EngineStopped(EngineError):
-    """The engine was shut down, or is about to be: it takes no requests any more."""
+    """The engine was shut down or is shutting down; it accepts no requests."""
 
     code = "engine_stopped"
 
 
 class EngineDied(EngineError):
-    """The process that computed the request died: because of it, or, where requests are not replayed, of anything.
+    """The worker process died: the request made it crash, or it crashed for any reason and requests are not replayed.
 
-    signal: the name of the signal that ended the process, None where it exited. last_words: the end of what it wrote to
-    stderr, llama.cpp's reason among it.
+    Attributes:
+        signal: Name of the signal that ended the worker; None if it exited.
+        last_words: The end of what it wrote to stderr, such as llama.cpp's reason.
     """
 
     code = "engine_died"
@@ -192,13 +201,13 @@ class EngineDied(EngineError):
 
 
 class Cancelled(EngineError):
-    """The request was cancelled before it had a result. A stream says so with its finish reason instead."""
+    """The request was cancelled before it had a result. Streams report this by their finish reason instead."""
 
     code = "cancelled"
 
 
 class DeadlineExceeded(EngineError):
-    """The request ran out of time before it had a result. A stream says so with its finish reason instead."""
+    """The request ran out of time before it had a result. Streams report this by their finish reason instead."""
 
     code = "deadline_exceeded"
 
@@ -210,7 +219,7 @@ class Closed(EngineError):
 
 
 class ModelError(PacelineError):
-    """Something about a file: a model, an adapter, a saved state."""
+    """A file cannot be used: a model, an adapter or a saved state."""
 
     code = "model_error"
 

@@ -1,4 +1,4 @@
-"""The front door for programs that wait: `LLM`. Thin: it starts requests on an engine and puts their answers together."""
+"""The blocking front door, `LLM`: starts requests on an engine and assembles their results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import collected_arguments, request_arguments
+from paceline.engine.arguments import collected_arguments, streamed_arguments
 from paceline.engine.collecting import Batch, cancelled_if_left, collect
-from paceline.engine.opening import open_engine
+from paceline.engine.engine_factory import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     batch_outcome,
     embedding_options,
+    one_vector_pooling,
     prefix_options,
     reranking_options,
     scores,
@@ -25,14 +26,14 @@ from paceline.engine.results import (
 )
 from paceline.errors import InvalidType
 from paceline.params import SamplingParams
-from paceline.streaming import Stream
+from paceline.streaming import Stream, StreamChannel
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from paceline.engine.heartbeat import Heartbeat
-    from paceline.engine.metrics_snapshot import MetricsSnapshot
+    from paceline.observability.heartbeat import Heartbeat
+    from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
@@ -42,16 +43,28 @@ if TYPE_CHECKING:
 class LLM:
     """A model and its engine: many requests, from many threads, share one forward pass a tick.
 
-    model: a path to a GGUF file, a `Model`, or None for the small demo model that comes along. Options: those of
-    `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and of `ContextOptions` (n_ctx,
-    n_batch, type_k, flash_attn ...), `lora` (paths, named by their stems, or names to paths) and `instruments`. Unknown ones
-    raise `TypeError`. isolation="process" computes in a process of its own, whose death the requests survive; what is an
-    object then goes by name (docs/guide/isolation.md).
+    Any thread may call its methods. `close()`, the end of a `with` block or the garbage collector ends the engine and its
+    requests.
 
-    Any thread may call. `close()`, the end of a `with` block or the collector end it and its requests.
+        with LLM("model.gguf", num_slots=8, n_ctx=32768) as llm:
+            print(llm.generate("Once upon a time", max_tokens=40).text)
     """
 
     def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
+        """Load a model and start its engine.
+
+        Args:
+            model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            **options: Options of `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and
+                of the llama.cpp context (n_ctx, n_batch, type_k, flash_attn ...); `lora`, paths of adapters, named by their
+                stems, or a mapping of names to paths; and `instruments`. With isolation="process" the model runs in a worker
+                process that requests survive, and the objects among the options are given by name (see the guide).
+
+        Raises:
+            InvalidParams: An option is out of its range, unknown or of the wrong type.
+            ModelError: The model or an adapter cannot be loaded.
+            NotEnoughMemory: The model or its KV cache does not fit into memory.
+        """
         self._engine = open_engine(model, options)
 
     @overload
@@ -71,16 +84,24 @@ class LLM:
     def generate(
         self, prompt: Any, params: SamplingParams | None = None, *, progress: bool = False, **options: Any
     ) -> Completion | list[Completion]:
-        """The answer to a prompt, text or token ids; to a list of prompts, one for each, computed together.
+        """Generate the completion of a prompt, or of each prompt of a list, all in one batch.
 
-        Options: fields of `SamplingParams` and of `RequestOptions`, but for interval, max_buffered_tokens and slow_reader,
-        which are about reading. progress: shows a bar on a terminal while a list runs.
+        Args:
+            prompt: A text, token ids, or a list of either. A list may be longer than the queue.
+            params: The sampling parameters; None: the defaults.
+            progress: Whether to show a progress bar on a terminal while a list runs.
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, except interval,
+                max_buffered_tokens and slow_reader, which concern streams.
 
-        Raises what is wrong with the request, `QueueFull`, `EngineStopped`, and the error that ended it; where n > 1 only if
-        all choices failed, else the `Completion` has the good ones, and of the others the `error`. Of a list every
-        prompt has its own outcome: where some failed, `BatchError` with all of them is raised after the others ended. A
-        list may be longer than the queue; a prompt's outcome is `QueueFull` only where none of the list runs and other
-        callers fill the queue.
+        Returns:
+            The completion; for a list one `Completion` per prompt, in order. If n > 1 and some choices failed, those have
+                an `error`.
+
+        Raises:
+            RequestError: The prompt or an option is invalid.
+            QueueFull: The queue is full. For a list, only if none of its prompts is running.
+            EngineError: The engine has stopped, or the request failed in all its choices.
+            BatchError: Some prompts of a list failed; `outcomes` has the completion or the error of each.
         """
         validation.boolean("progress", progress)
         sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
@@ -90,15 +111,39 @@ class LLM:
         request = self._engine.prepare(prompt, sampling, rest)
         return collect(request, self._engine.accept(request))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
-        """The answer to a prompt as it comes. Options as for `generate`; leaving the stream cancels the request.
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> Stream:
+        """Stream the completion of a prompt as it is generated. Leaving the stream cancels the request.
 
-        Raises at once what is wrong with the request, `QueueFull` and `EngineStopped`.
+        Args:
+            prompt: A text or token ids.
+            params: The sampling parameters; None: the defaults.
+            channel: A new channel made by `StreamChannel.create()`, to read elsewhere; None: one is made. A channel serves
+                one request; if that is refused, it can serve another.
+            request_index: A number of the caller's for this request, at least 0; the engine does not use it.
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`.
+
+        Returns:
+            The stream, with the request already queued.
+
+        Raises:
+            RequestError: The prompt, an option or the channel is invalid.
+            QueueFull: The queue is full.
+            EngineStopped: The engine accepts no requests any more.
         """
         if is_batch(prompt):
             raise InvalidType("stream takes one prompt, a str or token ids; make a stream for each of several")
-        sampling, rest = request_arguments(self._engine.sampling_defaults, params, options)
-        return Stream(self._engine.accept(self._engine.prepare(prompt, sampling, rest)), keep_alive=self)
+        index = validation.integer("request_index", request_index, 0)
+        sampling, rest = streamed_arguments(self._engine.sampling_defaults, params, options, channel)
+        request = self._engine.prepare(prompt, sampling, rest)
+        return Stream(self._engine.accept(request, index, channel), keep_alive=self)
 
     def embed(
         self,
@@ -108,44 +153,95 @@ class LLM:
         normalize: bool | Normalization = True,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
-        """Vectors of texts, float32 (n_texts, n_embd); of one text, (n_embd,).
+        """Embed texts as vectors.
 
-        pooling: None as the model was made for. normalize: True or "l2" gives length 1, "max_abs" a greatest component of
-        1, False or "none" leaves them. Options: queue_timeout_s, timeout_s, request_id, add_special and parse_special, see
-        `RequestOptions`.
+        Args:
+            texts: A text, or a list of texts or of token ids.
+            pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained.
+            normalize: True or "l2" scales to length 1, "max_abs" to a greatest component of 1; False or "none" does not scale.
+            **options: queue_timeout_s, timeout_s, request_id, truncate, add_special and parse_special of `RequestOptions`.
+
+        Returns:
+            float32 of shape (n_texts, n_embd); for a single text (n_embd,).
+
+        Raises:
+            PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
+            Unsupported: The model cannot embed, or not with this pooling.
+            QueueFull: The queue is full.
+            EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
         is_one = isinstance(texts, str)
-        future = self._engine.embed([texts] if isinstance(texts, str) else texts, pooling, embedding_options(options))
+        kind, many = one_vector_pooling(pooling), [texts] if isinstance(texts, str) else texts
+        future = self._engine.embed(many, kind, embedding_options(options))
         with cancelled_if_left(future.cancel):
             found = vectors(future.result(), normalize, self._engine.model.n_embd_out)
         return found[0] if is_one else found
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """How well each document fits the query, best first, by a reranking model.
+        """Score how well documents match a query. Needs a reranking model.
 
-        Options: queue_timeout_s, timeout_s and request_id, see `RequestOptions`.
+        Args:
+            query: The query.
+            documents: The documents.
+            **options: queue_timeout_s, timeout_s, request_id and truncate (which cuts documents) of `RequestOptions`.
+
+        Returns:
+            One score per document, best first.
+
+        Raises:
+            PromptTooLong: Query and document have more than max_embedding_tokens tokens, and truncate is not set.
+            Unsupported: The model is no reranker.
+            QueueFull: The queue is full.
+            EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
         future = self._engine.rerank(query, documents, reranking_options(options))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
 
     def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
-        """Writes what memory has of a prompt to a file in `state_folder`; answers how many of its tokens that is.
+        """Save the cached prefix of a prompt to a file in `state_folder`.
 
-        name: letters, digits, ".", "_" and "-". Options: tenant, cache_salt and how text becomes tokens, as of the requests
-        that computed it. Raises `StateError` where nothing is in memory or the file cannot be written.
+        Args:
+            name: The prefix's name: letters, digits, ".", "_" and "-".
+            prompt: A text or token ids.
+            **options: tenant, cache_salt, add_special and parse_special, as in the requests that computed the prefix.
+
+        Returns:
+            The number of the prompt's tokens that were saved.
+
+        Raises:
+            StateError: Nothing of the prompt is cached, or the file cannot be written.
+            InvalidParams: The name is invalid.
+            Unsupported: The engine has no state_folder.
         """
         return self._engine.save_prefix(name, prompt, prefix_options(options))
 
     def load_prefix(self, name: str, **options: Any) -> list[int]:
-        """Puts a saved prefix into memory, where requests that begin with its tokens find it; answers those tokens.
+        """Load a saved prefix into the cache, for requests that begin with its tokens.
 
-        Options: tenant and cache_salt. Raises `StateError` where there is none, or one that is damaged or another model's.
+        Args:
+            name: The prefix's name.
+            **options: tenant and cache_salt of the requests that may use it.
+
+        Returns:
+            The token ids of the prefix.
+
+        Raises:
+            StateError: There is no such prefix, it is damaged or of another model, or host memory has no room for it.
+            Unsupported: The engine has no state_folder.
         """
         return self._engine.load_prefix(name, prefix_options(options))
 
     def erase_prefix(self, name: str) -> None:
-        """Deletes a saved prefix's file. Raises `StateError` where there is none."""
+        """Delete the file of a saved prefix.
+
+        Args:
+            name: The prefix's name.
+
+        Raises:
+            StateError: There is no such prefix.
+            Unsupported: The engine has no state_folder.
+        """
         self._engine.erase_prefix(name)
 
     @property
@@ -160,25 +256,42 @@ class LLM:
 
     @property
     def limits(self) -> Limits:
-        """What follows from the options, the model and this machine: slots, cells, sequence ids, budgets."""
+        """The resolved limits: slots, KV cells, seq ids, token budgets."""
         return self._engine.limits
 
     def stats(self) -> MetricsSnapshot:
-        """Counters and histograms of everything so far; docs/metrics.md lists them."""
+        """Return a snapshot of all metrics.
+
+        Returns:
+            Counters and histograms since the start; docs/metrics.md lists them.
+        """
         return self._engine.stats()
 
     def slots(self) -> SlotsSnapshot:
-        """What each slot does, and how many wait; answered after the tick that runs."""
+        """Return what each slot is doing and how many sequences wait, after the running tick.
+
+        Returns:
+            One record per slot, and the queue's length.
+
+        Raises:
+            EngineStopped: The engine has stopped.
+        """
         return self._engine.slots()
 
     def heartbeat(self) -> Heartbeat:
-        """Whether the engine lives, and what it is at; answered at once."""
+        """Return whether the engine is alive and what it is doing, without waiting for it.
+
+        Returns:
+            The heartbeat at this moment.
+        """
         return self._engine.heartbeat()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Ends the engine and frees its memory; idempotent. Requests end with SHUTDOWN.
+        """Stop the engine and free its memory. Idempotent. Open requests end with the finish reason SHUTDOWN.
 
-        drain: lets those that were accepted finish first, for at most timeout_s.
+        Args:
+            drain: Whether accepted requests may finish first.
+            timeout_s: How long they may take, in seconds; None: no limit.
         """
         self._engine.close(drain=drain, timeout_s=timeout_s)
 
@@ -193,7 +306,7 @@ class LLM:
 
 @contextmanager
 def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], object]]:
-    """A bar on stderr, where that is a terminal, and a function that moves it on by one prompt."""
+    """Show a bar if stderr is a terminal; yield a function that advances it by one prompt."""
     if not wanted or not sys.stderr.isatty():
         yield lambda: None
         return

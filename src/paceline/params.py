@@ -1,4 +1,4 @@
-"""What one request asks of generation: how tokens are chosen, when it ends, what is told about it.
+"""Sampling parameters of a request: how tokens are drawn, when generation ends, which log-probabilities are returned.
 
 The spelling and meaning of a sampler's options are llama.cpp's. Standard library only; nothing here knows a model:
 token ids are checked against the vocabulary when a `Sampler` is built.
@@ -84,43 +84,62 @@ _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to generate. Immutable, comparable, hashable; wrong values raise `InvalidParams` and name the field.
+    """How to generate: length, sampling, constraints and log-probabilities of one request.
 
-    A `Sampler` reads what decides the next token. `Context.generate` also reads max_tokens and stop_token_ids, the command
-    line stop; n, logprobs, prompt_logprobs and echo are for whoever puts answers together: with `Context.step` they are
-    the number of samplers of a row, its num_logprobs and its targets.
+    Immutable, comparable and hashable. Names and meanings are llama.cpp's. A `Sampler` reads what decides the next token;
+    `Context.generate` also reads max_tokens and stop_token_ids.
 
-    Length and end
-        max_tokens: at most so many; None: until the context is full.
-        min_tokens: until so many are generated neither an end-of-generation token nor one of stop_token_ids can come.
-        stop: texts that end generation. stop_token_ids: tokens that do. ignore_eos: the model's own end never comes.
-        n: answers to the one prompt.
-    Choosing
+    Attributes:
+        max_tokens: Most tokens of a choice; None: until the context is full.
+        min_tokens: Neither an end-of-generation token nor one of stop_token_ids can come before so many.
+        stop: Texts that end generation. They are not part of the text.
+        stop_token_ids: Token ids that end generation.
+        ignore_eos: The model's own end never comes.
+        n: Choices of the prompt.
         temperature: 0 is greedy: the most likely token after biases, penalties and masks, whatever the other samplers.
-        samplers: which ones, in order. One that is not in it does nothing, the temperature included (but for 0).
-        top_k (0 or -1 off), top_p (1 off), min_p (0 off), typical_p (1 off; in the order "typ_p"), top_n_sigma (-1 or 0
-        off), xtc_probability (0 off) and xtc_threshold, dynatemp_range (0 off) and dynatemp_exponent: the temperature
-        goes from temperature - range to + range with the entropy.
-        mirostat (0 off, 1, 2), mirostat_tau (bits), mirostat_eta: takes the place of all samplers but temperature.
-        adaptive_target (-1 off), adaptive_decay: take effect with "adaptive_p" in the order, always as the last.
-        repeat_penalty (1 off), frequency_penalty, presence_penalty (0 off): over the last penalty_last_n tokens of
-        prompt and answer; 0: off, -1: all of them.
-        dry_multiplier (0 off), dry_base, dry_allowed_length, dry_sequence_breakers: over the last dry_penalty_last_n
-        tokens; -1: as many as the context that the model was trained with.
-        logit_bias: token id to what is added to its logit; kept as pairs in order of the ids.
-        seed: None or -1: a fresh one for every sampler. The same seed draws the same tokens, whatever else runs.
-    What may come
-        grammar (GBNF), json_schema, regex or choice (one of the texts): at most one of the four. A Sampler cannot
-        follow a regex yet and raises `Unsupported`.
-        grammar_root: the rule to begin with. grammar_lazy: free text until one of grammar_triggers has come, with
-        which the grammar begins: a text, which is found as it is, or with a ^ before it only where the answer begins
-        with it; or a token id.
-        allowed_token_ids: None, or the only tokens that may come. bad_words: texts that may not, as the tokens that
-        they are encoded to, with and without a space before them.
-    What is told
-        logprobs: None for none, 0 for each token's own, k for the k most likely as well; natural logarithms.
-        logprobs_mode: "raw": of the model's own distribution; "sampled": of what was drawn from in the end.
-        prompt_logprobs: the same for the prompt's tokens. echo: whether the prompt is part of the answer.
+        dynatemp_range: The temperature varies by so much in both directions with the entropy; 0 is off.
+        dynatemp_exponent: Exponent of that variation.
+        samplers: Which samplers apply, in order. One that is not listed does nothing, the temperature included (but for 0).
+        top_k: Only the k most likely tokens; 0 or -1 is off.
+        top_p: Only the most likely tokens that make up p; 1 is off.
+        min_p: Only tokens with p times the most likely one's probability; 0 is off.
+        typical_p: Only tokens about as surprising as expected, p of them ("typ_p" in the order); 1 is off.
+        top_n_sigma: Only logits within n standard deviations of the greatest; -1 or 0 is off.
+        xtc_probability: How often the most likely tokens are left out; 0 is off.
+        xtc_threshold: The probability from which on that applies.
+        mirostat: 1 or 2 replaces all samplers but the temperature; 0 is off.
+        mirostat_tau: Target entropy of mirostat in bits.
+        mirostat_eta: Learning rate of mirostat.
+        adaptive_target: Probability that "adaptive_p" aims at, where the order has it, always as the last; -1 is off.
+        adaptive_decay: How slowly it adapts.
+        repeat_penalty: Penalty for tokens among the last penalty_last_n of prompt and text; 1 is off.
+        frequency_penalty: Penalty for each time that a token was among them; 0 is off.
+        presence_penalty: Penalty for having been among them; 0 is off.
+        penalty_last_n: Tokens that the penalties look back over; 0 is off, -1 is all of them.
+        dry_multiplier: Strength of the penalty for repeated sequences; 0 is off.
+        dry_base: Growth of that penalty with the length.
+        dry_allowed_length: Length of repetition without penalty.
+        dry_penalty_last_n: Tokens that it looks back over; -1 is as many as the context the model was trained with.
+        dry_sequence_breakers: Texts at which a repetition ends.
+        logit_bias: Token id to what is added to its logit; kept as pairs in order of the ids.
+        seed: The same seed draws the same tokens, whatever else runs; None or -1 is a fresh one for every sampler.
+        grammar: A GBNF grammar. At most one of grammar, json_schema, regex and choice.
+        grammar_root: The rule that it begins with.
+        grammar_lazy: Text is free until one of grammar_triggers has come, with which the grammar begins.
+        grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; or token ids.
+        json_schema: A JSON schema as text, a mapping or a bool.
+        regex: Reserved. A sampler cannot follow one yet and raises `Unsupported`.
+        choice: The text is one of these.
+        allowed_token_ids: The only tokens that may come; None: all.
+        bad_words: Texts that may not come, as the tokens they are encoded to, with and without a space in front.
+        logprobs: None for none, 0 for each token's own log-probability, k for the k most likely as well; natural logarithms.
+        logprobs_mode: "raw": of the model's own distribution; "sampled": of the one that was drawn from.
+        prompt_logprobs: As logprobs, for the tokens of the prompt.
+        echo: Whether the prompt is part of the text.
+
+    Raises:
+        InvalidParams: A value is out of its range; the message names the field.
+        InvalidType: A value has the wrong type, or a field is unknown.
     """
 
     max_tokens: int | None = 256
@@ -171,7 +190,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
 
     def __new__(cls, **options: Any) -> Self:
-        """Refuses unknown options with the nearest known one."""
+        """Refuse unknown options, naming the nearest known one."""
         validation.reject_unknown(options, FIELDS, "SamplingParams")
         return object.__new__(cls)
 
@@ -182,7 +201,17 @@ class SamplingParams:
         self._check_together()
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some values changed, checked like a new one."""
+        """Return a copy with some fields changed.
+
+        Args:
+            **changes: Fields and their new values.
+
+        Returns:
+            The new params.
+
+        Raises:
+            InvalidParams: A value is out of its range, or a field is unknown.
+        """
         validation.reject_unknown(changes, FIELDS, "SamplingParams")
         return dataclasses.replace(self, **changes)
 
@@ -312,7 +341,7 @@ def _trigger(name: str, trigger: object) -> str | int:
 
 
 def _schema(schema: object) -> str:
-    """The schema as JSON text: immutable, and what the native side reads."""
+    """Return the schema as JSON text, which is immutable and what the native side reads."""
     if not isinstance(schema, (str, bool, Mapping)):
         raise InvalidType(f"json_schema must be a JSON text, a mapping or a bool, not {type(schema).__name__}")
     try:
@@ -330,7 +359,7 @@ def _schema(schema: object) -> str:
 
 
 def _depth(value: Any) -> int:
-    """How deep a JSON value is nested."""
+    """Return how deep a JSON value is nested."""
     depth, level = 0, [value]
     while level:
         depth += 1

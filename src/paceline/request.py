@@ -1,4 +1,4 @@
-"""What a request asks beside its prompt and its sampling: when it may wait, how it is delivered. Standard library only."""
+"""Options of a request beside its prompt and its sampling: priority, deadlines, delivery. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,31 +14,45 @@ Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
 
 SECONDS_PER_PRIORITY = 10.0
-"""Waiting turns into priority: so many seconds make up for one level."""
+"""Aging: seconds of waiting that make up for one level of priority."""
 
 _LARGE = 1_000_000
+MAX_INTERVAL = 1_000_000
+"""Tokens; more than any choice has."""
 _INT32 = 2**31 - 1
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How the engine treats a request. Immutable; wrong values raise `InvalidParams` and name the field.
+    """How the engine schedules and delivers a request. Immutable.
 
-    priority: higher comes first; ten seconds of waiting make up for one.
-    queue_timeout_s, ttft_timeout_s, timeout_s: seconds from submit until it runs, until its first token, in all; None: no
-        limit. What was generated until then is delivered, with the reason DEADLINE.
-    truncate: where a prompt that has more tokens than fit is cut: its "left" or "right" end, or its "middle"; None refuses
-        it. One that is cut leaves room for max_tokens, at most half of the positions; one that fits is never cut.
-    interval: tokens that a chunk needs, its last one aside.
-    lora: scales of adapters by the names that the engine was given; the others do not apply.
-    max_buffered_tokens: how far the reader may fall behind; None: as far as it likes. Beyond it the sequence pauses until
-        it has caught up, or ends with SLOW_READER (slow_reader="cancel").
-    add_special, parse_special: how a prompt that is text becomes tokens, see `Tokenizer.encode`.
-    special: whether control tokens show in the text; they always are in token_ids.
-    cache_prompt: whether it may use what others computed of the same prompt, and they what it computes. tenant, cache_salt:
-    only requests with the same two share prefixes; others cannot even tell by the time that it takes.
-    request_id: the caller's name for it, in records and traces.
+    Attributes:
+        priority: Higher runs first; ten seconds of waiting make up for one level (aging).
+        queue_timeout_s: Seconds from submit until the request must run; None: no limit. A request that exceeds one of the
+            three limits ends with the finish reason DEADLINE; what was generated until then is delivered.
+        ttft_timeout_s: Seconds from submit until its first token; None: no limit.
+        timeout_s: Seconds from submit until its end; None: no limit.
+        truncate: Which tokens of a too long prompt are dropped: "left", "right" or "middle"; None refuses the prompt. A
+            truncated prompt leaves room for max_tokens, at most half of the positions. Texts to embed and documents to
+            rerank are truncated to max_embedding_tokens; a bos token in front and an eos or sep token at the end stay.
+        interval: Tokens per chunk, the last chunk aside; `Stream.interval` changes it while the stream runs.
+        lora: Scales of adapters, by the names that the engine was given; other adapters do not apply.
+        max_buffered_tokens: Unread tokens from which on backpressure applies, see slow_reader; None: no limit.
+        slow_reader: What happens then: "pause" pauses the sequence until its reader has caught up, "cancel" ends it with the
+            finish reason SLOW_READER.
+        add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
+        parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become those tokens.
+        special: Whether generated control tokens are part of the text; they always are in token_ids.
+        cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
+        tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes; others cannot even
+            find out by timing.
+        cache_salt: See tenant.
+        request_id: The caller's name for the request in records and traces.
+
+    Raises:
+        InvalidParams: A value is out of its range; the message names the field.
+        InvalidType: A value has the wrong type, or a field is unknown.
     """
 
     priority: int = 0
@@ -59,13 +73,13 @@ class RequestOptions:
     request_id: str | None = None
 
     def __new__(cls, **options: Any) -> Self:
-        """Refuses unknown options with the nearest known one."""
+        """Refuse unknown options, naming the nearest known one."""
         validation.reject_unknown(options, OPTION_NAMES, "RequestOptions")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self._set("priority", validation.integer("priority", self.priority, -_LARGE, _LARGE))
-        self._set("interval", validation.integer("interval", self.interval, 1, _LARGE))
+        self._set("interval", validation.integer("interval", self.interval, 1, MAX_INTERVAL))
         for name in _TIMEOUTS:
             if getattr(self, name) is not None:
                 self._set(name, validation.number(name, getattr(self, name), above=0, high=1e9))
@@ -91,7 +105,7 @@ OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptio
 
 
 def _scales(lora: object) -> tuple[tuple[str, float], ...]:
-    """Names and scales in order; a scale of 0 is no adapter."""
+    """Return names and scales, sorted; drop scales of 0."""
     pairs = tuple(lora.items()) if isinstance(lora, Mapping) else lora
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InvalidType(f"lora must map names of adapters to scales, not {lora!r:.80}")

@@ -1,4 +1,4 @@
-"""Checks of single values that come from a caller: each answers the value in its plain Python type, or raises.
+"""Checks of single values from a caller: each returns the value in its plain Python type, or raises.
 
 A wrong type raises `InvalidType`, a wrong value `InvalidParams`; the message names the field, says what it may be and
 shows what it was: "temperature must be a finite number >= 0, not -1". A bool is no number, and neither NaN nor an
@@ -27,7 +27,7 @@ _FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
 
 
 def integer(name: str, value: object, low: int | None = None, high: int | None = None, hint: str | None = None) -> int:
-    """The value as an `int` in [low, high]; `hint` is appended to the message and says the way out."""
+    """Return the value as an `int` in [low, high]; `hint` is appended to the message."""
     wanted = _wanted("an integer", low, high)
     if isinstance(value, bool) or not isinstance(value, Integral):
         _refuse(InvalidType, name, wanted, value, hint)
@@ -47,7 +47,7 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
     below: float | None = None,
     hint: str | None = None,
 ) -> float:
-    """The value as a finite `float`: at least `low`, at most `high`, more than `above`, less than `below`.
+    """Return the value as a finite `float`: at least `low`, at most `high`, more than `above`, less than `below`.
 
     It must be one that 32 bits can keep: beyond 3.4e38 it would become infinite there, and an open bound holds for what
     it is rounded to.
@@ -68,14 +68,14 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
 
 
 def boolean(name: str, value: object) -> bool:
-    """The value, which must be True or False themselves: 0, 1 and "yes" are refused."""
+    """Return the value, which must be True or False itself: 0, 1 and "yes" are refused."""
     if not isinstance(value, bool):
         _refuse(InvalidType, name, "True or False", value)
     return value
 
 
 def text(name: str, value: object) -> str:
-    """The value as a plain `str` that UTF-8 can carry; a lone surrogate is refused and its position named."""
+    """Return the value as a plain `str` that UTF-8 can encode; refuse a lone surrogate, naming its position."""
     if not isinstance(value, str):
         _refuse(InvalidType, name, "a str", value)
     try:
@@ -90,7 +90,7 @@ def text(name: str, value: object) -> str:
 
 
 def path(name: str, value: object) -> Path:
-    """The value, a `str` or an object that stands for a path, as a `Path`; what no file system takes is refused."""
+    """Return the value, a `str` or path-like object, as a `Path`; refuse a NUL character."""
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
         _refuse(InvalidType, name, "a path", value)
@@ -100,7 +100,7 @@ def path(name: str, value: object) -> Path:
 
 
 def instance(name: str, value: object, kind: type[_T]) -> _T:
-    """The value, which must be of this class."""
+    """Return the value, which must be an instance of the class."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         _refuse(InvalidType, name, f"{article} {kind.__name__}", value)
@@ -108,7 +108,7 @@ def instance(name: str, value: object, kind: type[_T]) -> _T:
 
 
 def choice(name: str, value: object, options: Collection[str]) -> str:
-    """The value, which must be one of `options`; a misspelt one is answered with the nearest."""
+    """Return the value, which must be one of `options`; the message suggests the nearest."""
     wanted = "one of " + ", ".join(map(repr, options))
     if not isinstance(value, str):
         _refuse(InvalidType, name, wanted, value)
@@ -118,9 +118,9 @@ def choice(name: str, value: object, options: Collection[str]) -> str:
 
 
 def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
-    """The token ids as a new list of `int`, each in [0, n_vocab).
+    """Return the token ids as a new list of `int`, each in [0, n_vocab).
 
-    Takes any sequence of integers but `str` and `bytes`, and one-dimensional integer arrays of NumPy. The error names
+    Accepts any sequence of integers but `str` and `bytes`, and one-dimensional integer arrays of NumPy. The error names
     the first bad index.
     """
     ids = _plain_list(name, values)
@@ -131,9 +131,9 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
 
 
 def reject_unknown(names: Iterable[str], known: Collection[str], see: str | None = None) -> None:
-    """Raises `InvalidType`, which is a `TypeError`, for the first name that is not known, with the nearest that is.
+    """Raise `InvalidType`, which is a `TypeError`, for the first unknown name, suggesting the nearest known one.
 
-    see: where the known ones are explained; named in place of a list of them where none is near.
+    see: where the known names are documented; named instead of a list of them if none is near.
     """
     for name in names:
         if name not in known:
@@ -142,7 +142,7 @@ def reject_unknown(names: Iterable[str], known: Collection[str], see: str | None
 
 
 def _within(value: float, above: float | None, below: float | None) -> bool:
-    """Whether a number lies between open bounds, also once it is rounded to 32 bits."""
+    """Return whether a number lies between open bounds, also when rounded to 32 bits."""
     (rounded,) = struct.unpack("f", struct.pack("f", value))
     return all((above is None or x > above) and (below is None or x < below) for x in (value, rounded))
 
@@ -157,7 +157,7 @@ def _plain_list(name: str, values: object) -> list[Any]:
 
 
 def _array_list(name: str, values: Any) -> list[Any]:
-    """Duck-typed, so that this file needs no NumPy."""
+    """Convert an array, duck-typed so that this module needs no NumPy."""
     if getattr(values, "ndim", None) != 1 or getattr(values.dtype, "kind", None) not in ("i", "u"):
         shape = getattr(values, "shape", "?")
         raise InvalidType(f"{name} must be a one-dimensional array of integers, not {values.dtype} of shape {shape}")
@@ -166,7 +166,7 @@ def _array_list(name: str, values: Any) -> list[Any]:
 
 
 def _plain_text(value: str) -> str:
-    """The characters alone, of a subclass too: what it adds could not go to another process."""
+    """Return a plain `str`, also for a subclass, which could not be sent to another process."""
     return str.__str__(value)
 
 

@@ -28,14 +28,14 @@ def environment_of(home: Path) -> dict[str, str]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of a user who has nothing yet."""
+    """Return the environment of a user who has nothing yet."""
     (tmp_path / "home").mkdir()
     return environment_of(tmp_path / "home")
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Writes a script that includes the modules, and answers the command that runs it."""
+    """Write a script that includes the modules, and return the command that runs it."""
 
     def write(text: str, **variables: str) -> list[str]:
         path = tmp_path / "script.cmake"
@@ -50,7 +50,7 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
 
 @pytest.fixture
 def run(tmp_path: Path, script: Callable[..., list[str]], environment: dict[str, str]) -> ScriptRunner:
-    """Runs a script that must succeed, or with `fails=True` must not; its output is in `stdout` as a whole."""
+    """Run a script that must succeed, or with `fails=True` must not; its output is in `stdout` as a whole."""
 
     def run_script(
         text: str, *, fails: bool = False, env: dict[str, str] | None = None, **variables: str
@@ -79,7 +79,7 @@ def bin_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def program(bin_dir: Path) -> Callable[[str, str], Path]:
-    """Puts a shell script of that name and body into `bin_dir`."""
+    """Put a shell script of that name and body into `bin_dir`."""
 
     def write(name: str, body: str = "") -> Path:
         path = bin_dir / name

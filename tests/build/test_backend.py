@@ -24,23 +24,57 @@ endfunction()
 """
 NO_ANSWER = "exit 9"
 ONE_GPU = "echo 'GPU 0: NVIDIA X1000 (UUID: GPU-1)'"
+ONE_AMD_GPU = "echo gfx000; echo gfx90a"
+VULKAN_SUMMARY = """printf 'GPU0:\\n\\tvendorID           = 0x8086\\n\\tdeviceType         = PHYSICAL_DEVICE_TYPE_%s\\n'
+printf '\\tdeviceName         = Model B580\\n'"""
 
 
 @pytest.fixture
-def machine(bin_dir: Path, program: Program) -> dict[str, str]:
-    """A machine whose only programs are those of the test; its Python finds no driver library."""
-    return {"PATH": str(bin_dir), "python": str(program("python", "exit 1"))}
+def toolkit(tmp_path: Path) -> Path:
+    """Return the folder where this machine has its ROCm and its Vulkan SDK; nothing is in it yet."""
+    folder = tmp_path / "toolkit"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def machine(bin_dir: Path, program: Program, toolkit: Path) -> dict[str, str]:
+    """Return a machine whose only programs are those of the test; its Python finds no driver library."""
+    folders = {"ROCM_PATH": str(toolkit), "VULKAN_SDK": str(toolkit)}
+    return {"PATH": str(bin_dir), "python": str(program("python", "exit 1")), **folders}
 
 
 @pytest.fixture
 def choose(run: ScriptRunner, machine: dict[str, str]) -> Callable[..., str]:
-    """Chooses a backend on that machine and answers the output."""
+    """Chooses a backend on that machine and returns the output, its line breaks made blanks."""
 
     def run_choice(asked: str, *, before: str = LINUX, fails: bool = False, **variables: str) -> str:
         variables = {"asked": asked, "Python_EXECUTABLE": machine["python"]} | variables
-        return run(before + CHOOSE, fails=fails, env={"PATH": machine["PATH"]}, **variables).stdout
+        env = {name: value for name, value in machine.items() if name != "python"}
+        return " ".join(run(before + CHOOSE, fails=fails, env=env, **variables).stdout.split())
 
     return run_choice
+
+
+@pytest.fixture
+def rocm(toolkit: Path) -> Callable[..., None]:
+    """Put the libraries of ROCm that llama.cpp links into the toolkit."""
+
+    def install(*libraries: str) -> None:
+        for name in libraries:
+            config = toolkit / f"lib/cmake/{name}/{name}-config.cmake"
+            config.parent.mkdir(parents=True)
+            config.touch()
+
+    return install
+
+
+@pytest.fixture
+def vulkan_headers(toolkit: Path) -> None:
+    """Put the headers that llama.cpp needs for Vulkan into the toolkit."""
+    for name in ("include/vulkan/vulkan.h", "share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"):
+        (toolkit / name).parent.mkdir(parents=True)
+        (toolkit / name).touch()
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(choose: Callable[..., str]) -> None:
@@ -98,6 +132,108 @@ def test_the_driver_library_is_really_called(run: ScriptRunner, tmp_path: Path, 
     text = 'paceline_find_nvidia_gpu(gpu)\nmessage(STATUS "gpu: ${gpu}")'
     done = run(text, env={"PATH": machine["PATH"], "LD_LIBRARY_PATH": str(tmp_path)})
     assert "gpu: the driver counts 3 GPU(s)" in done.stdout
+
+
+def test_auto_without_any_toolkit_names_what_each_backend_lacks(choose: Callable[..., str]) -> None:
+    """The CPU's reason has one part for each of CUDA, HIP and Vulkan."""
+    expected = "chosen: cpu because no nvcc found, no hipcc found, no glslc found"
+    assert expected in choose("auto", before=LINUX + WITHOUT_NVCC)
+
+
+def test_auto_is_hip_with_compiler_libraries_and_gpu(
+    choose: Callable[..., str], program: Program, rocm: Callable[..., None]
+) -> None:
+    """With hipcc, hipBLAS, rocBLAS and a GPU that ROCm lists, auto is HIP and says which architecture."""
+    program("hipcc")
+    program("rocm_agent_enumerator", ONE_AMD_GPU)
+    rocm("hipblas", "rocblas")
+    output = choose("auto", before=LINUX + WITHOUT_NVCC)
+    assert "chosen: hip because hipcc found, and rocm_agent_enumerator lists gfx90a" in output
+
+
+@pytest.mark.parametrize("answer", [NO_ANSWER, "echo gfx000", ""])
+def test_auto_is_not_hip_where_rocm_lists_no_gpu(
+    choose: Callable[..., str], program: Program, rocm: Callable[..., None], answer: str
+) -> None:
+    """gfx000 is the CPU; a tool that fails or lists nothing else counts as no GPU."""
+    program("hipcc")
+    program("rocm_agent_enumerator", answer)
+    rocm("hipblas", "rocblas")
+    output = choose("auto", before=LINUX + WITHOUT_NVCC)
+    assert "chosen: cpu because" in output
+    assert "hipcc found, but rocm_agent_enumerator lists no GPU" in output
+
+
+def test_auto_is_not_hip_without_the_libraries_that_it_links(
+    choose: Callable[..., str], program: Program, rocm: Callable[..., None]
+) -> None:
+    """ROCm without rocBLAS cannot compile the backend: auto is the CPU, and names what is missing."""
+    program("hipcc")
+    program("rocm_agent_enumerator", ONE_AMD_GPU)
+    rocm("hipblas")
+    output = choose("auto", before=LINUX + WITHOUT_NVCC)
+    assert "chosen: cpu because" in output
+    assert "hipcc and gfx90a found, but not rocblas" in output
+
+
+@pytest.mark.usefixtures("vulkan_headers")
+def test_auto_is_vulkan_with_the_sdk_and_a_discrete_gpu(choose: Callable[..., str], program: Program) -> None:
+    """With glslc, the headers and a discrete GPU that the loader lists, auto is Vulkan and says which GPU."""
+    program("glslc")
+    program("vulkaninfo", VULKAN_SUMMARY.replace("%s", "DISCRETE_GPU"))
+    output = choose("auto", before=LINUX + WITHOUT_NVCC)
+    assert "chosen: vulkan because glslc found, and vulkaninfo lists Model B580" in output
+
+
+@pytest.mark.usefixtures("vulkan_headers")
+@pytest.mark.parametrize("kind", ["CPU", "INTEGRATED_GPU", "VIRTUAL_GPU"])
+def test_auto_is_not_vulkan_on_other_devices(choose: Callable[..., str], program: Program, kind: str) -> None:
+    """A software renderer and an integrated GPU are left to who asks for them by PACELINE_BACKEND=vulkan."""
+    program("glslc")
+    program("vulkaninfo", VULKAN_SUMMARY.replace("%s", kind))
+    output = choose("auto", before=LINUX + WITHOUT_NVCC)
+    assert "chosen: cpu because" in output
+    assert "glslc found, but vulkaninfo lists no discrete GPU" in output
+
+
+def test_auto_is_not_vulkan_without_the_headers(choose: Callable[..., str], program: Program) -> None:
+    """A shader compiler and a GPU alone do not compile the backend."""
+    program("glslc")
+    program("vulkaninfo", VULKAN_SUMMARY.replace("%s", "DISCRETE_GPU"))
+    assert "Model B580 found, but not the headers of Vulkan and SPIR-V" in choose("auto", before=LINUX + WITHOUT_NVCC)
+
+
+@pytest.mark.usefixtures("vulkan_headers")
+def test_auto_prefers_cuda_to_hip_to_vulkan(
+    choose: Callable[..., str], program: Program, rocm: Callable[..., None]
+) -> None:
+    """Where several backends could be used the vendor's own one comes before Vulkan."""
+    program("glslc")
+    program("vulkaninfo", VULKAN_SUMMARY.replace("%s", "DISCRETE_GPU"))
+    program("hipcc")
+    program("rocm_agent_enumerator", ONE_AMD_GPU)
+    rocm("hipblas", "rocblas")
+    assert "chosen: hip" in choose("auto", before=LINUX + WITHOUT_NVCC)
+    program("nvcc")
+    program("nvidia-smi", ONE_GPU)
+    assert "chosen: cuda" in choose("auto")
+
+
+def test_the_cache_knows_the_toolkit_and_the_gpus_of_hip(
+    run: ScriptRunner, machine: dict[str, str], program: Program
+) -> None:
+    """Another hipcc or another GPU is another entry, unless the architectures were given."""
+    text = 'paceline_backend_fingerprint(text hip ON)\nmessage(STATUS "text: ${text}")'
+
+    def fingerprint(version: str, gpu: str, **variables: str) -> str:
+        program("hipcc", f"echo {version}")
+        program("rocm_agent_enumerator", f"echo {gpu}")
+        return run(text, env={"PATH": machine["PATH"], "ROCM_PATH": machine["ROCM_PATH"]}, **variables).stdout
+
+    assert fingerprint("6.1", "gfx90a") == fingerprint("6.1", "gfx90a")
+    assert len({fingerprint("6.1", "gfx90a"), fingerprint("6.2", "gfx90a"), fingerprint("6.1", "gfx1100")}) == 3
+    given = {"CMAKE_HIP_ARCHITECTURES": "gfx90a"}
+    assert fingerprint("6.1", "gfx90a", **given) == fingerprint("6.1", "gfx1100", **given)
 
 
 def test_auto_is_metal_on_macos(choose: Callable[..., str]) -> None:

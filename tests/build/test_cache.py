@@ -48,7 +48,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds a lock as another build would."""
+    """Hold a lock as another build would."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)

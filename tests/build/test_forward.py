@@ -27,7 +27,7 @@ message("hash: ${hash}")
 
 
 def forwarded(run: ScriptRunner, args: str = "", **variables: str) -> dict[str, str]:
-    """The variables of the initial cache file, by name."""
+    """Return the variables of the initial cache file, by name."""
     lines = run(FORWARD, env={"CMAKE_ARGS": args}, **variables).stdout.splitlines()
     pairs = [line.removeprefix("set(").split(" ", 1) for line in lines if line.startswith("set(")]
     return {name: value.removeprefix("[==[").partition("]==]")[0] for name, value in pairs}

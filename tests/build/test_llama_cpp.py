@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ TREE = "\n".join(
         '    "int answer(void) { return ${GGML_ANSWER}; } const char * base(void) { return __FILE__; }")',
         *(f'add_library({name} STATIC "${{CMAKE_BINARY_DIR}}/base.c" src/place.c)' for name in LIBRARIES),
         "target_link_libraries(ggml-base PRIVATE m)",
+        "target_link_libraries(llama-common PRIVATE cpp-httplib)",
+        'target_sources(llama-common PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/common/arg.cpp")',
+        'target_sources(llama PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src/models/bear.cpp")',
     ]
 )
 PROJECT = f"""
@@ -57,6 +61,9 @@ class Checkout:
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             (self.tree / name).touch()
         (self.tree / "CMakeLists.txt").write_text(TREE)
+        (self.tree / "src/models").mkdir()
+        (self.tree / "src/models/bear.cpp").write_text("int bear() { return 7; }")
+        (self.tree / "common/arg.cpp").write_text("int command_line() { return 8; }")
         (self.tree / "src/place.c").write_text("const char * place(void) { return __FILE__; }")
         (folder / "project").mkdir()
         (folder / "project/CMakeLists.txt").write_text(PROJECT)
@@ -99,7 +106,7 @@ class TwoBuilds:
 
 @pytest.fixture(scope="module")
 def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
-    """Configures two build folders one after the other, with a ccache on the PATH, and builds the second."""
+    """Configure two build folders one after the other, with a ccache on the PATH, and build the second."""
     folder = tmp_path_factory.mktemp("two-builds")
     (folder / "bin").mkdir()
     ccache, log = folder / "bin/ccache", folder / "ccache.log"
@@ -146,15 +153,45 @@ def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
     assert checkout.answer() == 43
 
 
-def test_a_changed_pinned_source_is_never_compiled(checkout: Checkout) -> None:
-    """The source is looked at before it is compiled, and left in peace where the libraries are at hand."""
+def pin(checkout: Checkout) -> None:
+    """Make a source distribution of the tree, which the checkout then takes for the pinned one."""
     files = {str(path.relative_to(checkout.tree)): path.read_text() for path in checkout.tree.rglob("*.*")}
     sha256 = write_archive(checkout.folder / "index", vendored(files))
-    pin = f'set(PACELINE_PINNED_VERSION 9.9)\nset(PACELINE_PINNED_SHA256 "{sha256}")\n'
-    project = checkout.folder / "project/CMakeLists.txt"
-    project.write_text(PROJECT.replace("paceline_setting(PACELINE_BACKEND", pin + "paceline_setting(PACELINE_BACKEND"))
+    pinned = f'set(PACELINE_PINNED_VERSION 9.9)\nset(PACELINE_PINNED_SHA256 "{sha256}")\n'
+    before = "paceline_setting(PACELINE_BACKEND"
+    (checkout.folder / "project/CMakeLists.txt").write_text(PROJECT.replace(before, pinned + before))
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{checkout.folder}/index", "PIP_CONFIG_FILE": "/dev/null"}
     checkout.environment |= index | {"PACELINE_LLAMA_CPP_SOURCE": ""}
+
+
+def symbols(checkout: Checkout, library: str) -> str:
+    (path,) = checkout.cache.glob(f"llama.cpp/*/lib/lib{library}.a")
+    return checkout.run("nm", str(path)).stdout
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, to look into libraries")
+def test_of_the_pinned_source_only_what_is_needed_is_compiled(checkout: Checkout) -> None:
+    """Command lines and the HTTP library are left out, architectures are not."""
+    pin(checkout)
+    checkout.configure()
+    checkout.build()
+    assert "bear" in symbols(checkout, "llama")
+    assert "place" in symbols(checkout, "llama-common")
+    assert "command_line" not in symbols(checkout, "llama-common")
+    assert list(checkout.cache.glob("llama.cpp/*/lib/libcpp-httplib.a")) == []
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, to look into libraries")
+def test_a_tree_of_the_users_is_compiled_whole(checkout: Checkout) -> None:
+    """What can be left out was found for the pinned source alone."""
+    checkout.configure()
+    assert "bear" in symbols(checkout, "llama")
+    assert "command_line" in symbols(checkout, "llama-common")
+
+
+def test_a_changed_pinned_source_is_never_compiled(checkout: Checkout) -> None:
+    """The source is looked at before it is compiled, and left in peace where the libraries are at hand."""
+    pin(checkout)
     assert "fetching" in checkout.configure("first")
     (place,) = checkout.cache.glob("sources/*/src/place.c")
     place.write_text("this does not compile")
@@ -176,7 +213,7 @@ def test_a_tree_that_does_not_compile_shows_the_compilers_words(checkout: Checko
 
 @pytest.fixture
 def configure_paceline(tmp_path: Path, environment: dict[str, str]) -> Callable[..., str]:
-    """Configures the real project with an environment in which it must fail early."""
+    """Configure the real project with an environment in which it must fail early."""
 
     def configure(**env: str) -> str:
         command = [find_cmake(), "-S", str(ROOT), "-B", str(tmp_path / "build")]

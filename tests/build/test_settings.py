@@ -20,7 +20,7 @@ message(STATUS "thing: ${{PACELINE_THING}}")
 
 @pytest.fixture
 def configure(tmp_path: Path, environment: dict[str, str]) -> Callable[..., str]:
-    """Configures one build folder, again and again, and answers the value of the setting."""
+    """Configure one build folder, again and again, and return the value of the setting."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project/CMakeLists.txt").write_text(PROJECT)
 

@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def find(run: ScriptRunner, tmp_path: Path) -> Callable[..., str]:
-    """Finds the source and answers what was printed."""
+    """Find the source and return what was printed."""
 
     def run_find(user_tree: Path | str, *, fails: bool = False) -> str:
         return run(FIND, fails=fails, user_tree=str(user_tree), cache=str(tmp_path / "cache")).stdout

@@ -9,9 +9,9 @@ import pytest
 from demo_model.judge import judge
 
 from paceline.demo import demo_draft_model_path, demo_model_path
+from paceline.output import TextPipe
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
-from paceline.text import TextPipe
 
 pytestmark = pytest.mark.native
 

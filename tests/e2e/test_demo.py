@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.e2e.commands import ESCAPE, TIMEOUT_S, Terminal, output, paceline_, started
 
-from paceline.engine.trace import read_trace
+from paceline.observability.trace_file import read_trace
 from paceline.testing.models import KINDS, write_model
 
 pytestmark = pytest.mark.native
@@ -36,7 +36,7 @@ def endless(tmp_path: Path, long_model: Path) -> tuple[str, ...]:
 
 
 def test_a_pipe_gets_a_line_an_answer_and_one_of_figures() -> None:
-    """Eight requests, of which one wants two answers; not a single escape, nothing on stderr."""
+    """Eight requests, one of them with two choices; not a single escape, nothing on stderr."""
     done = paceline_("demo", "-t", "1", "-n", "20")
     *answers, summary = done.stdout.decode().splitlines()
     assert (done.returncode, done.stderr) == (0, b"") and ESCAPE not in done.stdout.decode()
@@ -67,7 +67,7 @@ def test_a_seed_repeats_the_run() -> None:
 
 
 def test_requests_of_a_file_run_with_their_options(tmp_path: Path) -> None:
-    """Each has what it asked for; one that the model cannot take fails alone, and the exit code says so."""
+    """Each has its own options; one that the model cannot take fails alone, and the exit code is 1."""
     items = [
         "Once upon a time",
         {"prompt": "Say yes or no.", "grammar": 'root ::= " yes" | " no"', "temperature": 0},
@@ -104,7 +104,7 @@ def test_requests_come_from_stdin_for_a_dash() -> None:
     ],
 )
 def test_wrong_options_exit_with_2(args: tuple[str, ...], message: str) -> None:
-    """One line says what is wrong; nothing is loaded, nothing on stdout."""
+    """One line names the error; nothing is loaded, nothing on stdout."""
     done = paceline_("demo", *args)
     assert (done.returncode, done.stdout) == (2, b"")
     error = done.stderr.decode()
@@ -130,7 +130,7 @@ def test_a_trace_is_recorded(tmp_path: Path) -> None:
     """It can be read, and is whole."""
     output("demo", "-t", "1", "-n", "5", "--trace", str(tmp_path / "trace.jsonl"))
     trace = read_trace(tmp_path / "trace.jsonl")
-    assert not trace.is_cut and len(trace.events) > 20
+    assert not trace.is_truncated and len(trace.events) > 20
 
 
 def test_a_trace_that_cannot_be_written_is_an_error() -> None:
@@ -141,15 +141,15 @@ def test_a_trace_that_cannot_be_written_is_an_error() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
 def test_a_trace_that_is_cut_off_is_an_error_after_the_answers() -> None:
-    """One line on stderr, no traceback; the answers and figures are there."""
+    """One line on stderr, no traceback; results and figures are there."""
     done = paceline_("demo", "-t", "1", "-n", "2", "--trace", "/dev/full")
-    error = b"Error: the trace /dev/full is not whole: No space left on device\n"
+    error = b"Error: the trace /dev/full is incomplete: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, error)
     assert SUMMARY.fullmatch(done.stdout.decode().splitlines()[-1])
 
 
 def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None:
-    """Every answer so far and the figures are told; the code is 130."""
+    """Every result so far and the figures are written; the code is 130."""
     with started(*endless, "-v") as process:
         assert process.stderr is not None
         assert any(b"compute buffer size" in line for line in process.stderr)  # minutes of work follow
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None
 
 
 def test_a_reader_that_goes_away_ends_a_demo_quietly(tmp_path: Path, long_model: Path) -> None:
-    """The results that nobody will read are given up; the code is that of other tools in a pipe."""
+    """Results that will not be read are dropped; the code is that of other tools in a pipe."""
     items: list[Any] = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "max_tokens": 100_000, "ignore_eos": True}]
     items += [{"prompt": "c", "max_tokens": 2000, "ignore_eos": True}]
     path = requests_file(tmp_path, items)

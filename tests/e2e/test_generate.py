@@ -37,7 +37,7 @@ def test_generate_streams(long_model: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
-    """A seed that the statistics told repeats the run."""
+    """The seed of the statistics repeats the run."""
     first = generate("-n", "30")
     assert first["seed"] < 2**32
     assert generate("-n", "30", "--seed", str(first["seed"]))["token_ids"] == first["token_ids"]
@@ -81,7 +81,7 @@ def test_an_answer_that_fills_the_context_is_cut() -> None:
 
 
 def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
-    """The answer is a sentence of the grammar, and ends where it does."""
+    """The text is a sentence of the grammar, and ends where it does."""
     (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
     answer = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
     assert answer["text"] in {" yes", " no"} and answer["finish_reason"] == "end"

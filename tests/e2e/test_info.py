@@ -31,7 +31,7 @@ def test_info_tells_version_build_and_machine() -> None:
 
 
 def test_info_of_a_model_agrees_with_the_loaded_model() -> None:
-    """Without loading the weights it says what the model itself says."""
+    """The facts of a file are those of the loaded model, without loading the weights."""
     facts = json.loads(output("info", str(demo_model_path()), "--json", "--metadata"))
     model = paceline.Model.load(demo_model_path())
     shape = facts["model"]

@@ -20,6 +20,10 @@ import openai
 import pytest
 from tests.e2e.served import LONG_S, Served, Worker
 
+from paceline.cli.traces.trace_summary import summarize
+from paceline.observability.trace_events import EngineRestarted
+from paceline.observability.trace_file import read_trace
+
 pytestmark = [
     pytest.mark.native,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
@@ -260,27 +264,82 @@ def test_a_killed_worker_is_replaced_and_its_streams_go_on() -> None:
             successor.wait_gone()
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up_and_the_server_says_so() -> None:
-    """What waits gets an error as its ending; health is no longer well; the server still answers, and ends in order."""
-    with ThreadPoolExecutor(1) as threads, Served(*FLAGS) as served:
-        waiting, killed = None, -1
-        while served.get("/health/live").status_code == 200:
-            for pid in served.children():
-                if pid != killed:
-                    with Worker(pid) as worker:
-                        worker.signal(signal.SIGKILL)
-                        worker.wait_gone()
-                    killed = pid
-            if waiting is None:
-                waiting = threads.submit(events_of, served, {**ENDLESS, "ignore_eos": True})
-        events = waiting.result(LONG_S) if waiting is not None else []
-        assert events[-1] == "[DONE]"
-        assert json.loads(events[-2])["error"]["code"] == "engine_stopped"
-        assert [served.get(path).status_code for path in ("/health", "/health/ready", "/metrics")] == [503, 503, 200]
-        refused = httpx.post(served.url + "/v1/completions", json=TOLD, timeout=LONG_S)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+def test_a_crash_loop_is_shown_and_loses_no_stream_until_max_restarts_ends_the_server() -> None:
+    """Kills in a row: /health is 503 while there is no worker, /health/live stays 200, every stream is whole; then code 70."""
+    with ThreadPoolExecutor(9) as threads, Served(*FLAGS, "--max-restarts", "4") as served:
+        asked = {**TOLD, "max_tokens": 100, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        streams = [threads.submit(events_of, served, asked) for _ in range(8)]
+        pids: list[int] = []
+        for number in range(4):
+            pids.append(kill_next(served, pids))
+            served.wait_until(
+                lambda n=number + 1: served.get("/metrics").text.find(f"{IN_A_ROW} {n}.0") >= 0, "the crash"
+            )
+            assert served.get("/health/live").status_code == 200
+        served.wait_until(lambda: served.get("/health").json().get("status") == "crash_loop", "the crash loop is shown")
+        streams.append(threads.submit(events_of, served, asked))
+        for stream in streams:
+            events = stream.result(LONG_S)
+            # Not compared with the text alone: passes of other sizes round otherwise, and a near tie may fall the other way.
+            assert (json.loads(events[-2])["usage"]["completion_tokens"], events[-1]) == (100, "[DONE]")
+        assert served.get("/health").json() == {"status": "ok"}
+        waiting = threads.submit(events_of, served, {**FOR_LONG, "ignore_eos": True})
+        served.wait_until(lambda: served.metrics()["paceline_http_streams_open"] == 1, "the stream has begun")
+        kill_next(served, pids)
+        events = waiting.result(LONG_S)
+        assert (json.loads(events[-2])["error"]["code"], events[-1]) == ("engine_stopped", "[DONE]")
+        assert served.code() == 70
+        assert "ending: the engine's process crashed once more after max_restarts=4 restarts in a row" in "".join(
+            served.said
+        )
+
+
+IN_A_ROW = "paceline_engine_crashes_in_a_row"
+
+
+def kill_next(served: Served, killed: list[int]) -> int:
+    """Kills the next worker, ready or not; returns its process id."""
+    served.wait_until(lambda: any(pid not in killed for pid in served.children()), "there is another worker")
+    pid = next(pid for pid in served.children() if pid not in killed)
+    with Worker(pid) as worker:
+        worker.signal(signal.SIGKILL)
+        worker.wait_gone()
+    return pid
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_trace_is_recorded_and_an_instrument_attached(isolation: str, tmp_path: Path) -> None:
+    """The trace is whole when the server has ended, over a death of the worker too; the instrument saw every request."""
+    trace, seen = tmp_path / "trace.jsonl", tmp_path / "seen"
+    (tmp_path / "watching.py").write_text(WATCHING)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = ("--isolation", isolation, "--trace", str(trace), "--instrument", "watching:Seen")
+    with Served(*FLAGS, *flags, PYTHONPATH=path, TEST_SEEN=str(seen)) as served:
+        for number in range(2):
+            assert len(events_of(served, TOLD)) > 2
+            if isolation == "process" and number == 0:
+                kill_next(served, [])
+        served.assert_idle()
         served.signal(signal.SIGTERM)
         assert served.code() == 0
+    found = read_trace(trace)
+    summary = summarize(found)
+    assert not found.is_truncated
+    assert (summary.num_requests, summary.num_generated) == (2, 24)
+    restarts = [event for event in found.events if isinstance(event, EngineRestarted)]
+    assert len(restarts) == (isolation == "process")
+    assert len(seen.read_text().split()) == 2
+
+
+WATCHING = """
+import os
+from paceline.observability.instruments import Instrument
+
+class Seen(Instrument):
+    def request_queued(self, record):
+        with open(os.environ["TEST_SEEN"], "a") as file:
+            print(record.key, file=file)
+"""
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")

@@ -22,7 +22,7 @@ def told(call):
 
 
 def run_apart(code: str, *arguments: object, timeout_s: float = 60) -> list[str]:
-    """The lines that Python code prints in a new process, which must end well and in time."""
+    """Return the lines that Python code prints in a new process, which must end well and in time."""
     command = [sys.executable, "-c", PRELUDE + code, *map(str, arguments)]
     env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s)

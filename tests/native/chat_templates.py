@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from paceline.chat import ChatTemplate
 from paceline.demo import demo_model_path
-from paceline.runtime import ChatFormat, Model
+from paceline.runtime import Model
 
 CHATML = """
 {%- for message in messages %}
@@ -114,10 +115,10 @@ SYSTEM: Messages = [{"role": "system", "content": " Be brief. "}]
 
 @cache
 def demo() -> Model:
-    """The vocabulary of the demo model."""
+    """Return the vocabulary of the demo model."""
     return Model.load(demo_model_path(), vocab_only=True)
 
 
 def text_of(template: str, content: str = "hello", **kwargs: Any) -> str:
-    """What a template makes of one message."""
-    return ChatFormat(demo(), template).render([{"role": "user", "content": content}], kwargs=kwargs or None).text
+    """Return what a template makes of one message."""
+    return ChatTemplate(demo(), template).render([{"role": "user", "content": content}], kwargs=kwargs or None).text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paceline.engine.core import Engine
+from paceline.kv_cache import Remove
+from paceline.observability.instruments import Instrument
 from paceline.scheduling.events import Event
-from paceline.scheduling.instrument import Instrument
-from paceline.scheduling.plan import Remove
 
 
 class CheckEveryTick(Instrument):
@@ -25,14 +25,14 @@ class CheckEveryTick(Instrument):
 def check(engine: Engine) -> None:
     """Slots, sequence ids and saved bytes add up, and the context holds what the scheduler takes it to hold."""
     scheduler, backend = engine._scheduler, engine._executor._backend
-    memory, limits = scheduler.memory, scheduler._limits
+    cache, limits = scheduler.kv_cache, scheduler._limits
     scheduler.check()
-    running = {one.seq_id: one.num_computed for one in scheduler.running}
-    kept = {one.seq_id: one.num_computed for one in memory._kept._paths}
+    running = {one.seq_id: one.num_computed_tokens for one in scheduler.running}
+    kept = {one.seq_id: one.num_computed_tokens for one in cache._offloader.prefixes}
     assert scheduler._slots.num_free + len(running) == limits.num_slots
-    assert memory._seq_ids.num_free + len(running.keys() | kept.keys()) == limits.num_seq_ids
-    assert memory.host_bytes <= limits.host_bytes
-    leaving = {one.seq_id for one in memory._operations if isinstance(one, Remove)}
+    assert cache._cells.seq_ids.num_free + len(running.keys() | kept.keys()) == limits.num_seq_ids
+    assert cache.host_bytes <= limits.host_bytes
+    leaving = {one.seq_id for one in cache._cells.operations if isinstance(one, Remove)}
     for seq_id in range(limits.num_seq_ids):
         expected = running.get(seq_id, kept.get(seq_id, 0))
         if seq_id not in leaving:

@@ -34,14 +34,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 @pytest.fixture(scope="module")
 def llama(tiny_models: TinyModels) -> Iterator[Model]:
-    """A tiny Llama."""
+    """Load a tiny Llama."""
     with Model.load(tiny_models("llama")) as model:
         yield model
 
 
 @pytest.fixture
 def context(llama: Model) -> Iterator[Context]:
-    """A context of three sequences and 512 cells."""
+    """Return a context of three sequences and 512 cells."""
     with Context(llama, n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=3, n_outputs_max=16, n_threads=1) as made:
         yield made
 

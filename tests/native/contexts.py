@@ -9,7 +9,7 @@ DECODERS = ["llama", "mixtral", "qwen2moe", "gemma3", "mamba", "falcon-h1", "lfm
 
 
 def goes_on(context: Context, seq_id: int = 0) -> None:
-    """A context that still decodes and samples."""
+    """Check that a context still decodes and samples."""
     held = context.positions(seq_id)
     sampler = Sampler(SamplingParams(seed=1), context.native.model)
     row = StepRow(seq_id=seq_id, position=0 if held is None else held.last + 1, token_ids=[5, 6], samplers=(sampler,))

@@ -14,7 +14,7 @@ OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1
 
 
 def spm(llama_cpp_source: Path) -> Path:
-    """The file of `vocabulary`."""
+    """Return the file of `vocabulary`."""
     return llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf"
 
 
@@ -23,7 +23,7 @@ def row(seed: int, n: int) -> np.ndarray:
 
 
 def text_of(sampler: Sampler, model: Model, num_tokens: int = 60) -> str:
-    """Generates on random logits until the model would end."""
+    """Generate on random logits until the model would end."""
     ids = []
     for k in range(num_tokens):
         token = sampler.sample(row(k, sampler.n_vocab))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline import LLM, AsyncLLM, FinishReason
+from paceline import LLM, AsyncLLM, FinishReason, StreamChannel
 from paceline.errors import BatchError, EngineStopped, InvalidParams, InvalidType, ModelLoadError, QueueFull
 
 pytestmark = pytest.mark.native
@@ -39,7 +39,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
-    """generate, lists, stream, embed: the same answers (edge rule 24)."""
+    """generate, lists, stream, embed: the same answers."""
     path = tiny_models("llama")
     with LLM(path, **SMALL) as blocking:
         expected = [blocking.generate(prompt, **GREEDY).text for prompt in PROMPTS]
@@ -61,7 +61,7 @@ def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
 
 
 def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
-    """Whatever it was doing: generating, a list, reading a stream, embedding (edge 61; lcx C3, C4)."""
+    """Whatever it was doing: generating, a list, reading a stream, embedding."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
@@ -92,7 +92,7 @@ def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
 
 
 def test_leaving_a_stream_cancels_it_and_released_says_when(tiny_models: TinyModels) -> None:
-    """The block, a break, and nobody who reads any more (edge 61)."""
+    """The block, a break, and nobody who reads any more."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
@@ -111,7 +111,7 @@ def test_leaving_a_stream_cancels_it_and_released_says_when(tiny_models: TinyMod
 
 
 def test_the_loop_goes_on_while_a_model_loads_and_a_prompt_is_computed() -> None:
-    """Another task makes progress during loading, tokenising and prefill (edge 52; lcx H1, H2, H3)."""
+    """Another task makes progress during loading, tokenising and prefill."""
 
     async def main() -> None:
         counter = itertools.count()
@@ -139,7 +139,7 @@ def test_the_loop_goes_on_while_a_model_loads_and_a_prompt_is_computed() -> None
 
 
 def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_models: TinyModels) -> None:
-    """What is refused is tried again when there is room; what fails is told with all outcomes (edge 36, 57, 79)."""
+    """What is refused is tried again when there is room; what fails is told with all outcomes."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:
@@ -165,7 +165,7 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
 
 
 def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) -> None:
-    """At the call or on entering the stream (edge rule 16, 56, 66; lcx M3, M5)."""
+    """At the call or on entering the stream."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
@@ -185,7 +185,7 @@ def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) ->
 
 
 def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
-    """Readers get their terminal chunk, later calls are refused, closing again does nothing (edge 68, 69, 81)."""
+    """Readers get their terminal chunk, later calls are refused, closing again does nothing."""
 
     async def main() -> None:
         llm = AsyncLLM(tiny_models("llama"), **SMALL)
@@ -246,5 +246,32 @@ def test_a_request_that_is_cancelled_while_the_model_loads_leaves_the_load_to_ot
         with pytest.raises(asyncio.CancelledError):
             await first
         await llm.aclose()
+
+    run(main)
+
+
+def test_a_channel_of_the_callers_is_attached_on_entering_and_once(tiny_models: TinyModels) -> None:
+    """A used one is refused by the call, or on entering where another request got it meanwhile; neither loads a model."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
+            channel = StreamChannel.create()
+            channel.interval = 5
+            early = llm.stream(PROMPTS[0], channel=channel, request_index=1, **GREEDY)
+            late = llm.stream(PROMPTS[1], channel=channel, **GREEDY)
+            assert (early.interval, early.request_index, channel.request_index) == (5, 1, -1)
+            async with early:
+                assert channel.request_index == 1
+                with pytest.raises(InvalidParams, match="one request in its life"):
+                    await late.get()
+                early.interval = 2
+                chunks = [chunk async for chunk in early]
+            assert "".join(chunk.text for chunk in chunks) == (await llm.generate(PROMPTS[0], **GREEDY)).text
+            with pytest.raises(InvalidParams, match="this channel is finished"):
+                llm.stream(PROMPTS[0], channel=channel)
+            assert [chunk async for chunk in llm.stream(PROMPTS[0], **GREEDY)]
+        unloaded = AsyncLLM("no/such/model.gguf")
+        with pytest.raises(InvalidParams, match="this channel is finished"):
+            unloaded.stream("a", channel=channel)
 
     run(main)

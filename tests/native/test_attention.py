@@ -20,7 +20,7 @@ from tests.native.conftest import TinyModels
 
 from paceline.errors import InvalidParams
 from paceline.runtime import Context, Model, build_info
-from paceline.runtime.attention import AttentionPass, kernel, use_kernel, use_kernel_of_environment
+from paceline.runtime.attention import SingleAttention, kernel, use_kernel, use_kernel_of_environment
 from paceline.testing.models import Gemma3Spec, LlamaSpec, ModelSpec, Qwen2Spec
 
 pytestmark = [
@@ -39,7 +39,7 @@ def ours() -> Iterator[None]:
     use_kernel(before)
 
 
-def reference(one: AttentionPass) -> Array:
+def reference(one: SingleAttention) -> Array:
     """Softmax of scaled scores by the formula, in double precision."""
     num_heads, num_kv_heads = one.queries.shape[2], one.keys.shape[2]
     keys, values = (np.repeat(a.astype(np.float64), num_heads // num_kv_heads, 2) for a in (one.keys, one.values))
@@ -93,13 +93,13 @@ def mask_of(kind: str, shape: tuple[int, int, int], rng: np.random.Generator) ->
 
 def make(
     shape: dict[str, int], kind: str, cell_type: type[np.floating[Any]] = np.float16, seed: int = 0, **options: Any
-) -> AttentionPass:
+) -> SingleAttention:
     rng = np.random.default_rng(seed)
     streams, tokens, cells = shape.get("streams", 1), shape["tokens"], shape["cells"]
     kv_heads, group, dim_k, dim_v = shape["kv_heads"], shape["group"], shape["dim_k"], shape["dim_v"]
     with_sinks = options.pop("with_sinks", False)
     spread = options.pop("spread", 1.0)
-    return AttentionPass(
+    return SingleAttention(
         queries=(spread * rng.normal(size=(streams, tokens, kv_heads * group, dim_k))).astype(np.float32),
         keys=rng.normal(size=(streams, cells, kv_heads, dim_k)).astype(cell_type),
         values=rng.normal(size=(streams, cells, kv_heads, dim_v)).astype(cell_type),
@@ -165,7 +165,7 @@ def test_a_row_does_not_depend_on_what_is_computed_beside_it(kind: str, cells: i
     for threads in (1, 3):
         assert np.array_equal(one.run(n_threads=threads)[0], together)
         for token in (0, 13, 69):
-            alone = AttentionPass(
+            alone = SingleAttention(
                 queries=one.queries[:, token : token + 1],
                 keys=one.keys,
                 values=one.values,
@@ -175,13 +175,13 @@ def test_a_row_does_not_depend_on_what_is_computed_beside_it(kind: str, cells: i
             assert np.array_equal(alone.run(n_threads=threads)[0][:, 0], together[:, token])
 
 
-def only_first(cells: int, seen: int, **change: Any) -> AttentionPass:
+def only_first(cells: int, seen: int, **change: Any) -> SingleAttention:
     """One token that sees the first cells of so many."""
     one = make({**LARGE, "tokens": 1, "cells": 9000}, "none")
     mask = np.full((1, 1, cells), -np.inf, np.float16)
     mask[..., :seen] = 0
     arrays = {"queries": one.queries, "keys": one.keys[:, :cells], "values": one.values[:, :cells], "mask": mask}
-    return AttentionPass(scale=one.scale, **{**arrays, **change})
+    return SingleAttention(scale=one.scale, **{**arrays, **change})
 
 
 @pytest.mark.parametrize("seen", [200, 1500, 4000])
@@ -206,7 +206,7 @@ def test_nonsense_reaches_only_who_sees_it(bad: float, where: str, cells: int) -
         arrays["keys"][0, cell, :, 0] = bad
     else:
         arrays[where][0, cell] = bad
-    spoiled, _ = AttentionPass(**arrays, mask=one.mask, scale=one.scale).run(n_threads=2)
+    spoiled, _ = SingleAttention(**arrays, mask=one.mask, scale=one.scale).run(n_threads=2)
     others = [0, 1, 3, 4]
     assert np.array_equal(spoiled[:, others], clean[:, others])
     if where != "one key":  # an infinite score of the sign that makes it count for nothing is a number
@@ -214,12 +214,14 @@ def test_nonsense_reaches_only_who_sees_it(bad: float, where: str, cells: int) -
 
 
 def test_a_mask_that_is_no_number_gives_none() -> None:
-    """As a key that is none would."""
+    """As a key of NaN would."""
     one = make({**LARGE, "tokens": 3, "cells": 100}, "numbers")
     assert one.mask is not None
     mask = one.mask.copy()
     mask[0, 1, 70] = np.nan
-    outputs, _ = AttentionPass(queries=one.queries, keys=one.keys, values=one.values, mask=mask, scale=one.scale).run()
+    outputs, _ = SingleAttention(
+        queries=one.queries, keys=one.keys, values=one.values, mask=mask, scale=one.scale
+    ).run()
     assert np.isnan(outputs[:, 1]).all()
     assert np.isfinite(outputs[:, [0, 2]]).all()
 
@@ -242,7 +244,7 @@ def test_the_kernel_can_be_chosen() -> None:
     theirs, _ = one.run()
     assert np.allclose(ours, theirs, atol=5e-3)
     assert not np.array_equal(ours, theirs)
-    with pytest.raises(InvalidParams, match="'vllm' is none"):
+    with pytest.raises(InvalidParams, match="kernel must be 'paceline' or 'llama.cpp', not 'vllm'"):
         use_kernel("vllm")  # type: ignore[arg-type]
     assert kernel() == "llama.cpp"
 
@@ -278,7 +280,7 @@ def test_the_choice_may_change_at_any_time() -> None:
     [("llama.cpp", "llama.cpp"), ("paceline", "paceline"), ("", "paceline"), ("best", "InvalidParams")],
 )
 def test_the_environment_chooses(word: str, says: str) -> None:
-    """PACELINE_CPU_ATTENTION says which computes; another word is refused."""
+    """PACELINE_CPU_ATTENTION selects the kernel; another name is refused."""
     script = (
         "from paceline.runtime.attention import kernel\n"
         "try:\n    print(kernel())\n"
@@ -290,12 +292,12 @@ def test_the_environment_chooses(word: str, says: str) -> None:
 
 
 def test_a_context_reads_the_environment(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word that is none is told when a context is made, and leaves things as they were."""
+    """An unknown kernel name raises when a context is made, and changes nothing."""
     use_kernel_of_environment.cache_clear()
     monkeypatch.setenv("PACELINE_CPU_ATTENTION", "best")
-    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION: 'best'"):
+    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION must be 'paceline' or 'llama.cpp', not 'best'"):
         Context(llama, n_ctx=256)
-    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION: 'best'"):
+    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION must be 'paceline' or 'llama.cpp', not 'best'"):
         kernel()
     monkeypatch.delenv("PACELINE_CPU_ATTENTION")
     Context(llama, n_ctx=256).close()
@@ -352,5 +354,5 @@ def test_arrays_that_do_not_fit_are_refused(change: dict[str, Any], message: str
     fits = make(shape, "none")
     arrays = {"queries": fits.queries, "keys": fits.keys, "values": fits.values}
     with pytest.raises(InvalidParams, match=message):
-        AttentionPass(**{**arrays, **change}).run()
-    assert np.isfinite(AttentionPass(**arrays).run()[0]).all()
+        SingleAttention(**{**arrays, **change}).run()
+    assert np.isfinite(SingleAttention(**arrays).run()[0]).all()

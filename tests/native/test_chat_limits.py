@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.native.chat_templates import TALK, demo, text_of
 
+from paceline.chat import ChatTemplate
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong
-from paceline.runtime import ChatFormat
 
 # Things that would grow without an end; `ns.x` begins as one letter.
 GROW = "{% set ns = namespace(x='a') %}{% for i in range(60) %}%s{% endfor %}{{ ns.x }}"
@@ -26,16 +26,16 @@ GROW_LIST = "{% set ns = namespace(x=(1, 2)) %}{% for i in range(60) %}%s{% endf
         ("{% frobnicate %}", "does not parse: Unknown statement: frobnicate"),
         ("{% include 'x' %}", "does not parse: Unknown statement: include"),
         ("{{ 99999999999999999999 }}", "does not parse: a number in it is too large"),
-        ("{{ " + "(" * 500_000 + " }}", "a tag of more than 2000 words"),
+        ("{{ " + "(" * 500_000 + " }}", "a tag of more than 2000 tokens"),
         ("{% if 1 %}" * 201 + "{% endif %}" * 201, "more than 200 blocks"),
         ("{% if 1 %}" + "{% elif 1 %}" * 50_000 + "{% endif %}", "more than 200 blocks"),
-        ("{{ 1 }}" + "x" * (1 << 20), "has 1048583 bytes, and may have 1048576"),
+        ("{{ 1 }}" + "x" * (1 << 20), "has 1048583 bytes, and may have at most 1048576"),
     ],
 )
 def test_a_template_that_does_not_parse_is_refused_at_once(template: str, words: str) -> None:
-    """Whoever starts a server learns it then."""
+    """The error comes when the template is loaded, before any request."""
     with pytest.raises(TemplateError, match=words):
-        ChatFormat(demo(), template)
+        ChatTemplate(demo(), template)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_template_that_does_not_parse_is_refused_at_once(template: str, words:
     ],
 )  # fmt: skip
 def test_a_template_that_fails_says_where(template: str, words: str) -> None:
-    """The error is the template's, and the process goes on."""
+    """A TemplateError reports the reason and the line; the process continues."""
     with pytest.raises(TemplateError, match=words):
         text_of(template)
 
@@ -67,10 +67,10 @@ def test_a_template_that_fails_says_where(template: str, words: str) -> None:
         ("{% for i in range(1000000000) %}x{% endfor %}", "range.. of more than 100000"),
         ("{{ range(9223372036854775807, -9223372036854775807, -1)|length }}", "range.. of more than 100000"),
         ("{% for i in range(2000) %}{% for j in range(2000) %}x{% endfor %}{% endfor %}", "more than (1000000 steps|20 seconds)"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls its macros too deep"),
-        ("{% macro f(x) %}{{ x(x) }}{% endmacro %}{{ f(f) }}", "calls its macros too deep"),
-        ("{% macro f(x=f()) %}{{ x }}{% endmacro %}{{ f() }}", "calls its macros too deep"),
-        ("{% macro f() %}{% call f() %}{% endcall %}{% endmacro %}{{ f() }}", "calls its macros too deep"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests calls of its macros too deeply"),
+        ("{% macro f(x) %}{{ x(x) }}{% endmacro %}{{ f(f) }}", "nests calls of its macros too deeply"),
+        ("{% macro f(x=f()) %}{{ x }}{% endmacro %}{{ f() }}", "nests calls of its macros too deeply"),
+        ("{% macro f() %}{% call f() %}{% endcall %}{% endmacro %}{{ f() }}", "nests calls of its macros too deeply"),
         ("{{ 'a' * 10000000000 }}", "too much text"),
         (GROW.replace("%s", "{% set ns.x = ns.x + ns.x %}"), "too much text"),
         (GROW.replace("%s", "{% set ns.x = '{}{}'.format(ns.x, ns.x) %}"), "too much text"),
@@ -79,15 +79,15 @@ def test_a_template_that_fails_says_where(template: str, words: str) -> None:
         (GROW.replace("%s", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"), "too much text"),
         (GROW_LIST.replace("%s", "{% set ns.x = [ns.x, ns.x] %}") + "{{ ns.x|tojson }}", "too much text"),
         (GROW_LIST.replace("%s", "{% set ns.x = (ns.x, ns.x) %}") + "{{ ns.x == ns.x }}", "too much text"),
-        ("{% set n = namespace() %}{% set n.n = n %}{{ n|tojson }}", "holds itself"),
-        ("{% set n = namespace() %}{% set n.n = n %}{{ 'a' ~ n }}", "holds itself"),
-        ("{% set n = namespace() %}{% set n.n = n %}{{ n|trim }}", "holds itself"),
-        ("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", "holds itself"),
-        ("{% set l = [] %}{% set _ = l.append(l) %}{{ '{}'.format(l) }}", "holds itself"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n|tojson }}", "contains itself"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ 'a' ~ n }}", "contains itself"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n|trim }}", "contains itself"),
+        ("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", "contains itself"),
+        ("{% set l = [] %}{% set _ = l.append(l) %}{{ '{}'.format(l) }}", "contains itself"),
     ],
 )  # fmt: skip
 def test_a_template_without_an_end_is_ended(template: str, words: str) -> None:
-    """Loops, recursion and growth are bounded: none of these ends the process or goes on for ever."""
+    """Loops, recursion and growth are bounded: none of these ends the process or runs forever."""
     with pytest.raises(TemplateError, match=words):
         text_of(template)
 
@@ -110,28 +110,26 @@ def test_what_fits_between_the_limits_is_rendered() -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ("hello", "messages must be a list of mappings, not str"),
-        ([], "messages must have 1 to 16384 messages, not 0"),
-        ([{"role": "user", "content": "x"}] * 20_000, "messages must have 1 to 16384 messages, not 20000"),
-        ([5], r"messages\[0\] must be a mapping, not int"),
-        ([{"content": "x"}], r"messages\[0\]\.role must be a str, not None"),
-        ([{"role": "", "content": "x"}], r"messages\[0\]\.role must not be empty"),
-        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be a str, not 5"),
-        ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\]\.content\[0\] must be a part like"),
+        ("hello", "messages must be a list of messages, not str"),
+        ([], "messages must have at least one message"),
+        ([{"role": "user", "content": "x"}] * 20_000, "messages must have at most 16384 messages, not 20000"),
+        ([5], r"messages\[0\] must be an object"),
+        ([{"content": "x"}], r"messages\[0\]\.role is missing"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be a text or a list"),
         ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\.content has a lone surrogate"),
-        ([{"role": "user", "content": "x", "tool_calls": []}], r"messages\[0\] has 'tool_calls'; a message has role"),
+        ([{"role": "user", "content": "x", "mood": 1}], r"messages\[0\]\.mood is not known"),
     ],
 )
 def test_messages_of_another_shape_are_refused(messages: Any, words: str) -> None:
-    """Errors name the place."""
+    """Refused as by `parse_messages`: the error reports the index and the field."""
     with pytest.raises(InvalidParams, match=words):
-        ChatFormat(demo()).render(messages)
+        ChatTemplate(demo()).render(messages)
 
 
 def test_a_conversation_has_an_end() -> None:
-    """32 MiB is more than any tokenizer takes in one piece."""
+    """Messages of more than 32 MiB are refused before the template runs."""
     with pytest.raises(TextTooLong, match="and may have 33554432"):
-        ChatFormat(demo()).render([{"role": "user", "content": "x" * (33 << 20)}])
+        ChatTemplate(demo()).render([{"role": "user", "content": "x" * (33 << 20)}])
 
 
 @pytest.mark.parametrize(
@@ -149,23 +147,23 @@ def test_a_conversation_has_an_end() -> None:
     ],
 )
 def test_variables_that_are_no_json_are_refused(kwargs: Any, words: str) -> None:
-    """Names, sizes and numbers are looked at before the template is."""
+    """Names, sizes and numbers of variables are checked before the template runs."""
     with pytest.raises(InvalidParams, match=words):
-        ChatFormat(demo()).render(TALK, kwargs=kwargs)
+        ChatTemplate(demo()).render(TALK, kwargs=kwargs)
 
 
 def test_deeply_nested_variables_are_refused() -> None:
-    """Also those that would overflow Python's own stack."""
+    """Nesting beyond the limit is refused, also where it would overflow Python's own stack."""
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]
     with pytest.raises(InvalidParams, match="kwargs is nested more than 64 deep"):
-        ChatFormat(demo()).render(TALK, kwargs={"x": nested})
+        ChatTemplate(demo()).render(TALK, kwargs={"x": nested})
     del nested
 
 
 def test_switches_are_booleans() -> None:
-    """1 is not True."""
+    """A switch is a boolean: 1 is refused."""
     for name in ("add_generation_prompt", "continue_final_message"):
         with pytest.raises(InvalidType, match=f"{name} must be True or False"):
-            ChatFormat(demo()).render(TALK, **{name: 1})
+            ChatTemplate(demo()).render(TALK, **{name: 1})

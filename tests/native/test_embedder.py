@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong, Unsupported
+from paceline.errors import (
+    Closed,
+    InvalidParams,
+    InvalidType,
+    NotEnoughMemory,
+    PacelineError,
+    PromptTooLong,
+    Unsupported,
+)
 from paceline.runtime import Context, Embedder, Model
-from paceline.testing.models import LlamaSpec
+from paceline.testing.models import KINDS, BertSpec, LlamaSpec
 
 pytestmark = pytest.mark.native
 
@@ -111,7 +120,7 @@ def test_no_texts_give_no_vectors(bert: Model) -> None:
         ([[1, -1]], InvalidParams, r"texts\[0\]\[1\]"),
         ([[10**6]], InvalidParams, r"texts\[0\]\[0\]"),
         (["\ud800"], InvalidParams, r"texts\[0\]"),
-        (["ok", [1] * 999], PromptTooLong, r"texts\[1\] has 999 tokens"),
+        (["ok", [1] * 999], PromptTooLong, r"texts\[1\] is too large: it has 999 tokens"),
     ],
     ids=str,
 )
@@ -159,6 +168,48 @@ def test_embedding_context_gives_hidden_states_of_tokens(llama: Model) -> None:
         rows = np.stack([context.embeddings(i) for i in range(4)])
     with Embedder(llama, pooling="none", **options) as embedder:
         assert np.allclose(rows, embedder.embed_tokens([[5, 6, 7, 8]])[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2", "bert"])
+def test_a_long_text_has_the_vector_of_one_pass(tiny_models: TinyModels, kind: str, pooling: str) -> None:
+    """In pieces or at once, in whatever context: every pooling gives what the vectors of all its tokens give."""
+    spec = replace(KINDS[kind], n_ctx_train=4096)  # type: ignore[type-var]
+    options = {"n_threads": 1, "flash_attn": "off"}
+    ids = np.random.default_rng(1).integers(5, 100, 2500).tolist()
+    with Model.load(tiny_models(spec)) as model:
+        with Embedder(model, pooling=pooling, **options) as embedder:  # type: ignore[arg-type]
+            short = embedder.embed([ids[:9]])
+            found = embedder.embed([ids[:9], ids, ids[:5]], normalize="none")
+            assert np.allclose(embedder.embed([ids[:9]]), short, atol=2e-3)
+        with Embedder(model, pooling="none", **options) as each:
+            rows = each.embed_tokens([ids])[0]
+            assert rows.shape == (2500, model.n_embd_out)
+    pooled = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}[pooling]
+    assert np.allclose(found[1], pooled, atol=5e-3)
+
+
+def test_the_trained_length_is_embedded(tiny_models: TinyModels) -> None:
+    """By default, where the model was trained for more than the first context holds; one token more is refused."""
+    spec = LlamaSpec(n_ctx_train=5000, n_layer=1)
+    with Model.load(tiny_models(spec)) as model, Embedder(model, n_threads=1) as embedder:
+        assert embedder.max_tokens == 5000
+        assert np.isfinite(embedder.embed([[5] * 5000])).all()
+        with pytest.raises(PromptTooLong, match="5001 tokens, and max_tokens is 5000"):
+            embedder.embed([[5] * 5001])
+
+
+def test_a_text_without_memory_fails_alone(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short for a long text, it is refused by its length, and shorter ones are embedded."""
+    spec = BertSpec(n_ctx_train=8192, n_layer=1)
+    with Model.load(tiny_models(spec)) as model, Embedder(model, n_threads=1) as embedder:
+        before = embedder.embed([[5, 6]])
+        monkeypatch.setattr("paceline.runtime.context_options.available_memory", lambda: 1 << 20)
+        with pytest.raises(NotEnoughMemory, match="a text of 8000 tokens"):
+            embedder.embed([[5] * 8000])
+        assert np.allclose(embedder.embed([[5, 6]]), before, atol=1e-4)
+        monkeypatch.undo()
+        assert np.isfinite(embedder.embed([[5] * 8000])).all()
 
 
 def test_a_closed_embedder_says_so(bert: Model) -> None:

@@ -16,7 +16,7 @@ from tests.native.conftest import TinyModels
 from tests.running_engine import LONG_S, in_threads
 
 import paceline
-from paceline import LLM, FinishReason, SamplingParams
+from paceline import LLM, FinishReason, SamplingParams, StreamChannel, StreamChunk
 from paceline.errors import (
     BatchError,
     EngineStopped,
@@ -26,11 +26,13 @@ from paceline.errors import (
     ModelLoadError,
     PromptTooLong,
     QueueFull,
+    RequestError,
     Unsupported,
 )
+from paceline.observability.instruments import Instrument
 from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
-from paceline.scheduling.instrument import Instrument, TickRecord
+from paceline.scheduling.telemetry import TickRecord
 from paceline.testing.models import KINDS, write_lora
 
 pytestmark = pytest.mark.native
@@ -73,7 +75,7 @@ def resident(llm: LLM) -> int:
 
 
 def test_the_demo_model_generates(demo: LLM) -> None:
-    """Text, ids, reason and usage of a prompt; a list gives as many, in order (edge rule 24)."""
+    """Text, ids, reason and usage of a prompt; a list gives as many, in order."""
     one = demo.generate("Once upon a time", **GREEDY)
     assert one.text == demo.tokenizer.decode(list(one.token_ids))
     assert one.finish_reason is FinishReason.LENGTH
@@ -108,9 +110,27 @@ def test_sizes_follow_from_slots_and_memory_and_are_reported(
         assert f": {num_slots} slots, {sizes}, " in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "level"), [({}, None), ({"n_ctx": 1024}, None), ({"n_ctx": 2048}, "INFO"), ({"n_ctx": 4096}, "WARNING")]
+)
+def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
+    tiny_models: TinyModels, caplog: pytest.LogCaptureFixture, options: dict[str, int], level: str | None
+) -> None:
+    """The note has both numbers and the reason; it is a warning where all slots together cannot use the cells."""
+    with caplog.at_level("INFO", "paceline.engine"):
+        LLM(tiny_models("llama"), num_slots=2, **options).close()
+    notes = [
+        (one.levelname, one.getMessage()) for one in caplog.records if "than one sequence can use" in one.getMessage()
+    ]
+    message = (
+        f"n_ctx={options.get('n_ctx')} is more than one sequence can use: it can have 1024 tokens, since the model"
+    )
+    assert notes == ([(level, f"{message} was trained for no more")] if level else [])
+
+
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_it_says_what_a_bare_context_says(tiny_models: TinyModels, kind: str) -> None:
-    """Token for token what `Context.generate` gives, with every class of memory (lcx H5, log 1)."""
+    """Token for token what `Context.generate` gives, with every class of memory."""
     with Model.load(tiny_models(kind)) as model:
         options = {"n_ctx": 1024, **EXACT}
         params = SamplingParams(**GREEDY)
@@ -126,7 +146,7 @@ def test_it_says_what_a_bare_context_says(tiny_models: TinyModels, kind: str) ->
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
-    """Eight requests on four slots, in small chunks and beside each other, say what each says alone (lcx 1.13 server_smoke)."""
+    """Eight requests on four slots, in small chunks and beside each other, say what each says alone."""
     prompts = [f"{prompt} {index}" for index in range(2) for prompt in PROMPTS]
     path = tiny_models(kind)
     with LLM(path, **SMALL, chunk_size=5, strategy="balanced") as llm:
@@ -151,7 +171,7 @@ def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: Tiny
 
 
 def test_streamed_is_as_blocking(demo: LLM) -> None:
-    """Chunks joined are the completion, for several intervals, with and without stops (edge A, rule 24)."""
+    """Chunks joined are the completion, for several intervals, with and without stops."""
     whole = demo.generate("Once upon a time", temperature=0, max_tokens=40)
     stop = whole.text[20:23]
     for interval in (1, 2, 5):
@@ -229,7 +249,7 @@ def test_adapters_hold_for_their_requests_alone(tiny_models: TinyModels, tmp_pat
 
 
 def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
-    """A vector for each text, in order, of length 1; the same beside generation, which they do not disturb (lcx L1, log 17)."""
+    """A vector for each text, in order, of length 1; the same beside generation, which they do not disturb."""
     texts = [f"text number {index}" for index in range(10)]
     with Model.load(tiny_models("embedding-llama")) as model:
         with Embedder(model, n_threads=1, flash_attn="off") as embedder:
@@ -282,7 +302,7 @@ def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
 def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models: TinyModels, kind: str) -> None:
-    """Under pressure somebody gives way and goes on later; all say what they say alone (edge 86)."""
+    """Under pressure somebody gives way and goes on later; all say what they say alone."""
     prompts = [[(7 * index + place) % 250 for place in range(60)] for index in range(8)]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
     with LLM(tiny_models(kind), **{**EXACT, "num_slots": 8, "n_ctx": 256}) as llm:
@@ -296,7 +316,7 @@ def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) -> None:
-    """With both numbers at submit, or truncated where the request says so; others are not touched (lcx 1.13 server_smoke)."""
+    """With both numbers at submit, or truncated where the request says so; others are not touched."""
     with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256}) as llm:
         ids = [65 + index % 20 for index in range(300)]
         with pytest.raises(PromptTooLong, match="300 tokens, and a sequence can have 256"):
@@ -312,7 +332,7 @@ def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) ->
 
 
 def test_leaving_a_stream_frees_its_slot(tiny_models: TinyModels) -> None:
-    """Closing, breaking, forgetting: the slot is free one tick later, and the rest was not generated (edge 61; lcx C3, C4)."""
+    """Closing, breaking, forgetting: the slot is free one tick later, and the rest was not generated."""
     with LLM(tiny_models("llama"), **ROOMY) as llm:
         leave(llm)
 
@@ -331,15 +351,15 @@ def leave(llm: LLM) -> None:
     forgotten = llm.stream("Hello", **ENDLESS)
     forgotten.get()
     channel = forgotten._attached
-    feed = channel._feed
+    sender = channel._sender
     del forgotten, channel
     gc.collect()
-    assert feed.wait_released(LONG_S)
+    assert sender.wait_released(LONG_S)
     assert resident(llm) == 0
 
 
 def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
-    """`generate` feeds the engine as it takes them; a stream too many is refused at once (edge 57, 79)."""
+    """`generate` feeds the engine as it takes them; a stream too many is refused at once."""
     with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1) as llm:
         many = llm.generate(PROMPTS * 3, **GREEDY)
         assert [one.token_ids for one in many[:4]] == [one.token_ids for one in many[8:]]
@@ -352,7 +372,7 @@ def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
 
 
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
-    """A bad prompt among good ones is told after the others ended, with all outcomes (edge 36, 76)."""
+    """A bad prompt among good ones is told after the others ended, with all outcomes."""
     with pytest.raises(BatchError, match="2 of 4 prompts failed, the first is number 1") as caught:
         llama.generate(["Hello", [99999], "a", []], **GREEDY)
     good, bad, also_good, empty = caught.value.outcomes
@@ -382,7 +402,7 @@ def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
     ],
 )
 def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, options: dict[str, Any]) -> None:
-    """Whatever is wrong raises at the call (edge rule 16, 56, 66, 82; lcx M3, M4, M5, 1.13 nif_guards, log 6, log 8)."""
+    """Whatever is wrong raises at the call."""
     for call in (llama.generate, llama.stream):
         with pytest.raises((InvalidParams, GrammarError)):
             call(prompt, **options)
@@ -399,7 +419,7 @@ def test_an_option_of_reading_is_refused_where_nobody_reads(llama: LLM, options:
 
 
 def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
-    """max_tokens 0 answers with nothing, LENGTH and its usage (lcx M4, beat 1)."""
+    """max_tokens 0 answers with nothing, LENGTH and its usage."""
     one = llama.generate("Hello", max_tokens=0)
     assert (one.text, one.token_ids, one.finish_reason) == ("", (), FinishReason.LENGTH)
     assert one.usage.completion_tokens == 0
@@ -423,7 +443,7 @@ def test_deadlines_begin_when_the_engine_takes_a_request(llama: LLM) -> None:
 
 
 def test_threads_share_an_engine(llama: LLM) -> None:
-    """Eight threads at once, blocking, streaming and embedding, each with its own answer (edge 71)."""
+    """Eight threads at once, blocking, streaming and embedding, each with its own answer."""
     expected = {prompt: llama.generate(prompt, **GREEDY).text for prompt in PROMPTS}
 
     def generate() -> None:
@@ -446,7 +466,7 @@ def engine_threads() -> set[threading.Thread]:
 
 
 def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
-    """After close, requests raise, streams have ended, closing again does nothing (edge 68, 69, 74, 81)."""
+    """After close, requests raise, streams have ended, closing again does nothing."""
     before = engine_threads()
     llm = LLM(tiny_models("llama"), **ROOMY)
     stream = llm.stream("Hello", **ENDLESS)
@@ -462,7 +482,7 @@ def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
 
 
 def test_closing_may_let_requests_finish(tiny_models: TinyModels) -> None:
-    """With drain what was accepted completes (edge 67)."""
+    """With drain what was accepted completes."""
     llm = LLM(tiny_models("llama"), **SMALL)
     streams = [llm.stream("Hello", **GREEDY, ignore_eos=True) for _ in range(6)]
     llm.close(drain=True)
@@ -470,7 +490,7 @@ def test_closing_may_let_requests_finish(tiny_models: TinyModels) -> None:
 
 
 def test_a_forgotten_engine_ends_its_thread(tiny_models: TinyModels) -> None:
-    """Without close or with, nothing is left of it when it is collected (edge 70)."""
+    """Without close or with, nothing is left of it when it is collected."""
     before = set(threading.enumerate())
     llm = LLM(tiny_models("llama"), **SMALL)
     (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "paceline-engine")
@@ -484,14 +504,14 @@ def test_a_forgotten_engine_ends_its_thread(tiny_models: TinyModels) -> None:
 
 
 def test_a_stream_keeps_its_engine_alive(tiny_models: TinyModels) -> None:
-    """Whoever holds only the stream can read it to its end (edge 74)."""
+    """Whoever holds only the stream can read it to its end."""
     stream = LLM(tiny_models("llama"), **SMALL).stream("Hello", **GREEDY, ignore_eos=True)
     gc.collect()
     assert sum(len(chunk.token_ids) for chunk in stream) == 24
 
 
 def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -> None:
-    """An engine in a cycle that its own thread finds dead ends without waiting for itself (edge 70)."""
+    """An engine in a cycle that its own thread finds dead ends without waiting for itself."""
 
     class Collector(Instrument):
         def __init__(self) -> None:
@@ -541,7 +561,7 @@ def test_a_forked_child_is_told(llama: LLM) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_says_so(tmp_path: Path, tiny_models: TinyModels) -> None:
-    """No thread, no half of an engine is left (lcx C1)."""
+    """No thread, no half of an engine is left."""
     before = engine_threads()
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"nothing")
@@ -559,7 +579,7 @@ def test_a_model_that_cannot_be_loaded_says_so(tmp_path: Path, tiny_models: Tiny
 
 @pytest.mark.parametrize("options", [{"n_ctx": 8}, {"n_batch": 1}, {"num_slots": 1, "n_batch": 2}, {"chunk_size": 1}])
 def test_the_smallest_engines_work(tiny_models: TinyModels, options: dict[str, Any]) -> None:
-    """A context of a few cells, a batch of one token, one slot: slow, and right (lcx C1)."""
+    """A context of a few cells, a batch of one token, one slot: slow, and right."""
     with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256}) as llm:
         expected = llm.generate(["abc", "b"], temperature=0, max_tokens=3)
     with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256, **options}) as llm:
@@ -568,3 +588,61 @@ def test_the_smallest_engines_work(tiny_models: TinyModels, options: dict[str, A
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert scored is not None
     assert len(scored) == 3
+
+
+# ---- channels of the caller's, and intervals
+
+
+def test_a_channel_made_before_the_request_is_read_on_another_thread(llama: LLM) -> None:
+    """The thread may begin to read before there is a request; it gets what `generate` returns."""
+    channel, texts = StreamChannel.create(), []
+    channel.interval = 4
+    reader = threading.Thread(target=lambda: channel.consume(lambda chunk: texts.append(chunk.text)))
+    reader.start()
+    stream = llama.stream("Hello", channel=channel, request_index=2, **GREEDY)
+    reader.join(LONG_S)
+    assert "".join(texts) == llama.generate("Hello", **GREEDY).text
+    assert (stream.interval, stream.request_index, channel.request_index) == (4, 2, 2)
+    assert len(texts) <= GREEDY["max_tokens"] // 4 + 1
+
+
+def test_a_used_channel_is_refused_before_any_work(llama: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its request runs and after the end, nothing is tokenised for another one; the engine takes the next request."""
+    channel = StreamChannel.create()
+    llama.stream("Hello", channel=channel, **GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(llama._engine, "prepare", lambda *_: pytest.fail("a request was prepared"))
+        for state in ("attached", "finished"):
+            with pytest.raises(InvalidParams, match=f"{state}.*one request in its life"):
+                llama.stream("Hello", channel=channel)
+            channel.wait_finished(LONG_S)
+    with pytest.raises(InvalidType, match="StreamChannel, not str"):
+        llama.stream("Hello", channel="mine")  # type: ignore[arg-type]
+    assert len(list(llama.stream("Hello", channel=StreamChannel.create(), **GREEDY))) > 0
+
+
+def test_a_channel_of_a_refused_request_serves_another_one(llama: LLM) -> None:
+    """A prompt that is too long, or an option that makes no sense, leaves the channel new."""
+    channel = StreamChannel.create()
+    channel.interval = 6
+    for wrong in ({"prompt": [5] * 5000}, {"prompt": "a", "temperature": -1}, {"prompt": "a", "request_index": -1}):
+        with pytest.raises(RequestError):
+            llama.stream(channel=channel, **wrong)
+    with pytest.raises(InvalidParams, match="interval is 2 among the request's options and 6 on its channel"):
+        llama.stream("a", channel=channel, interval=2)
+    stream = llama.stream("a", channel=channel, interval=6, **GREEDY)
+    assert sum(len(chunk.token_ids) for chunk in stream) == len(llama.generate("a", **GREEDY).token_ids)
+
+
+def test_the_interval_may_change_while_a_stream_is_read(demo: LLM) -> None:
+    """Chunks have as many tokens as it says from then on, and together they are the same answer."""
+    whole = demo.generate("A fox", max_tokens=120, temperature=0, ignore_eos=True)
+    stream = demo.stream("A fox", max_tokens=120, temperature=0, ignore_eos=True, interval=100)
+    stream.interval = 30
+    first = stream.get(LONG_S)
+    assert isinstance(first, StreamChunk)
+    assert len(first.token_ids) >= 30
+    stream.interval = 1
+    rest = list(stream)
+    assert stream.interval == 1
+    assert (*first.token_ids, *(token for chunk in rest for token in chunk.token_ids)) == whole.token_ids

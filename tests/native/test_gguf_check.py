@@ -46,6 +46,14 @@ def test_good_files_pass(tmp_path: Path, kind: str) -> None:
     check_gguf([write_model(tmp_path / "good.gguf", GOOD[kind])])
 
 
+@pytest.mark.parametrize("architecture", ["deepseek4", "qwen4exp", "gemma4-assistant"])
+def test_architectures_may_have_a_wider_output(tmp_path: Path, architecture: str) -> None:
+    """Hidden states side by side, or those of the model that is drafted for, are wider than embedding_length."""
+    wider = {f"{architecture}.embedding_length": 64, f"{architecture}.embedding_length_out": 256}
+    path = write_model(tmp_path / "wide.gguf", LlamaSpec(), metadata={"general.architecture": architecture, **wider})
+    check_gguf([path])
+
+
 @pytest.mark.parametrize(("kind", "metadata", "message"), REFUSED)
 def test_what_would_abort_is_refused(tmp_path: Path, kind: str, metadata: dict[str, object], message: str) -> None:
     """The error names the file, the key, the value and what it may be."""

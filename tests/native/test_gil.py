@@ -31,7 +31,7 @@ def runs_beside(call: Callable[[], object]) -> bool:
 
 
 def ran_beside(call: Callable[[], object]) -> bool:
-    """The same, tried once."""
+    """Try the same once."""
     running, over = threading.Event(), threading.Event()
     moments: list[float] = []
 

@@ -16,7 +16,7 @@ from tests.possessions import children
 
 from paceline import LLM, AsyncLLM
 from paceline.demo import demo_model_path
-from paceline.engine.process_engine import ProcessEngine
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     Aborted,
     BatchError,
@@ -45,9 +45,9 @@ def isolated(**options: Any) -> LLM:
 
 
 def kill(llm: LLM, number: int = signal.SIGKILL) -> None:
-    """The worker that this LLM started."""
+    """Return the worker that this LLM started."""
     engine = llm._engine
-    assert isinstance(engine, ProcessEngine)
+    assert isinstance(engine, WorkerEngine)
     assert engine.worker_pid is not None
     os.kill(engine.worker_pid, number)
 
@@ -118,6 +118,8 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
             LLM(given, isolation="process", **options)
     with pytest.raises(InvalidParams, match='needs isolation="process"'):
         LLM(on_engine_death="fail")
+    with pytest.raises(InvalidParams, match='max_restarts=3 needs isolation="process"'):
+        LLM(max_restarts=3)
     with pytest.raises(InvalidParams, match="isolation"):
         LLM(isolation="fibre")
 

@@ -21,7 +21,7 @@ def properties(count: int) -> dict[str, Any]:
 
 
 def chain(length: int) -> dict[str, Any]:
-    """References in objects, each to the next."""
+    """Return references in objects, each to the next."""
     steps = {f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": {**steps, f"d{length}": {"type": "null"}}}
 

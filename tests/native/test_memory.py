@@ -27,7 +27,7 @@ def ids(count: int, seed: int = 0) -> list[int]:
 
 
 def after(context: Context, seq_id: int, token: int = 42) -> np.ndarray:
-    """The logits that a sequence gives when it goes on with a token."""
+    """Return the logits that a sequence gives when it continues with a token."""
     context.decode([token], seq_ids=seq_id)
     return context.logits(0)
 
@@ -253,8 +253,8 @@ def test_files_hold_what_bytes_hold(llama: Model, tmp_path: Path) -> None:
     [
         (lambda data: b"", "not a saved sequence"),
         (lambda data: b"GGUF" + data[4:], "not a saved sequence"),
-        (lambda data: data[:-1], "is cut"),
-        (lambda data: data + b"x", "is cut"),
+        (lambda data: data[:-1], "is damaged: it has"),
+        (lambda data: data + b"x", "is damaged: it has"),
         (lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:], "checksum"),
         (lambda data: data[:-5] + b"\xff" + data[-4:], "checksum"),
         (lambda data: data[:4] + struct.pack("<H", 9) + data[6:], "version 9"),

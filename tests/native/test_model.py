@@ -20,7 +20,7 @@ pytestmark = pytest.mark.native
 
 
 def works(model: Model) -> None:
-    """A model that still computes: one token in, finite logits out."""
+    """Check that a model still computes: one token in, finite logits out."""
     if model.memory_class is MemoryClass.NONE or model.has_encoder:
         return
     with Context(model, n_ctx=256, n_threads=1) as context:

@@ -1,4 +1,4 @@
-"""`plain_step`: what `Context.step` does, for rows that want their next token alone."""
+"""`Context.plain_step`: what `Context.step` does, for rows that want their next token alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.native.conftest import TinyModels
 from paceline.errors import InvalidParams, InvalidType, NoKvSlot, SamplingError
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler, StepRow
-from paceline.runtime.plain_step import plain_step
 
 pytestmark = pytest.mark.native
 
@@ -38,12 +37,12 @@ def test_it_draws_what_a_step_draws(model: Model, context: Context) -> None:
     plain: list[list[int]] = []
     stepped: list[list[int]] = []
     samplers: list[Sampler | None] = [seeded(model, 1), None, seeded(model, 3)]
-    drawn = plain_step(context, [0, 1, 2], [0, 0, 0], prompts, samplers)
+    drawn = context.plain_step([0, 1, 2], [0, 0, 0], prompts, samplers)
     for tick in range(10):
         assert drawn[1] is None
         plain.append([one for one in drawn if isinstance(one, int)])
         known = [[one] if isinstance(one, int) else [9] for one in drawn]
-        drawn = plain_step(context, [0, 1, 2], [len(prompt) + tick for prompt in prompts], known, samplers)
+        drawn = context.plain_step([0, 1, 2], [len(prompt) + tick for prompt in prompts], known, samplers)
     held = [context.positions(seq_id) for seq_id in range(3)]
     context.clear()
     with_records = ((seeded(model, 1),), (), (seeded(model, 3),))
@@ -69,7 +68,7 @@ def test_a_sampler_that_cannot_draw_fails_alone(model: Model, context: Context) 
     """Its place has the error, and the rows before and after it have their tokens."""
     stuck = Sampler(SamplingParams(grammar='root ::= "x"', allowed_token_ids=[5]), model)
     samplers: list[Sampler | None] = [seeded(model, 1), None, stuck, seeded(model, 2)]
-    first, none, error, last = plain_step(context, [0, 1, 2, 3], [0] * 4, [[1, 2]] * 4, samplers)
+    first, none, error, last = context.plain_step([0, 1, 2, 3], [0] * 4, [[1, 2]] * 4, samplers)
     assert isinstance(first, int) and isinstance(last, int)
     assert none is None
     assert isinstance(error, SamplingError)
@@ -83,22 +82,22 @@ def test_numbers_that_are_none_are_refused_by_name(context: Context, field: str,
     lists: dict[str, Any] = {"seq_id": [0], "position": [0], "token_ids": [[1]]}
     lists[field] = [[value]] if field == "token_ids" else [value]
     with pytest.raises(InvalidType, match=field):
-        plain_step(context, lists["seq_id"], lists["position"], lists["token_ids"], [None])
-    assert plain_step(context, [0], [0], [[1]], [None]) == [None]
+        context.plain_step(lists["seq_id"], lists["position"], lists["token_ids"], [None])
+    assert context.plain_step([0], [0], [[1]], [None]) == [None]
 
 
 def test_rows_that_contradict_each_other_are_refused(context: Context) -> None:
     """Lists of different lengths, a row without tokens, and a token that is none: nothing is computed."""
     for seq_ids, token_ids in (([0, 1], [[1]]), ([0], [[]]), ([0], [[10**6]])):
         with pytest.raises(InvalidParams):
-            plain_step(context, seq_ids, [0] * len(seq_ids), token_ids, [None] * len(seq_ids))
+            context.plain_step(seq_ids, [0] * len(seq_ids), token_ids, [None] * len(seq_ids))
     assert context.positions(0) is None
 
 
 def test_a_pass_without_room_changes_nothing(model: Model, context: Context) -> None:
     """NoKvSlot comes as it does from a step."""
     for start in (0, 128):
-        plain_step(context, [0], [start], [[1] * 128], [None])
+        context.plain_step([0], [start], [[1] * 128], [None])
     with pytest.raises(NoKvSlot):
-        plain_step(context, [1], [0], [[1]], [seeded(model, 1)])
+        context.plain_step([1], [0], [[1]], [seeded(model, 1)])
     assert context.positions(1) is None

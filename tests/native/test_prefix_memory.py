@@ -18,10 +18,11 @@ from tests.running_engine import LONG_S
 
 from paceline import LLM, Completion, FinishReason
 from paceline.errors import InvalidParams, PacelineError, StateError, Unsupported
+from paceline.kv_cache import KVCache
+from paceline.observability.instruments import Instrument
 from paceline.runtime import Context, Model
 from paceline.runtime.context import CellState
-from paceline.scheduling.instrument import Instrument, TickRecord
-from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import Stream
 from paceline.testing.models import KINDS, write_lora
 
@@ -51,7 +52,7 @@ class Load(Instrument):
 
 
 def uncached(path: Path, prompt: list[int], **options: Any) -> Completion:
-    """What a new engine says, which has nothing to take anything from."""
+    """Return the output of a new engine without cached prefixes."""
     with LLM(path, **{**OPTIONS, **options}, cache_prompt=False) as llm:
         one = llm.generate(prompt, **ASK)
         assert one.usage.cached_tokens == 0
@@ -59,7 +60,7 @@ def uncached(path: Path, prompt: list[int], **options: Any) -> Completion:
 
 
 def assert_same(found: Completion, expected: Completion, kind: str = "llama") -> None:
-    """The same ids, and the same five best with the same logprobs."""
+    """Check for the same ids, and the same five best with the same logprobs."""
     tolerance = TOLERANCES.get(kind, TOLERANCE)
     assert found.token_ids == expected.token_ids
     assert found.logprobs is not None
@@ -78,7 +79,7 @@ def cached(completion: Completion) -> tuple[int, str | None]:
 @pytest.fixture
 def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """No idle cell may stay on the device."""
-    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 0)
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
 
 
 # ---- cached equals uncached
@@ -443,7 +444,7 @@ def test_nothing_is_lost_in_a_long_run(
     tiny_models: TinyModels, kind: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random prefixes, salts, choices and cancels: no slot, sequence id, cell, saved byte, thread or file is left over."""
-    monkeypatch.setattr(Scheduler, "_idle_cells", lambda self: 100)
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 100)
     before = Possessions.now()
     rng = random.Random(7)
     model = None if kind is None else tiny_models(kind)
@@ -490,12 +491,14 @@ def test_nothing_is_lost_in_a_long_run(
 
 
 def check_nothing_lost(llm: LLM, budget: int) -> None:
-    """Looks at an idle engine from inside."""
+    """Check an idle engine's internal state."""
     snapshot = llm.stats()
     assert snapshot.resident == snapshot.queued == 0
     scheduler = llm._engine._runner._engine._scheduler
     scheduler.check()
     assert scheduler._slots.num_free == 4
-    assert scheduler.num_unfinished == 0
-    assert scheduler.memory.host_bytes <= budget
-    assert scheduler.memory.num_kept + scheduler.memory._seq_ids.num_free == scheduler._limits.num_seq_ids
+    assert not scheduler._requests
+    assert scheduler.kv_cache.host_bytes <= budget
+    assert (
+        len(scheduler.kv_cache._offloader) + scheduler.kv_cache._cells.seq_ids.num_free == scheduler._limits.num_seq_ids
+    )

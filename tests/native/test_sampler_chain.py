@@ -20,20 +20,20 @@ MANY: Logits = {int(i): float(x) for i, x in enumerate(np.random.default_rng(5).
 
 
 def row(logits: Logits) -> np.ndarray:
-    """A row in which nothing else can be drawn."""
+    """Return a row in which nothing else can be drawn."""
     values = np.full(N, -np.inf, dtype=np.float32)
     values[list(logits)] = list(logits.values())
     return values
 
 
 def distribution(sampler: Sampler, logits: Logits) -> dict[int, float]:
-    """What the sampler draws from, by its own account."""
+    """Return the distribution that the sampler reports to draw from."""
     _, told = sampler.sample_with_logprobs(row(logits), k=N)
     return {entry.token_id: math.exp(entry.logprob) for entry in told.top}
 
 
 def check(vocabulary: Model, params: SamplingParams, logits: Logits, history: tuple[int, ...] = ()) -> dict[int, float]:
-    """Compares distribution and draw with the reference; answers the distribution."""
+    """Compare distribution and draw with the reference; return the distribution."""
     sampler = Sampler(params, vocabulary)
     sampler.accept_prompt(history)
     reference = Reference(params, history)

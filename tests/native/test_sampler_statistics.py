@@ -25,7 +25,7 @@ def row(logits: Logits) -> np.ndarray:
 
 
 def chi_square(counts: dict[int, int], probabilities: dict[int, float], draws: int) -> float:
-    """The statistic, over the bins that are expected at least five times, divided by its degrees of freedom."""
+    """Return the statistic, over the bins that are expected at least five times, divided by its degrees of freedom."""
     bins = {token: p * draws for token, p in probabilities.items() if p * draws >= 5}
     return sum((counts.get(token, 0) - wanted) ** 2 / wanted for token, wanted in bins.items()) / max(1, len(bins) - 1)
 

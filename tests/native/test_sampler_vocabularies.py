@@ -20,7 +20,7 @@ print(plain.num_generated)
 
 
 def write(path: Path, model: str, tokens: list[str], types: list[int], **more: Any) -> Path:
-    """A GGUF with nothing but a vocabulary."""
+    """Write a GGUF with nothing but a vocabulary."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)

@@ -181,8 +181,8 @@ def test_paths_that_part_in_a_saved_range_are_saved_whole_or_as_far_as_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was split in memory: the file holds what it says, from the first token on, and can be loaded."""
-    for name in ("_IDLE_COST", "_FREE_CELLS"):  # nothing idle stays on the device
-        monkeypatch.setattr(f"paceline.scheduling.scheduler.{name}", 0)
+    for name in ("_IDLE_COST", "_MIN_IDLE_CELLS"):  # nothing idle stays on the device
+        monkeypatch.setattr(f"paceline.kv_cache.cache.{name}", 0)
     with paceline.LLM(state_folder=tmp_path, num_slots=1, n_ctx=1024) as llm:
         prompts = [[*PROMPT, *range(300, 340)], [*PROMPT, *range(400, 440)], [*PROMPT[:40], *range(500, 540)]]
         for _ in range(2):

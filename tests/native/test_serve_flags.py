@@ -10,13 +10,13 @@ from tests.unit.server.flags.llama_flags import LLAMA_FLAGS
 from tests.unit.server.flags.world import EXAMPLES, FILES, FakeFiles
 
 from paceline import _native, demo_model_path
+from paceline.chat.template import NAMED
 from paceline.engine.arguments import engine_arguments
 from paceline.errors import ModelLoadError
 from paceline.runtime import Model
-from paceline.runtime.chat_format import NAMED
 from paceline.runtime.context_options import ContextOptions
-from paceline.server.flags import Disk, resolve
-from paceline.server.flags.applying import NAMED_TEMPLATES
+from paceline.server.flags import DiskFiles, resolve
+from paceline.server.flags.setters import NAMED_TEMPLATES
 
 pytestmark = pytest.mark.native
 
@@ -54,7 +54,7 @@ def test_a_context_of_0_is_read_from_the_models_file() -> None:
     """The same number as the loaded model says."""
     with Model.load(demo_model_path()) as model:
         trained = model.n_ctx_train
-    assert resolve(["-c", "0"], {}, Disk()).settings.engine_options["n_ctx"] == trained
+    assert resolve(["-c", "0"], {}, DiskFiles()).settings.engine_options["n_ctx"] == trained
 
 
 def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"nothing")
     with pytest.raises(ModelLoadError, match=re.escape(str(path))):
-        resolve(["-c", "0", "-m", str(path)], {}, Disk())
+        resolve(["-c", "0", "-m", str(path)], {}, DiskFiles())
 
 
 def test_the_disk_tells_files_from_folders(tmp_path: Path) -> None:
     """And reads what is there."""
     (tmp_path / "file").write_bytes(b"x")
-    disk = Disk()
+    disk = DiskFiles()
     assert disk.read(tmp_path / "file") == b"x"
     assert [disk.is_file(tmp_path / name) for name in ("file", "", "no")] == [True, False, False]
     assert [disk.is_folder(tmp_path / name) for name in ("file", "", "no")] == [False, True, False]

@@ -18,8 +18,8 @@ import pytest
 from tests.possessions import Possessions
 
 from paceline import LLM
-from paceline.engine.isolation.restarts import RestartLimits
-from paceline.engine.process_engine import ProcessEngine
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import FinishReason, Stream, StreamChunk
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
@@ -76,7 +76,7 @@ class Client:
         self.reasons[reason] += 1
 
     def cancel(self) -> None:
-        """Cancels and reads on to the end."""
+        """Cancel and read to the end."""
         stream = self.stream(max_tokens=None, ignore_eos=True, n=1)
         chunks = [stream.get() for _ in range(self.rng.randrange(1, 10))]
         stream.cancel()
@@ -84,7 +84,7 @@ class Client:
         assert found <= {FinishReason.CANCELLED, *BY_ITSELF}
 
     def sleepy(self) -> None:
-        """Reads too slowly: pauses, or is thrown out."""
+        """Read too slowly: the request pauses, or ends."""
         policy = self.rng.choice(["pause", "cancel"])
         stream = self.stream(max_tokens=40, ignore_eos=True, n=1, max_buffered_tokens=4, slow_reader=policy)
         if policy == "cancel":
@@ -94,13 +94,13 @@ class Client:
         assert self.note(stream, []) <= {FinishReason.SLOW_READER, *BY_ITSELF}
 
     def embed(self) -> None:
-        """A vector of the right size, whoever computes it."""
+        """Check that a vector has the right size."""
         texts = [f"text {self.rng.randrange(1000)}" for _ in range(self.rng.randrange(1, 4))]
         assert self.llm.embed(texts).shape == (len(texts), self.llm.model.n_embd_out)
         self.num_texts += 1
 
     def note(self, stream: Stream, chunks: list[StreamChunk]) -> set[FinishReason]:
-        """Reads to the end; answers the choices' reasons. One terminal chunk, the last; indices without a gap."""
+        """Read to the end; return the choices' reasons. One terminal chunk, the last; indices without a gap."""
         chunks += list(stream)
         lengths: Counter[int] = Counter()
         reasons: dict[int, FinishReason] = {}
@@ -122,7 +122,7 @@ class Client:
 def kill_now_and_then(llm: LLM, is_over: threading.Event, rng: random.Random) -> int:
     """Whatever the worker is at: computing, idle, loading."""
     engine, kills = llm._engine, 0
-    assert isinstance(engine, ProcessEngine)
+    assert isinstance(engine, WorkerEngine)
     while not is_over.wait(rng.uniform(0.3, 3.0)):
         pid = engine.worker_pid
         with contextlib.suppress(ProcessLookupError):  # it was buried just now
@@ -136,7 +136,7 @@ def kill_now_and_then(llm: LLM, is_over: threading.Event, rng: random.Random) ->
 def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random prefixes, salts, cancels, slow readers and kills: counts add up, every place is free, no process or file stays."""
     often = RestartLimits(max_restarts=10**6, first_wait_s=0.0, longest_wait_s=0.0)
-    monkeypatch.setattr("paceline.engine.process_engine.RestartLimits", lambda: often)
+    monkeypatch.setattr("paceline.engine.worker.worker_engine.RestartLimits", lambda: often)
     before = Possessions.now()
     rng, is_over = random.Random(11), threading.Event()
     options = {"num_slots": 4, "n_ctx": 700, "n_threads": 1, "host_cache_bytes": 2_000_000, "max_queue": 100}
@@ -161,7 +161,7 @@ def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_counts(llm: LLM, clients: list[Client], num_kills: int) -> None:
-    """What the engine counted is what its readers saw."""
+    """Check that the engine counted what its readers saw."""
     stats = llm.stats()
     reasons = sum((client.reasons for client in clients), Counter[FinishReason]())
     num_embedded = sum(client.num_texts for client in clients)

@@ -37,7 +37,7 @@ def greedy(model: Model, **options: Any) -> Sampler:
 
 
 def alone(model: Model, prompt: list[int], count: int, **options: Any) -> list[int]:
-    """What a sampler with these options generates when nobody else is there."""
+    """Return what a sampler with these options generates alone."""
     with Context(model, n_ctx=512, n_threads=1) as context:
         return list(context.generate(Sampler(SamplingParams(**options), model), prompt, count))
 

@@ -28,7 +28,7 @@ tokenizer = Tokenizer(_native.Model.load([sys.argv[1]], vocab_only=True))
 
 @pytest.fixture
 def run(llama_cpp_source: Path) -> Callable[[str, str], str]:
-    """Runs Python code with a `tokenizer` of the named vocabulary in a new process and answers what it prints."""
+    """Run Python code with a `tokenizer` of the named vocabulary in a new process and return what it prints."""
 
     def call(name: str, code: str) -> str:
         path = llama_cpp_source / "models" / f"ggml-vocab-{name}.gguf"
@@ -95,7 +95,7 @@ print(tokenizer.decode(tokenizer.encode("still here", add_special=False)))
 
 
 def _write(path: Path, model: str, tokens: list[str], types: list[int], **more: Any) -> Path:
-    """A GGUF with nothing but a vocabulary."""
+    """Write a GGUF with nothing but a vocabulary."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -124,7 +124,9 @@ def test_a_model_without_vocabulary_says_so(tmp_path: Path) -> None:
     """Where there are no texts of tokens, everything that needs them is an error of its own."""
     tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
     assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())
-    with pytest.raises(Unsupported, match=r"^this model has no vocabulary and cannot encode text; hand in token ids$"):
+    with pytest.raises(
+        Unsupported, match=r"^this model has no vocabulary and cannot encode text; pass token ids instead$"
+    ):
         tokenizer.encode("abc")
     assert tokenizer.n_vocab == 10
     for ask in (tokenizer.token_text, tokenizer.attributes, tokenizer.token_bytes, tokenizer.is_control):

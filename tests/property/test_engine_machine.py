@@ -28,8 +28,8 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_answer
 
 from paceline.errors import Aborted, DecodeError
-from paceline.scheduling import moving, saving
-from paceline.scheduling.instrument import Instrument
+from paceline.kv_cache import offload
+from paceline.observability.instruments import Instrument
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS, FakeCost
@@ -116,7 +116,7 @@ class Sources(Instrument):
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
         self.tell(source)
 
-    def preempted(self, key: int, choice: int, num_computed: int, now_s: float) -> None:
+    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
         self.tell("preempted")
 
 
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         }
         self.world = World(limits=limits, instruments=(Sources(event),), **self.make)
         if is_tidy:  # no idle cell may stay where it is
-            self.world.scheduler._idle_cells = lambda: 0  # type: ignore[method-assign]
+            self.world.scheduler.kv_cache._idle_limit = lambda: 0  # type: ignore[method-assign]
         self.num_broken = 0
         backend: Any = self.world.backend
         for name in ("copy", "load", "save"):
@@ -208,6 +208,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), is_paused=st.booleans())
     def pause(self, data: st.DataObject, is_paused: bool) -> None:
         self.world.pause(data.draw(st.sampled_from(self.open())), is_paused=is_paused)
+
+    @precondition(lambda self: self.open())
+    @rule(data=st.data(), interval=st.sampled_from([1, 3, 1000]))
+    def set_interval(self, data: st.DataObject, interval: int) -> None:
+        self.world.set_interval(data.draw(st.sampled_from(self.open())), interval)
 
     @precondition(lambda self: self.open())
     @rule(data=st.data())
@@ -429,10 +434,9 @@ def lone(make: str, asked: str) -> Outcome:
 def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
     strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Places, cells and counts add up after each tick, nothing is left, nobody notices the others (edge 42, 75, 84, 90, 91)."""
-    monkeypatch.setattr(moving, "_LEAST", 2)  # small paths leave in parts, too
-    monkeypatch.setattr(moving, "PIECE", 4)
-    monkeypatch.setattr(saving, "PIECE", 4)
+    """Places, cells and counts add up after each tick, nothing is left, nobody notices the others."""
+    monkeypatch.setattr(offload, "_MIN_TRANSFER_TOKENS", 2)  # small paths leave in parts, too
+    monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,

@@ -40,6 +40,7 @@ PROMPTS = st.one_of(
         st.lists(st.integers(60, 70), max_size=4),
     ),
 )
+INTERVALS = st.sampled_from([1, 3, 1000])
 REQUESTS = st.fixed_dictionaries(
     {"max_tokens": st.none() | st.integers(0, 25)},
     optional={
@@ -51,7 +52,7 @@ REQUESTS = st.fixed_dictionaries(
         "temperature": st.just(1.0),
         "seed": st.integers(0, 3),
         "mirostat": st.sampled_from([0, 2]),
-        "interval": st.sampled_from([1, 3, 1000]),
+        "interval": INTERVALS,
         "lora": st.sampled_from([(), (("one", 1.0),)]),
     },
 )
@@ -100,22 +101,27 @@ class Machine(RuleBasedStateMachine):
         key = self.world.submit_embedding(texts)
         self.texts[key], self.causes[key] = texts, set()
 
-    @precondition(lambda self: len(self.world.ledger))
+    @precondition(lambda self: len(self.world.replay_log))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(list(self.world.ledger)))
+        key = data.draw(st.sampled_from(list(self.world.replay_log)))
         self.world.cancel(key)
         self.causes[key].add(FinishReason.CANCELLED)
 
-    @precondition(lambda self: len(self.world.ledger))
+    @precondition(lambda self: len(self.world.replay_log))
     @rule(data=st.data(), is_paused=st.booleans())
     def pause(self, data: st.DataObject, is_paused: bool) -> None:
-        self.world.pause(data.draw(st.sampled_from(list(self.world.ledger))), is_paused=is_paused)
+        self.world.pause(data.draw(st.sampled_from(list(self.world.replay_log))), is_paused=is_paused)
 
-    @precondition(lambda self: len(self.world.ledger))
+    @precondition(lambda self: len(self.world.replay_log))
+    @rule(data=st.data(), interval=INTERVALS)
+    def set_interval(self, data: st.DataObject, interval: int) -> None:
+        self.world.set_interval(data.draw(st.sampled_from(list(self.world.replay_log))), interval)
+
+    @precondition(lambda self: len(self.world.replay_log))
     @rule(data=st.data())
     def end_slow(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(list(self.world.ledger)))
+        key = data.draw(st.sampled_from(list(self.world.replay_log)))
         self.world.end_slow(key)
         self.causes[key].add(FinishReason.SLOW_READER)
 
@@ -124,14 +130,24 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.is_served)
     @rule(loses_a_tick=st.booleans())
     def die(self, loses_a_tick: bool) -> None:
-        self.world.bury(loses_a_tick=loses_a_tick)
+        self.num_crashes = self.world.num_crashes + 1
+        self.world.reap(loses_a_tick=loses_a_tick)
+
+    @precondition(lambda self: not self.world.is_served)
+    @rule(times=st.integers(1, 12))
+    def fail_to_start(self, times: int) -> None:
+        """A crash loop: no worker gets ready."""
+        for _ in range(times):
+            self.world.fail_to_start()
+            self.num_crashes += 1
+            self.back_off_doubles_up_to_ten_seconds()
 
     @precondition(lambda self: not self.world.is_served)
     @rule()
     def take_over(self) -> None:
         self.world.start()
 
-    @precondition(lambda self: len(self.world.ledger) and self.world.is_served)
+    @precondition(lambda self: len(self.world.replay_log) and self.world.is_served)
     @rule(before=st.integers(1, 12), loses_a_tick=st.booleans(), after=st.integers(0, 12))
     def change_workers(self, before: int, loses_a_tick: bool, after: int) -> None:
         """In the middle of whatever goes on."""
@@ -147,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(times):
             self.world.tick()
 
-    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0]))
+    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0, 60.0]))
     def advance(self, seconds: float) -> None:
         self.world.clock.advance(seconds)
 
@@ -158,14 +174,22 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.metrics.check()
             now = self.world.metrics.snapshot()
-            assert now.queued + now.resident == len(self.world.ledger)
+            assert now.queued + now.resident == len(self.world.replay_log)
+
+    @invariant()
+    def back_off_doubles_up_to_ten_seconds(self) -> None:
+        if not hasattr(self, "world") or self.world.is_served:
+            return
+        assert self.world.num_crashes == self.num_crashes
+        assert self.world.start_at_s is not None, "some number of crashes was the last one"
+        assert self.world.start_at_s - self.world.clock.now() <= min(10.0, 0.1 * 2 ** (self.num_crashes - 1)) + 1e-9
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
         if not self.world.is_served:
             self.world.start()
-        for key in self.world.ledger:
+        for key in self.world.replay_log:
             self.world.pause(key, is_paused=False)
         worker = self.world.worker
         self.world.run()
@@ -214,7 +238,9 @@ class Machine(RuleBasedStateMachine):
         embedded = self.world.embedded[key]
         if embedded.error is None:
             backend = self.world.worker.backend
-            expected = [np.float32(backend.embed([text], backend.prepare_embedding(None))[0]) for text in texts]
+            expected = [
+                np.float32(backend.embed([text], backend.prepare_embedding(None, len(text)))[0]) for text in texts
+            ]
             assert [list(vector) for vector in embedded.vectors] == [list(vector) for vector in expected]
         else:
             assert embedded.error.code in {CODES.get(cause) for cause in self.causes[key]}

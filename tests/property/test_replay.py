@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.isolated_world import IsolatedWorld, Told
 
 from paceline.engine.commands import Cancel
 from paceline.errors import EngineStopped
+from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.answer import Answer
-from paceline.scheduling.limits import Vocabulary
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
 
 VOCABULARY = Vocabulary(
@@ -29,7 +29,7 @@ stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "a
 class Telling:
     """Feeds an answer as ticks do: after each token a chunk, if there is one, and the last one at the end."""
 
-    answer: Answer
+    answer: OutputProcessor
     chunks: list[StreamChunk]
     num_told: int | None = None
     untold: list[TokenLogprobs] = field(default_factory=list)
@@ -75,8 +75,8 @@ def test_an_answer_resumed_anywhere_tells_the_same(
     options = RequestOptions(special=special, interval=interval)
     script = [*tokens, 10]
 
-    def new() -> Answer:
-        return Answer(params, VOCABULARY, 0, options, "echo: ")
+    def new() -> OutputProcessor:
+        return OutputProcessor(params, VOCABULARY, 0, options, "echo: ")
 
     undisturbed = Telling(new(), [])
     undisturbed.tell(script)
@@ -209,10 +209,32 @@ def test_who_comes_when_the_engine_has_given_up_goes_on_with_the_next() -> None:
     before = world.submit([65, 66], max_tokens=5)
     world.worker.inbox.close()
     late = world.submit([67, 68], max_tokens=5)
-    world.worker.outlet.end_all(EngineStopped("the engine's thread has ended"))
+    world.worker.sink.end_all(EngineStopped("the engine's thread has ended"))
     assert world.worker.link.received == []
     world.die()
     world.run()
     for told in (before, late):
         assert told.terminal is not None
         assert told.terminal.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("interval", [1, 3, 9])
+def test_an_interval_changed_before_a_death_costs_no_token(interval: int) -> None:
+    """At whatever tick the interval changes and the worker dies after it: each token once, as if nothing had died."""
+    script = IsolatedWorld()
+    undisturbed = script.submit([65, 66, 67], max_tokens=20, interval=6, ignore_eos=True)
+    script.run()
+    expected = undisturbed.summary()[0][:2]
+    for change in range(1, 10):
+        for death in range(change, change + 3):
+            world = IsolatedWorld()
+            told = world.submit([65, 66, 67], max_tokens=20, interval=6, ignore_eos=True)
+
+            def disturb(tick: int, world: IsolatedWorld = world, change: int = change, death: int = death) -> None:
+                if tick == change:
+                    world.set_interval(1, interval)
+                if tick == death:
+                    world.die()
+
+            world.run(disturb)
+            assert told.summary()[0][:2] == expected, (change, death)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine_world import Outcome, World
 from tests.stream_reference import Expected, expected_answer
 
-from paceline.scheduling.limits import Vocabulary
+from paceline.output import Vocabulary
 from paceline.streaming import END, FinishReason, StreamChannel, StreamChunk
 
 # Tokens with a part of a character, several, or none; two ends of generation, of which only one has a text.
@@ -93,7 +93,7 @@ def started(tokens: list[int], options: dict[str, Any], **more: Any) -> tuple[Wo
 @settings(max_examples=300, deadline=None)
 @given(scripts())
 def test_chunks_joined_are_what_the_drawn_tokens_make(script: tuple[list[int], dict[str, Any]]) -> None:
-    """Ids, text, reason and stop are those of a plain function (edge A, F, rule 24; lcx beat 1, beat 4)."""
+    """Ids, text, reason and stop are those of a plain function."""
     tokens, options = script
     world, outcome = started(tokens, options)
     world.run()
@@ -106,7 +106,7 @@ def test_chunks_joined_are_what_the_drawn_tokens_make(script: tuple[list[int], d
 def test_what_is_cut_off_keeps_what_was_held_back(
     script: tuple[list[int], dict[str, Any]], after: int, accident: str
 ) -> None:
-    """Cancel, deadline, slow reader, shutdown and errors deliver everything that was generated (edge A, D, rule 10, rule 15)."""
+    """Cancel, deadline, slow reader, shutdown and errors deliver everything that was generated."""
     tokens, options = script
     world, outcome = started(tokens, options, timeout_s=100)
     world.tick(after)
@@ -143,18 +143,18 @@ def test_what_is_cut_off_keeps_what_was_held_back(
 def test_a_channel_gives_the_same_whatever_its_interval_and_reader(
     script: tuple[list[int], dict[str, Any]], interval: int, reads: list[bool]
 ) -> None:
-    """Through a channel, read at any moments, nothing is lost or doubled; only the last chunk is short (edge A, H, rule 20)."""
+    """Through a channel, read at any moments, nothing is lost or doubled; only the last chunk is short."""
     tokens, options = script
     world = World(vocabulary=VOCABULARY)
     outcome = world.submit([0, 1], script=tokens, **options)
     channel = StreamChannel.create()
-    feed = channel.attach(interval=interval)
+    sender = channel.attach(interval=interval)
     seen: list[StreamChunk] = []
     num_pushed = 0
     for is_reading in reads:
         world.tick()
         for chunk in outcome.chunks[num_pushed:]:
-            feed.finish(chunk) if chunk is outcome.terminal else feed.push(chunk)
+            sender.finish(chunk) if chunk is outcome.terminal else sender.push(chunk)
         num_pushed = len(outcome.chunks)
         while is_reading and isinstance(taken := channel.get(0), StreamChunk):
             seen.append(taken)
@@ -174,7 +174,7 @@ def test_a_channel_gives_the_same_whatever_its_interval_and_reader(
     ],
 )
 def test_known_cases_of_stops(pieces: list[str], stops: list[str], text: str, chunks: list[str]) -> None:
-    """Across chunks and bytes, the earliest of several, held back no more than needed (edge 47, 48, 49, 50, 51, B, C)."""
+    """Across chunks and bytes, the earliest of several, held back no more than needed."""
     data = (*(piece.encode() for piece in pieces), b"")
     world = World(vocabulary=Vocabulary(data, data, frozenset({len(pieces)})))
     outcome = world.submit([0], script=range(len(pieces) + 1), stop=stops)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamFeed, TokenLogprobs, Usage
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender, TokenLogprobs, Usage
 
 CHOICES = 3
 
@@ -85,19 +85,19 @@ def test_any_reader_gets_everything_once_and_in_order(
 ) -> None:
     """Ids, text and logprobs per choice, whatever the bursts, the interval, the moments of reading and of the choices' ends."""
     channel = StreamChannel.create()
-    feed = channel.attach(interval=interval)
+    sender = channel.attach(interval=interval)
     pushed = {choice: Pushed([], "", [], []) for choice in range(CHOICES)}
     seen: list[StreamChunk] = []
     for step in steps:
         if isinstance(step, StreamChunk):
-            feed.push(placed(step, note(pushed, step)))
+            sender.push(placed(step, note(pushed, step)))
         elif isinstance(taken := channel.get(0), StreamChunk):
             seen.append(taken)
         held = sum(len(one.ids) for one in pushed.values()) - sum(len(chunk.token_ids) for chunk in seen)
         assert channel.num_buffered == held
     for choice in ends - {last.choice}:
-        feed.push(StreamChunk(index=len(pushed[choice].ids), choice=choice, finish_reason=FinishReason.LENGTH))
-    feed.finish(placed(last, note(pushed, last), FinishReason.END))
+        sender.push(StreamChunk(index=len(pushed[choice].ids), choice=choice, finish_reason=FinishReason.LENGTH))
+    sender.finish(placed(last, note(pushed, last), FinishReason.END))
     seen += channel
     check(seen, pushed, interval)
     assert channel.num_buffered == 0
@@ -107,7 +107,7 @@ def test_any_reader_gets_everything_once_and_in_order(
 def test_an_event_loops_reader_gets_the_same(steps: list[StreamChunk | str], last: StreamChunk, interval: int) -> None:
     """A task that reads whenever the loop lets it finds all of it too."""
     channel = StreamChannel.create()
-    feed = channel.attach(interval=interval)
+    sender = channel.attach(interval=interval)
     pushed = {choice: Pushed([], "", [], []) for choice in range(CHOICES)}
 
     async def read() -> list[StreamChunk]:
@@ -117,10 +117,10 @@ def test_an_event_loops_reader_gets_the_same(steps: list[StreamChunk | str], las
         task = asyncio.create_task(read())
         for step in steps:
             if isinstance(step, StreamChunk):
-                feed.push(placed(step, note(pushed, step)))
+                sender.push(placed(step, note(pushed, step)))
             else:
                 await asyncio.sleep(0)
-        feed.finish(placed(last, note(pushed, last), FinishReason.END))
+        sender.finish(placed(last, note(pushed, last), FinishReason.END))
         return await task
 
     check(asyncio.run(main()), pushed, interval)
@@ -131,7 +131,7 @@ def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str]
     """It begins above the limit, ends at half of it, and the engine is told of each change and of nothing else."""
     told: list[bool] = []
     channel = StreamChannel.create()
-    feed: StreamFeed = channel.attach(max_buffered_tokens=limit, on_backlog=lambda: told.append(feed.is_behind))
+    sender: StreamSender = channel.attach(max_buffered_tokens=limit, on_backlog=lambda: told.append(sender.is_behind))
     ripe: dict[int, int] = {}
     expected: list[bool] = []
     is_behind = False
@@ -139,7 +139,7 @@ def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str]
         if isinstance(step, StreamChunk):
             if step.token_ids:
                 ripe[step.choice] = ripe.get(step.choice, 0) + len(step.token_ids)
-            feed.push(step)
+            sender.push(step)
         elif isinstance(taken := channel.get(0), StreamChunk):
             del ripe[taken.choice]
         waiting = sum(ripe.values())
@@ -147,6 +147,6 @@ def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str]
         if changed:
             is_behind = not is_behind
             expected.append(is_behind)
-        assert feed.is_behind == is_behind
+        assert sender.is_behind == is_behind
     assert told == expected
-    assert feed.num_times_behind == expected.count(True)
+    assert sender.num_times_behind == expected.count(True)

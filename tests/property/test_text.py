@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.text import Detokenizer, StopFilter, TextPipe
+from paceline.output import Detokenizer, StopFilter, TextPipe
 
 Tokens = list[tuple[int, bytes]]
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.histogram import Tally
-from paceline.engine.trace_events import EVENTS, Trace, TraceEvent
-from paceline.engine.trace_lines import LineError, from_line, to_line
-from paceline.engine.trace_picture import draw
-from paceline.scheduling.instrument import EndRecord, RowRecord, TickRecord
+from paceline.cli.traces.trace_picture import draw
+from paceline.observability.metrics import Tally
+from paceline.observability.trace_events import EVENTS, Trace, TraceEvent
+from paceline.observability.trace_format import LineError, from_line, to_line
+from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 COUNTS = st.integers(0, 2**40)

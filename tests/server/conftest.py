@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.program import Program
 from tests.server.running import RunningServer
 from tests.server.world import World
 
@@ -41,3 +42,17 @@ def worlds() -> Iterator[Callable[..., World]]:
     yield make
     for world in made:
         world.close()
+
+
+@pytest.fixture
+def programs() -> Iterator[Any]:
+    """Starts programs, and leaves none behind."""
+    started: list[Program] = []
+
+    def start(drain_s: float, host: str = "127.0.0.1") -> Program:
+        started.append(Program(drain_s, host))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()

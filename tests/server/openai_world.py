@@ -12,8 +12,9 @@ import openai
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import LONG_S, RunningServer
 
-from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, TickRecord
-from paceline.server.open_requests import OpenRequest
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.server.in_flight import RegisteredRequest
 from paceline.server.settings import ServerSettings
 
 NAMES = ("tale", "vendor/other")
@@ -95,13 +96,13 @@ class OpenAIServer(RunningServer):
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
 
     def _note_closed(self) -> None:
-        open_requests = self.service.open_requests
-        remove = open_requests.remove
+        request_registry = self.service.request_registry
+        remove = request_registry.remove
 
-        def noted(request: OpenRequest) -> None:
+        def noted(request: RegisteredRequest) -> None:
             remove(request)
             with self._changed:
                 self._closed.add(request.request_id)
                 self._changed.notify_all()
 
-        open_requests.remove = noted  # type: ignore[method-assign]
+        request_registry.remove = noted  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Routes as plain as can be over `begin` and `event_stream`, to look at what every API is built on."""
+"""Routes as plain as can be over `start_request` and `event_stream`, to look at what every API is built on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.server.generating import begin
-from paceline.server.problems import Problem, openai_body
+from paceline.server.api_errors import ApiError, openai_error_body
+from paceline.server.running_request import start_request
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
 from paceline.streaming import StreamChunk
@@ -32,8 +32,8 @@ def broken(index: int, chunk: StreamChunk) -> Iterable[bytes]:
     raise RuntimeError(f"no event for {index} {chunk.index}")
 
 
-def failure(problem: Problem) -> bytes:
-    return msgspec.json.encode(openai_body(problem))
+def failure(api_error: ApiError) -> bytes:
+    return msgspec.json.encode(openai_error_body(api_error))
 
 
 def routes(service: Service) -> APIRouter:
@@ -45,18 +45,20 @@ def routes(service: Service) -> APIRouter:
         params = service.sampling({**GREEDY, **body.get("sampling", {})})
         options = {**service.options(request), **body.get("options", {})}
         streaming = bool(body.get("stream"))
-        generation = await begin(service, request, body["prompts"], params, options, streaming=streaming)
+        generation = await start_request(service, request, body["prompts"], params, options, streaming=streaming)
         if streaming:
             return event_stream(generation, broken if body.get("broken") else told, failure=failure)
         async with generation:
-            completions = await generation.collected()
+            completions = await generation.collect()
         return JSONResponse({"texts": [one.text for one in completions]})
 
     @router.post("/v1/left")
     async def leave(body: dict[str, Any], request: Request) -> Response:
         options = service.options(request)
-        await begin(service, request, body["prompts"], service.sampling({"max_tokens": None}), options, streaming=True)
-        raise RuntimeError("the route fails before anybody reads")
+        await start_request(
+            service, request, body["prompts"], service.sampling({"max_tokens": None}), options, streaming=True
+        )
+        raise RuntimeError("the route fails before the body is read")
 
     @router.post("/v1/broken")
     async def fail() -> Response:

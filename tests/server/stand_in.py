@@ -11,12 +11,13 @@ from typing import Any
 from tests.running_engine import LONG_S, Running
 
 from paceline.config import EngineConfig
-from paceline.engine.heartbeat import Heartbeat
 from paceline.errors import PromptTooLong
+from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.instruments import Instrument
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.instrument import EndRecord, Instrument, TickRecord
 from paceline.scheduling.sequence import Request
+from paceline.scheduling.telemetry import EndRecord, TickRecord
 from paceline.streaming import FinishReason, StreamChannel
 from paceline.testing.fake_process import FakeTokenizer
 
@@ -81,10 +82,14 @@ class StandInEngine:
         return self.running.request(prompt, **fields, **rest)
 
     def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        return self.running.delivery.submit(request, request_index)
+        return self.running.router.submit(request, request_index)
 
     def heartbeat(self) -> Heartbeat:
         return self.running.runner.heartbeat()
+
+    @property
+    def ended(self) -> Any:
+        return self.running.runner.ended
 
     @property
     def num_open(self) -> int:

@@ -77,11 +77,11 @@ def test_a_hang_up_frees_the_slot_of_a_running_request(worlds: Any, streaming: b
     connection = world.raw(prompts=prompts(1), stream=streaming, sampling=ENDLESS)
     world.engine.running.wait_for_pass()
     connection.shutdown(socket.SHUT_WR) if half else connection.close()
-    world.server.until(lambda: world.server.service.open_requests.count == 0)
+    world.server.until(lambda: world.server.service.request_registry.count == 0)
     world.engine.running.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
     world.engine.ends.freed()
-    world.server.do(world.server.service.traffic.quiet())
+    world.server.do(world.server.service.in_flight.wait_idle())
     world.engine.assert_empty()
     connection.close()
 
@@ -94,13 +94,13 @@ def test_a_hang_up_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool
     with world.raw(prompts=prompts(1)) as first:
         world.engine.running.wait_for_pass()
         second = world.raw(prompts=prompts(1), stream=streaming, sampling=ENDLESS)
-        world.server.until(lambda: world.server.service.open_requests.count == 2)
+        world.server.until(lambda: world.server.service.request_registry.count == 2)
         second.close()
-        world.server.until(lambda: world.server.service.open_requests.count == 1)
+        world.server.until(lambda: world.server.service.request_registry.count == 1)
         world.engine.running.backend.gate.set()
         assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED, FinishReason.LENGTH}
         assert b"200 OK" in first.recv(65536)
-    world.server.do(world.server.service.traffic.quiet())
+    world.server.do(world.server.service.in_flight.wait_idle())
     world.engine.assert_empty()
 
 
@@ -110,11 +110,11 @@ def test_a_hang_up_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None
     world.engine.hold_after(5)
     with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS)) as answer:
         assert next(answer.iter_lines()).startswith("data: ")
-    world.server.until(lambda: world.server.service.open_requests.count == 0)
+    world.server.until(lambda: world.server.service.request_registry.count == 0)
     world.engine.running.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
     world.engine.ends.freed()
-    world.server.do(world.server.service.traffic.quiet())
+    world.server.do(world.server.service.in_flight.wait_idle())
     world.engine.assert_empty()
 
 
@@ -154,7 +154,7 @@ def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
     world = worlds(num_cells=400_000)
     assert world.client.post("/v1/left", json={"prompts": prompts(2)}).status_code == 500
     assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED}
-    assert world.server.call(lambda: world.server.service.open_requests.count) == 0
+    assert world.server.call(lambda: world.server.service.request_registry.count) == 0
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -165,9 +165,9 @@ def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
     body = {"prompts": prompts(1), "stream": streaming, "options": {"queue_timeout_s": 1e-9}, "sampling": ENDLESS}
     with world.raw(prompts=prompts(1)), world.raw(prompts=prompts(1)):
         world.engine.running.wait_for_pass()
-        world.server.until(lambda: world.server.service.open_requests.count == 2)
+        world.server.until(lambda: world.server.service.request_registry.count == 2)
         with world.raw(**body) as third:
-            world.server.until(lambda: world.server.service.open_requests.count == 3)
+            world.server.until(lambda: world.server.service.request_registry.count == 3)
             world.engine.running.backend.gate.set()
             told = read_all(third)
     assert b'"code":"deadline"' in told
@@ -200,7 +200,7 @@ def test_a_cancelled_request_that_does_not_stream_is_answered_so(worlds: Any) ->
     world.engine.running.hold()
     with world.raw(prompts=prompts(1), sampling=ENDLESS, request_id="x") as waiting:
         world.engine.running.wait_for_pass()
-        world.server.call(world.server.service.open_requests.cancel_all)
+        world.server.call(world.server.service.request_registry.cancel_all)
         world.engine.running.backend.gate.set()
         told = read_all(waiting)
     assert told.startswith(b"HTTP/1.1 499")
@@ -215,7 +215,7 @@ def test_several_open_requests_may_have_one_id(worlds: Any) -> None:
         world.raw(request_id="same", **streamed(sampling=ENDLESS)) as one,
         world.raw(request_id="same", **streamed(sampling=ENDLESS)) as two,
     ):
-        world.server.until(lambda: world.server.service.open_requests.count == 2)
+        world.server.until(lambda: world.server.service.request_registry.count == 2)
         assert world.client.post("/v1/requests/same/cancel").json()["cancelled"] is True
         world.engine.running.backend.gate.set()
         assert all(b'"code":"cancelled"' in read_all(each) for each in (one, two))

@@ -1,4 +1,4 @@
-"""What nobody sends by mistake: bodies, heads and connections that mean harm. The server refuses them and loses nothing."""
+"""Malicious bodies, heads and connections: the server rejects them and leaks nothing."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def unharmed(target: RunningServer) -> Iterator[None]:
     """Afterwards nothing is open, no slot is taken, and the next one gets an answer."""
     yield
-    target.until(lambda: target.service.open_requests.count == 0 and target.engine.num_open == 0)
-    target.until(lambda: target.service.traffic.count == 0)
+    target.until(lambda: target.service.request_registry.count == 0 and target.engine.num_open == 0)
+    target.until(lambda: target.service.in_flight.count == 0)
     assert not any(slot.is_processing for slot in target.engine.slots())
     answer = httpx.post(target.url + "/v1/completions", json={"prompt": "Once", "max_tokens": 2}, timeout=60)
     assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
@@ -102,7 +102,7 @@ def test_what_is_json_but_no_object_is_refused(client: httpx.Client, path: str) 
 
 @pytest.mark.parametrize("depth", [100, 900, 100_000])
 def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx.Client, depth: int) -> None:
-    """In fields that are read, in fields that nobody knows, and in those that go to templates and grammars."""
+    """In fields that are read, in unknown fields, and in those that go to templates and grammars."""
     lists, objects = "[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth
     message = '"messages":[{"role":"user","content":'
     for path, body in (
@@ -295,7 +295,7 @@ def test_lies_about_the_length_and_broken_heads_are_refused(say: Any, head: byte
     ],
 )
 def test_a_request_that_ends_in_the_middle_is_forgotten(say: Any, head: bytes) -> None:
-    """Nobody is there to be told."""
+    """No client is left to be notified."""
     told = say(POST + head)
     assert b"200 OK" not in told
 
@@ -335,7 +335,7 @@ def test_older_versions_of_http_get_answers(say: Any) -> None:
 
 
 def test_an_upgrade_is_not_taken(say: Any) -> None:
-    """The request is answered as if nobody had asked for one."""
+    """The request is served as if it had none."""
     for name in (b"websocket", b"h2c"):
         head = (
             b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\nupgrade: " + name + b"\r\n\r\n"
@@ -396,7 +396,7 @@ def test_requests_behind_each_other_are_answered_in_order(say: Any) -> None:
     assert told.endswith(b'{"status":"ok"}')
 
 
-def test_whoever_leaves_requests_behind_each_other_frees_them_all(target: RunningServer) -> None:
+def test_a_client_that_leaves_pipelined_requests_frees_them_all(target: RunningServer) -> None:
     """The one that runs and those that wait."""
     body = b'{"prompt": "a", "n_predict": 400, "ignore_eos": true}'
     ask = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
@@ -415,7 +415,7 @@ def test_who_sends_byte_by_byte_is_answered_like_the_others(target: RunningServe
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_thousand_idle_connections_keep_nobody_out(target: RunningServer, client: httpx.Client) -> None:
+def test_a_thousand_idle_connections_do_not_block_others(target: RunningServer, client: httpx.Client) -> None:
     """They are there, and the others are answered as before; when they are gone they cost nothing."""
     wanted = 1000
     count = min(wanted, room_for_connections(2 * wanted))

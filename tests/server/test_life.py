@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +20,8 @@ from tests.server.stand_in import StandInEngine, StandInLLM
 from paceline.errors import InvalidParams, ModelLoadError
 from paceline.server.app import build_app
 from paceline.server.json_bodies import JsonRoute
-from paceline.server.serving import Serving, bound_socket, uvicorn_config
+from paceline.server.listening import Listeners
+from paceline.server.serving import ENGINE_ENDED, Serving, uvicorn_config
 from paceline.server.settings import ServerSettings
 
 
@@ -47,7 +45,7 @@ def test_the_port_is_open_while_the_model_loads() -> None:
 
 @pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
 def test_a_model_that_cannot_be_loaded_is_told_without_its_folder(kind: type[Exception]) -> None:
-    """By every health route, and whoever set the server up wrongly."""
+    """By every health route, also after an error in the settings."""
     llm = StandInLLM(failure=kind("cannot read the model file /srv/our private/model.gguf: no such file"))
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.do(server.service.loaded.wait())
@@ -94,8 +92,8 @@ def test_long_work_of_some_leaves_threads_for_others() -> None:
         app, gate = build_app(SETTINGS, StandInLLM()), threading.Event()
         config = uvicorn_config(app, SETTINGS)
         config.load()
-        with bound_socket(SETTINGS) as listener:
-            serving = Serving(app, config, listener)
+        with Listeners(SETTINGS) as listeners:
+            serving = Serving(app, config, listeners)
             running = asyncio.create_task(serving.run())
             await app.state.service.loaded.wait()
             held = [asyncio.create_task(asyncio.to_thread(gate.wait, LONG_S)) for _ in range(40)]
@@ -111,81 +109,6 @@ def test_long_work_of_some_leaves_threads_for_others() -> None:
 
 
 SETTINGS = ServerSettings(port=0)
-PROGRAM = """
-import sys
-from tests.server import probe
-from tests.server.stand_in import StandInEngine, StandInLLM
-from paceline.server import serving
-from paceline.server.settings import ServerSettings
-
-engine = StandInEngine()
-engine.running.hold()
-build = serving.build_app
-
-def with_stand_in(settings):
-    app = build(settings, StandInLLM(engine))
-    app.include_router(probe.routes(app.state.service))
-    return app
-
-serving.build_app = with_stand_in
-sys.exit(serving.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), host=sys.argv[2])))
-"""
-
-
-class Program:
-    """A server in a process of its own, whose passes are held up. lines: what it says, as it says it."""
-
-    def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(drain_s), host],
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        self.said: list[str] = []
-        self.url = re.findall(r"http://\S+", self.wait_for("listening on"))[0].replace("0.0.0.0", "127.0.0.1")
-
-    def wait_for(self, words: str) -> str:
-        """The next line with them."""
-        assert self._process.stderr is not None
-        for line in iter(self._process.stderr.readline, b""):
-            self.said.append(line.decode())
-            if words in self.said[-1]:
-                return self.said[-1]
-        raise AssertionError(f"it never said {words!r} but {self.said}")
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def close_stderr(self) -> None:
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-
-    def code(self) -> int:
-        assert self._process.stderr is not None
-        if not self._process.stderr.closed:
-            self.said += self._process.stderr.read().decode().splitlines()
-        return self._process.wait(LONG_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(LONG_S)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-
-
-@pytest.fixture
-def programs() -> Iterator[Any]:
-    """Starts programs, and leaves none behind."""
-    started: list[Program] = []
-
-    def start(drain_s: float, host: str = "127.0.0.1") -> Program:
-        started.append(Program(drain_s, host))
-        return started[-1]
-
-    yield start
-    for program in started:
-        program.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -215,7 +138,7 @@ def test_a_second_signal_ends_at_once(programs: Any) -> None:
         assert program.code() == 128 + signal.SIGTERM
 
 
-def test_a_server_whose_stderr_nobody_reads_any_more_ends_all_the_same(programs: Any) -> None:
+def test_a_server_whose_stderr_is_closed_still_ends(programs: Any) -> None:
     """It has words for the signal, and cannot get rid of them."""
     program = programs(0)
     program.wait_for("is ready")
@@ -299,6 +222,65 @@ def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeyp
         answer = world.client.get("/health/live")
         assert (answer.status_code, answer.json()["state"]) == (503, "ticking")
         world.engine.running.backend.gate.set()
+
+
+def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monkeypatch: Any) -> None:
+    """As Kubernetes has it: nothing to be restarted, nothing to be sent here; what comes all the same is taken."""
+    world = worlds()
+    looping = replace(world.engine.heartbeat(), state="crash_loop", num_crashes=7, restart_in_s=3.2)
+    monkeypatch.setattr(world.engine, "heartbeat", lambda: looping)
+    live = world.client.get("/health/live")
+    assert (live.status_code, live.json()) == (200, {"status": "ok", "state": "crash_loop"})
+    for path in ("/health", "/v1/health", "/health/ready"):
+        answer = world.client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "4")
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == (503, "unavailable_error")
+        assert error["message"] == "the engine's worker process crashed 7 times in a row; restart in 3.2 s"
+    told = world.client.get("/health").json()
+    assert (told["status"], told["crashes"]) == ("crash_loop", 7)
+    assert world.post(prompts=["a"], sampling={"max_tokens": 3}).status_code == 200
+    metrics = world.client.get("/metrics").text
+    assert "paceline_engine_alive 1.0" in metrics
+    assert "paceline_engine_crashes_in_a_row 7.0" in metrics
+    assert "paceline_engine_restart_wait_seconds 3.2" in metrics
+
+
+def test_a_crash_loop_whose_next_worker_loads_says_so(worlds: Any, monkeypatch: Any) -> None:
+    """There is no back-off any more, and nothing is ready yet."""
+    world = worlds()
+    looping = replace(world.engine.heartbeat(), state="crash_loop", num_crashes=3)
+    monkeypatch.setattr(world.engine, "heartbeat", lambda: looping)
+    answer = world.client.get("/health/ready")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["message"].endswith("crashed 3 times in a row; the next one loads")
+
+
+def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> None:
+    """Code 70, and the reason on stderr, for a service manager; a server that is told to end has 0."""
+
+    async def main(gives_up: bool) -> int:
+        llm = StandInLLM()
+        app = build_app(SETTINGS, llm)
+        config = uvicorn_config(app, SETTINGS)
+        config.load()
+        with Listeners(SETTINGS) as listeners:
+            serving = Serving(app, config, listeners)
+            running = asyncio.create_task(serving.run())
+            await app.state.service.loaded.wait()
+            if gives_up:
+                llm.engine.running.runner._engine.tick = broken
+                llm.engine.running.submit("one")
+            else:
+                serving.end()
+            return await asyncio.wait_for(running, LONG_S)
+
+    def broken() -> None:
+        raise RuntimeError("it is broken")
+
+    assert asyncio.run(main(True)) == ENGINE_ENDED == 70
+    assert "ending: 3 ticks in a row failed, the last one with RuntimeError: it is broken" in capfd.readouterr().err
+    assert asyncio.run(main(False)) == 0
 
 
 def test_who_comes_while_it_loads_is_told_how_long_that_goes_on(monkeypatch: Any) -> None:

@@ -63,7 +63,7 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
     for content in (b"x" * 1001, iter([b"x" * 600] * 3)):
         answer = client.post("/completion", content=content)
         assert answer.status_code == 413
-        assert "1000 are taken" in answer.json()["error"]["message"]
+        assert "limit is 1000" in answer.json()["error"]["message"]
 
 
 def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
@@ -127,7 +127,9 @@ def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, m
     """By what waits, and how fast requests end."""
     world = worlds(num_slots=1, max_queue=3)
     asked: list[int] = []
-    monkeypatch.setattr(world.server.service._turnover, "wait_s", lambda number: asked.append(number) or 17)
+    monkeypatch.setattr(
+        world.server.service._completion_rate, "estimate_wait_s", lambda number: asked.append(number) or 17
+    )
     world.engine.running.hold()
     with world.raw(prompts=prompts(4)):
         world.server.until(lambda: world.engine.num_open == 4)
@@ -161,11 +163,11 @@ def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
     with world.raw(prompts=prompts(1)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         world.engine.running.wait_for_pass()
-    world.server.until(lambda: world.server.service.open_requests.count == 0)
+    world.server.until(lambda: world.server.service.request_registry.count == 0)
     world.engine.running.backend.gate.set()
 
 
-def test_a_failure_that_nobody_foresaw_tells_nothing_of_the_inside(worlds: Any, caplog: Any) -> None:
+def test_an_internal_error_reveals_no_details(worlds: Any, caplog: Any) -> None:
     """The answer has an id, the log has the rest."""
     world = worlds()
     with caplog.at_level(logging.ERROR, "paceline.server"):
@@ -178,7 +180,7 @@ def test_a_failure_that_nobody_foresaw_tells_nothing_of_the_inside(worlds: Any, 
 
 
 def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any) -> None:
-    """A page could have such a request sent to anybody's server without asking: with a form's type, or with none at all."""
+    """Browsers send such requests to any server without a preflight: with a form's type, or with none at all."""
     client = worlds().client
     body = json.dumps({"prompts": prompts(1)}).encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
@@ -203,12 +205,12 @@ def test_pages_of_the_server_itself_may_leave_the_type_out(worlds: Any) -> None:
 def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
     """With it, the named origins may read answers and errors, and ask before they send."""
     page = {"origin": "https://page.example"}
-    asking = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    call = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     closed = worlds().client
     assert "access-control-allow-origin" not in closed.get("/health", headers=page).headers
-    assert closed.options("/v1/probe", headers=asking).status_code == 405
+    assert closed.options("/v1/probe", headers=call).status_code == 405
     client = worlds({"cors_origins": ("https://page.example",), "api_keys": KEYS}).client
-    assert client.options("/v1/probe", headers=asking).status_code == 200
+    assert client.options("/v1/probe", headers=call).status_code == 200
     answer = client.post("/v1/probe", json={}, headers=page)
     assert answer.status_code == 401
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
@@ -236,7 +238,7 @@ def test_a_line_in_the_access_log_has_what_a_request_took_and_no_contents(worlds
             json={"prompts": ["very private"], "stream": True},
             headers={"authorization": "Bearer first secret", "x-request-id": "r1"},
         )
-        world.server.do(world.server.service.traffic.quiet())
+        world.server.do(world.server.service.in_flight.wait_idle())
     (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "paceline.server.access"]
     assert (line["request_id"], line["route"], line["status"], line["tenant"]) == ("r1", "/v1/probe", 200, "a")
     assert (line["prompt_tokens"], line["completion_tokens"], line["finish_reason"]) == (12, 8, "length")
@@ -277,12 +279,12 @@ def test_without_a_key_only_the_servers_own_names_are_answered(worlds: Any) -> N
 
 
 def test_other_names_are_answered_where_they_were_given_or_a_key_is_asked_for(worlds: Any) -> None:
-    """Nobody's page knows a key; names that were given count with keys as well."""
+    """No web page knows a key; allowed names count with keys as well."""
     named = {"host": "llm.example.org"}
     for settings, expected in (
         ({"allowed_hosts": ("llm.example.org",)}, 200),
         ({"allowed_hosts": ("*",)}, 200),
-        ({"host": "llm.example.org"}, 200),
+        ({"hosts": ("llm.example.org",)}, 200),
         ({"api_keys": KEYS}, 200),
         ({"api_keys": KEYS, "allowed_hosts": ("other.example.org",)}, 403),
     ):

@@ -9,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
+
+from paceline.server.settings import ServerSettings
 
 pytestmark = pytest.mark.native
 
@@ -45,6 +48,19 @@ def refused(client: httpx.Client, status: int = 400, path: str = "/completion", 
     error: dict[str, Any] = answer.json()["error"]
     assert error["code"] == status
     return error
+
+
+def test_control_tokens_have_text_where_the_server_was_told_so() -> None:
+    """With --special, in texts and in the tokens of probabilities; a request that says false has none."""
+    settings = ServerSettings(engine_options=DEMO_ENGINE, special=True)
+    asked = {"allowed_token_ids": [4085], "n_predict": 2, "n_probs": 1}
+    with RunningServer(settings) as server, server.client() as client:
+        shown, hidden = complete(client, **asked), complete(client, **asked, special=False)
+        assert (shown["content"], hidden["content"]) == ("<|im_start|>" * 2, "")
+        tokens = [[one["token"] for one in answer["completion_probabilities"]] for answer in (shown, hidden)]
+        assert tokens == [["<|im_start|>"] * 2, [""] * 2]
+        body = {"prompt": PROMPT, "max_tokens": 2, "allowed_token_ids": [4085]}
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "<|im_start|>" * 2
 
 
 # ---- whole
@@ -215,6 +231,11 @@ def test_grammars_and_schemas_hold(client: httpx.Client) -> None:
     assert "grammar" in refused(client, grammar="root ::= (")["message"].lower()
 
 
+def test_a_keyword_of_a_schema_that_is_not_enforced_is_refused(client: httpx.Client) -> None:
+    """By its path, and not answered with text that ignores it."""
+    assert "#/patternProperties" in refused(client, json_schema={"patternProperties": {"^(?=x)": {}}})["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -236,6 +257,7 @@ def test_values_that_cannot_be_are_refused_by_name(client: httpx.Client, field: 
 def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
     """With llama-server's type for it."""
     assert refused(client, 501, min_keep=3)["type"] == "not_supported_error"
+    assert "regex is not supported yet" in refused(client, 501, regex="a+")["message"]
 
 
 def test_what_was_ignored_is_told(client: httpx.Client) -> None:
@@ -323,11 +345,16 @@ def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
 
 
 def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> None:
-    """As many as the event has tokens."""
-    events = streamed(client, n_probs=3)
-    for event in events[:-1]:
-        assert [one["id"] for one in event["completion_probabilities"]] == event["tokens"]
-    assert "completion_probabilities" not in events[-1]
+    """One token an event, with its text and its probabilities, also where several tokens came at once."""
+    for options in ({}, {"interval": 4}, {"prompt": "The 🦊 said: ä"}):
+        events = streamed(client, n_probs=3, n_predict=8, **{"prompt": PROMPT, **options})
+        for event in events[:-1]:
+            assert [one["id"] for one in event["completion_probabilities"]] == event["tokens"]
+            assert len(event["tokens"]) == 1
+        assert len(events) == 9
+        assert "completion_probabilities" not in events[-1]
+    by_token = streamed(client, n_probs=3, interval=4)
+    assert [one["content"] for one in by_token] == [one["content"] for one in streamed(client, n_probs=3)]
 
 
 def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
@@ -337,22 +364,38 @@ def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
 
 
 def test_timings_are_told_with_every_token_where_asked(client: httpx.Client) -> None:
-    """They count up."""
-    events = streamed(client, timings_per_token=True)
-    counts = [one["timings"]["predicted_n"] for one in events]
-    assert counts == sorted(counts)
-    assert counts[-1] == 8
+    """They count up, and what was cached and what was computed are the prompt."""
+    prompt = [40 + number % 50 for number in range(100)]
+    for is_cached in (False, True):
+        events = streamed(client, prompt, timings_per_token=True, cache_prompt=True, cache_salt="timings")
+        timings = [one["timings"] for one in events]
+        cached = timings[-1]["cache_n"]
+        assert (cached > 0) is is_cached
+        counts = [one["predicted_n"] for one in timings]
+        assert counts == sorted(counts)
+        assert counts[-1] == 8
+        assert {(one["cache_n"], one["prompt_n"]) for one in timings} == {(cached, 100 - cached)}
     assert "timings" not in streamed(client)[0]
 
 
 def test_progress_of_the_prompt_is_told_where_asked(client: httpx.Client) -> None:
-    """Up to all of it, before the first token."""
-    events = streamed(client, [30 + number % 90 for number in range(200)], return_progress=True)
-    progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
-    assert [one for one in events[: len(progress)] if one["tokens"]] == []
-    assert progress[-1]["processed"] == progress[-1]["total"] == 200
-    assert progress[-1]["cache"] == 0
-    assert progress[-1]["time_ms"] >= 0
+    """From what was cached up to all of it, before the first token, with timings that fit."""
+    prompt = [30 + number % 90 for number in range(200)]
+    asked = {"return_progress": True, "timings_per_token": True, "cache_prompt": True, "cache_salt": "progress"}
+    for is_cached in (False, True):
+        events = streamed(client, prompt, **asked)
+        cached = events[-1]["timings"]["cache_n"]
+        assert (cached > 0) is is_cached
+        progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
+        assert [one for one in events[: len(progress)] if one["tokens"]] == []
+        assert (progress[0]["processed"], progress[-1]["processed"]) == (cached, 200)
+        assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+        assert {(one["total"], one["cache"]) for one in progress} == {(200, cached)}
+        assert all(one["time_ms"] >= 0 for one in progress)
+        timings = [one["timings"] for one in events]
+        assert [one["prompt_n"] for one in timings[: len(progress)]] == [one["processed"] - cached for one in progress]
+        assert {one["cache_n"] for one in timings} == {cached}
+        assert (timings[0]["prompt_ms"], timings[0]["predicted_n"]) == (0.0, 0)
     assert "return_progress" in complete(client, return_progress=True)["warnings"][0]
 
 
@@ -391,4 +434,4 @@ def test_more_answers_than_the_server_takes_are_refused(client: httpx.Client, se
     """Before any of them has a slot's number: prompts, and prompts times choices."""
     assert "300 prompts" in refused(client, prompt=["a"] * 300)["message"]
     assert "2 times 200" in refused(client, prompt=["a", "b"], n_cmpl=200)["message"]
-    assert server.call(lambda: server.service.open_requests.count) == 0
+    assert server.call(lambda: server.service.request_registry.count) == 0

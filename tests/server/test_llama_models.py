@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from tests.server.running import RunningServer
 
+from paceline import Model
 from paceline.errors import Unsupported
+from paceline.runtime import Embedder
 from paceline.server.settings import ServerSettings
 from paceline.testing.models import KINDS, write_lora, write_model
 
@@ -130,6 +132,23 @@ def test_what_cannot_be_embedded_is_refused(embedder: httpx.Client, body: dict[s
     assert answer.json()["error"]["type"] in ("invalid_request_error", "exceed_context_size_error")
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_without_pooling_every_token_has_a_vector(models: Path, isolation: str) -> None:
+    """As the model computes it, whatever normalisation is asked for; a request with too many of them is refused."""
+    path, texts = models / "bert.gguf", ["the cat", "a"]
+    settings = ServerSettings(model=path, engine_options={**ENGINE, "isolation": isolation}, pooling="none")
+    with Model.load(path) as model, Embedder(model, pooling="none", n_threads=1) as embedder:
+        expected = embedder.embed_tokens(texts)
+    with RunningServer(settings) as server, server.client() as client:
+        found = embedded(client, input=texts, embd_normalize=2)
+        for one, rows in zip(found, expected, strict=True):
+            assert np.array(one["embedding"]) == pytest.approx(rows, abs=1e-4)
+        assert np.linalg.norm(expected[0], axis=1) != pytest.approx(1, abs=1e-3)
+        answer = client.post("/embedding", json={"input": [[5] * 100] * 8000})
+        assert (answer.status_code, "without pooling" in answer.json()["error"]["message"]) == (400, True)
+        assert embedded(client, input="the cat") == [found[0]]
+
+
 def test_a_list_names_what_was_ignored_in_its_first_member(embedder: httpx.Client) -> None:
     """There is no other place in it."""
     first, second = embedded(embedder, content=["a", "the"], foo=1)
@@ -150,6 +169,17 @@ def test_a_model_without_tokens_for_it_fills_no_gap(embedder: httpx.Client) -> N
     assert "Infill is not supported by this model" in answer.json()["error"]["message"]
 
 
+def test_a_text_that_is_too_long_is_refused_or_cut(embedder: httpx.Client) -> None:
+    """Beyond the trained length, and with truncate it is the vector of what is left."""
+    words = "the cat sat " * 400
+    refused = embedder.post("/embedding", json={"content": ["a", words]})
+    assert refused.status_code == 400
+    assert "too large" in refused.json()["error"]["message"]
+    (cut,) = embedded(embedder, content=words, truncate="right")
+    (other,) = embedded(embedder, content=words + "on the mat", truncate="right")
+    assert cut["embedding"][0] == pytest.approx(other["embedding"][0], abs=1e-5)
+
+
 # ---- reranking
 
 DOCUMENTS = ["the cat was in the house", "a", "and the", "of it to"]
@@ -159,6 +189,19 @@ def ranked(client: httpx.Client, path: str = "/rerank", **body: Any) -> Any:
     answer = client.post(path, json={"query": "the cat", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -> None:
+    """The refusal says both numbers; with truncate it is ranked, and its tokens are counted as they were read."""
+    long = "the cat sat " * 400
+    refused = reranker.post("/rerank", json={"query": "a cat", "documents": ["a", long]})
+    assert refused.status_code == 400
+    assert "too large" in refused.json()["error"]["message"]
+    answer = ranked(reranker, documents=["a", long], truncate="right")
+    assert sorted(one["index"] for one in answer["results"]) == [0, 1]
+    assert answer["usage"]["prompt_tokens"] < 600
+    wrong = reranker.post("/rerank", json={"query": "a", "documents": ["a"], "truncate": "up"})
+    assert (wrong.status_code, "truncate" in wrong.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
@@ -264,6 +307,6 @@ def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path
         errors = []
         for _ in range(2):
             with pytest.raises(Unsupported) as caught:
-                server.call(server.service.chat_format)
+                server.call(server.service.chat_template)
             errors.append(caught.value)
         assert errors[0] is not errors[1]

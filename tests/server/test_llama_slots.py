@@ -172,7 +172,14 @@ def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotV
 
 
 BUSY = SlotView(
-    id=0, state="decoding", key=7, num_prompt=9, num_cached=4, num_computed=11, num_generated=3, max_tokens=5
+    id=0,
+    state="decoding",
+    key=7,
+    num_prompt_tokens=9,
+    num_cached=4,
+    num_computed_tokens=11,
+    num_generated=3,
+    max_tokens=5,
 )
 
 

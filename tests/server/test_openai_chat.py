@@ -48,8 +48,8 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.Ch
 def test_a_conversation_is_answered_as_its_template_says(world: OpenAIServer, client: openai.OpenAI) -> None:
     """By what the engine generates after the prompt that the model's own template makes."""
     answer = chat(client, extra_body={"return_token_ids": True})
-    chat_format = world.service.chat_format()
-    ids = chat_format.encode(chat_format.render(MESSAGES))
+    chat_template = world.service.chat_template()
+    ids = chat_template.encode(chat_template.render(MESSAGES))
     (choice,) = answer.choices
     assert choice.model_extra is not None
     assert choice.model_extra["prompt_token_ids"] == ids
@@ -65,15 +65,15 @@ def test_an_answer_that_has_begun_is_continued_where_the_request_says_so(
 ) -> None:
     """As OpenAI has it, an assistant's message is whole by itself."""
     begun = [*MESSAGES, {"role": "assistant", "content": "Once"}]
-    chat_format = world.service.chat_format()
+    chat_template = world.service.chat_template()
     for asked, expected in (
         ({"continue_final_message": True}, {"continue_final_message": True}),
         ({}, {}),
         ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
     ):
         answer = chat(client, begun, extra_body={"return_token_ids": True, **asked})
-        rendered = chat_format.render(begun, **expected)
-        assert answer.choices[0].model_extra["prompt_token_ids"] == chat_format.encode(rendered)  # type: ignore[index]
+        rendered = chat_template.render(begun, **expected)
+        assert answer.choices[0].model_extra["prompt_token_ids"] == chat_template.encode(rendered)  # type: ignore[index]
 
 
 def test_the_route_without_a_version_is_the_same(world: OpenAIServer) -> None:
@@ -147,6 +147,16 @@ def test_a_json_schema_holds_the_answer_to_its_shape(client: openai.OpenAI) -> N
     assert json.loads(content)["a"] in (1, 2)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_keyword_of_a_schema_that_is_not_enforced_is_refused(client: openai.OpenAI, stream: bool) -> None:
+    """With a status and the keyword's path, and not with an answer that ignores it."""
+    schema = {"type": "object", "properties": {"a": {"type": "object", "patternProperties": {"^(?=x)": {}}}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="#/properties/a/patternProperties") as refusal:
+        chat(client, response_format=wanted, stream=stream)
+    assert refusal.value.code == "grammar_error"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -199,7 +209,7 @@ def test_giving_up_on_a_whole_answer_cancels_its_request(world: OpenAIServer) ->
 
     async def leave() -> None:
         async with world.async_openai() as client:
-            asking = asyncio.create_task(
+            call = asyncio.create_task(
                 client.chat.completions.create(
                     model="tale",
                     messages=MESSAGES,
@@ -209,8 +219,8 @@ def test_giving_up_on_a_whole_answer_cancels_its_request(world: OpenAIServer) ->
                 )
             )
             await asyncio.to_thread(world.watch.wait_queued, "given-up")
-            asking.cancel()
-            await asyncio.wait([asking])
+            call.cancel()
+            await asyncio.wait([call])
 
     with world.watch.held():
         asyncio.run(leave())

@@ -26,7 +26,7 @@ TEXTS = ["a little bear", "the old mill by the river"]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
+    with OpenAIServer(tags=("small", "demo", "small")) as world:
         yield world
 
 
@@ -72,11 +72,47 @@ def test_an_input_may_be_text_ids_or_a_list_of_these(world: OpenAIServer, client
         assert np.allclose(embed(client, given), alone, atol=1e-5)
 
 
+def parts(*texts: str) -> dict[str, Any]:
+    """The object of content parts that llama-server takes for a text."""
+    return {"content": [{"type": "text", "text": text} for text in texts]}
+
+
+def test_an_input_may_mix_texts_ids_and_objects(world: OpenAIServer) -> None:
+    """As llama-server has them: a list with an id in it is one text, and an object of text parts is the text they spell."""
+    tokenizer = world.engine.tokenizer
+    tail = tokenizer.encode("little bear", add_special=False)
+    mixed = [*tokenizer.encode("a "), "little", tail[-1]]
+    given: list[Any] = [mixed, [mixed, "a little bear"], parts("a little ", "bear"), {"prompt_string": "a little bear"}]
+    given += [["a little bear", parts("a little ", "bear"), tail, {"prompt_string": "a little bear"}]]
+    counts = []
+    with world.client() as http:
+        for one in given:
+            answer = http.post("/v1/embeddings", json={"input": one})
+            assert answer.status_code == 200, answer.text
+            counts.append([entry["index"] for entry in answer.json()["data"]])
+        whole = [entry["embedding"] for entry in answer.json()["data"]]
+    assert counts == [[0], [0, 1], [0], [0], [0, 1, 2, 3]]
+    assert np.allclose(whole[0], whole[1], atol=1e-5)
+    assert np.allclose(whole[0], whole[3], atol=1e-5)
+    assert not np.allclose(whole[0], whole[2], atol=1e-2)
+
+
 def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI) -> None:
     """As models that are trained for it need it."""
     whole, short = embed(client), embed(client, dimensions=8)
     assert short.shape == (2, 8)
     assert np.allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-5)
+
+
+def test_a_text_that_is_too_long_is_cut_where_truncate_says_so(world: OpenAIServer) -> None:
+    """To the longest that can be embedded, and the usage counts what was read."""
+    longest = world.engine.limits.max_embedding_tokens
+    with world.client() as client:
+        body = {"input": ["a " * (longest + 500), "b"], "truncate": "left"}
+        answer = client.post("/v1/embeddings", json=body)
+        alone = client.post("/v1/embeddings", json={"input": "b"}).json()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == longest + alone["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +125,19 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI
         ({"input": ["a", None]}, "input", "invalid_type"),
         ({"input": [[]]}, "input", "invalid_params"),
         ({"input": [99999]}, "input", "invalid_params"),
+        ({"input": {"content": "a"}}, "input", "invalid_type"),
+        ({"input": {"content": ["a"]}}, "input", "invalid_type"),
+        ({"input": {"content": [{"type": "text", "text": 1}]}}, "input", "invalid_type"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {}}]}}, "input", "invalid_params"),
+        ({"input": {"prompt_string": "a", "multimodal_data": ["AAAA"]}}, "input", "unsupported"),
+        ({"input": {"text": "a"}}, "input", "invalid_type"),
         ({}, "input", "invalid_params"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_params"),
         ({"input": "a", "dimensions": 100_000}, "dimensions", "invalid_params"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_params"),
         ({"input": "a", "pooling": "none"}, "pooling", "invalid_params"),
         ({"input": "a", "timeout_s": -1}, "timeout_s", "invalid_params"),
+        ({"input": "a", "truncate": "up"}, "truncate", "invalid_params"),
         ({"input": "a", "top_k": 1}, "top_k", "unknown_parameter"),
         ({"input": "a " * 3000}, None, "context_length_exceeded"),
     ],
@@ -116,6 +159,15 @@ def test_a_model_made_to_generate_embeds_only_where_the_server_was_told_so(serve
     assert "--embeddings" in answer.json()["error"]["message"]
 
 
+def test_a_text_that_does_not_fit_is_called_too_large(world: OpenAIServer) -> None:
+    """In the words that clients of llama-server look for, with both numbers; the server goes on."""
+    with world.client() as http:
+        error = http.post("/v1/embeddings", json={"input": ["b", "a " * 3000]}).json()["error"]
+        assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+    assert "text 1 is too large" in error["message"]
+    assert error["n_prompt_tokens"] > error["n_ctx"]
+
+
 def test_a_client_that_hangs_up_cancels_its_embedding(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that the engine has not begun."""
     accepted, cancelled = threading.Event(), threading.Event()
@@ -130,10 +182,10 @@ def test_a_client_that_hangs_up_cancels_its_embedding(world: OpenAIServer, monke
 
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=world.url, timeout=LONG_S) as client:
-            asking = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}))
+            call = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}))
             await asyncio.to_thread(accepted.wait, LONG_S)
-            asking.cancel()
-            await asyncio.wait([asking])
+            call.cancel()
+            await asyncio.wait([call])
 
     asyncio.run(leave())
     assert cancelled.wait(LONG_S)
@@ -152,41 +204,41 @@ def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatc
     async def cancel() -> httpx.Response:
         async with httpx.AsyncClient(base_url=world.url, timeout=LONG_S) as client:
             headers = {"x-request-id": "vector-1"}
-            asking = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}, headers=headers))
+            call = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}, headers=headers))
             await asyncio.to_thread(accepted.wait, LONG_S)
             told = await client.post("/v1/requests/vector-1/cancel")
             assert told.json()["cancelled"] is True
-            return await asking
+            return await call
 
     answer = asyncio.run(cancel())
     assert answer.json()["error"]["code"] == "cancelled"
 
 
-def test_the_model_is_listed_by_each_of_its_names(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """With what its file says, as llama-server tells it; /models answers the same."""
-    models = client.models.list().data
-    assert tuple(model.id for model in models) == NAMES
-    assert [model.object for model in models] == ["model"] * 2
-    model = world.engine.model
-    for told in models:
-        assert told.model_extra is not None
-        meta = told.model_extra["meta"]
-        assert (meta["n_vocab"], meta["n_ctx_train"], meta["n_embd"]) == (
-            model.n_vocab,
-            model.n_ctx_train,
-            model.n_embd,
-        )
-        assert (meta["n_params"], meta["size"]) == (model.n_params, model.size_bytes)
+def test_the_model_is_listed_once_with_all_of_its_names(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """Its id is the first name; aliases, tags and facts of its file are where llama-server has them, in /models too."""
+    (listed,) = client.models.list().data
+    assert (listed.id, listed.object) == (NAMES[0], "model")
+    assert listed.model_extra is not None
+    assert (listed.model_extra["aliases"], listed.model_extra["tags"]) == ([*NAMES], ["small", "demo"])
+    meta, model = listed.model_extra["meta"], world.engine.model
+    assert (meta["n_vocab"], meta["n_ctx_train"], meta["n_embd"]) == (model.n_vocab, model.n_ctx_train, model.n_embd)
+    assert (meta["n_params"], meta["size"]) == (model.n_params, model.size_bytes)
     with world.client() as http:
-        listed = http.get("/v1/models").json()
-        assert http.get("/models").json() == listed
-    assert [model["tags"] for model in listed["data"]] == [[], []]
-    assert [(model["name"], model["model"]) for model in listed["models"]] == list(zip(NAMES, NAMES, strict=True))
-    assert all(model["capabilities"] == ["completion"] for model in listed["models"])
+        body = http.get("/v1/models").json()
+        assert http.get("/models").json() == body
+    (second,) = body["models"]
+    assert (second["name"], second["model"], second["capabilities"]) == (NAMES[0], NAMES[0], ["completion"])
 
 
-def test_a_model_is_found_by_a_name_with_a_slash(client: openai.OpenAI) -> None:
-    """As many models have."""
+def test_a_model_without_aliases_is_listed_without(server: RunningServer) -> None:
+    """Its id is the name of the demo model, or of its file."""
+    with server.client() as http:
+        (listed,) = http.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["aliases"], listed["tags"]) == ("paceline-demo", [], [])
+
+
+def test_a_model_is_found_by_an_alias_with_a_slash(client: openai.OpenAI) -> None:
+    """As many models have; the id is the name that was asked for."""
     assert client.models.retrieve(NAMES[1]).id == NAMES[1]
 
 

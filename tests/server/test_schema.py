@@ -41,7 +41,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     )
     with RunningServer(options) as running:
         yield running
-        running.until(lambda: running.service.open_requests.count == 0 and running.engine.num_open == 0)
+        running.until(lambda: running.service.request_registry.count == 0 and running.engine.num_open == 0)
         assert not any(slot.is_processing for slot in running.engine.slots())
 
 

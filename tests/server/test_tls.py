@@ -1,4 +1,4 @@
-"""The server over TLS. The certificate in tls/ is for 127.0.0.1, signed by itself, and of no use to anybody else."""
+"""The server over TLS. The certificate in tls/ is for 127.0.0.1, self-signed, and of no use elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInLLM
 
-from paceline.server.serving import bound_socket, serve, url_of
+from paceline.server.listening import Listeners, url_of
+from paceline.server.serving import serve
 from paceline.server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "tls"
@@ -39,7 +40,8 @@ def test_a_client_that_trusts_the_certificate_is_answered(tls: RunningServer) ->
 
 def test_the_address_that_is_told_says_so() -> None:
     """People copy it."""
-    with bound_socket(SETTINGS) as listener:
+    with Listeners(SETTINGS) as listeners:
+        (listener,) = listeners.sockets
         assert url_of(listener, SETTINGS) == f"https://127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -52,4 +54,4 @@ def test_a_certificate_that_cannot_be_read_ends_the_server_before_it_listens(
     for certificate in (broken, tmp_path / "missing.pem"):
         assert serve(ServerSettings(ssl_certfile=certificate, ssl_keyfile=KEY, port=0)) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("paceline: cannot listen on 127.0.0.1 port 0: ")
+        assert line.startswith(f"paceline: cannot use the certificate {certificate} with its key: ")

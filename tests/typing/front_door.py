@@ -39,9 +39,9 @@ async def awaiting() -> None:
 class First:
     """A strategy is any object with such a method."""
 
-    def plan(self, view: paceline.View, budget: int) -> Sequence[paceline.Share]:
+    def plan(self, view: paceline.SchedulerView, budget: int) -> Sequence[paceline.TokenAllocation]:
         first = view.sequences[0]
-        return [paceline.Share(first.key, min(budget, first.limit))]
+        return [paceline.TokenAllocation(first.key, min(budget, first.limit))]
 
 
 class Counter(paceline.Instrument):

@@ -34,7 +34,7 @@ def test_memory_of_a_container_counts_its_file_cache_as_free(tmp_path: Path) -> 
 
 
 def test_this_machine_has_a_cpu_cores_and_memory() -> None:
-    """The real thing answers with something sensible."""
+    """The real device returns plausible values."""
     assert any(one.kind == "cpu" and one.total_bytes > 0 for one in devices())
     assert physical_cores() >= 1
     free = available_memory()

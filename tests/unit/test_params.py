@@ -54,7 +54,7 @@ def test_params_are_frozen_equal_and_hashable() -> None:
 
 @pytest.mark.parametrize("call", [SamplingParams, SamplingParams().replace])
 def test_an_unknown_option_is_a_type_error_with_the_nearest(call: Any) -> None:
-    """A misspelt option is answered with the one that was meant."""
+    """The error for a misspelt option suggests the nearest one."""
     with pytest.raises(TypeError, match="unknown option 'temprature'; did you mean 'temperature'"):
         call(temprature=1)
 
@@ -149,7 +149,7 @@ def test_optional_integers_may_be_none_but_not_true(name: str) -> None:
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[str, Any], message: str) -> None:
-    """Each impossible value or combination raises InvalidParams and says what is wrong."""
+    """Each impossible value or combination raises InvalidParams, which names the field."""
     with pytest.raises(InvalidParams, match=message):
         SamplingParams(**options)
 

@@ -40,6 +40,6 @@ def test_values_are_kept_in_their_plain_types() -> None:
 
 
 def test_a_backlog_without_measure_is_refused() -> None:
-    """It says the bound; None is the way to have none."""
+    """The error names the bound; None means no limit."""
     with pytest.raises(InvalidParams, match="max_buffered_tokens must be an integer >= 1 and <= 2147483647"):
         RequestOptions(max_buffered_tokens=2**70)

@@ -1,4 +1,4 @@
-"""The checks of single values: what they take, what they refuse and what the message says."""
+"""The checks of single values: what they accept, what they refuse, and the messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_integer_answers_a_plain_int(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, False, np.True_, 1.0, np.float32(1), "1", None, [1], 1j])
 def test_integer_refuses_other_types(value: Any) -> None:
-    """A bool, a float, a string or nothing at all is no integer, and the error says so as a TypeError too."""
+    """A bool, a float, a string or nothing at all is no integer, and the error is a TypeError too."""
     with pytest.raises(InvalidType, match=r"^top_k must be an integer >= 0 and <= 10, not ") as caught:
         validation.integer("top_k", value, 0, 10)
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
@@ -87,7 +87,7 @@ def test_number_without_bounds_must_still_be_finite(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 3.41e38, 10**39])
 def test_number_refuses_what_32_bits_would_make_infinite(value: Any) -> None:
-    """A number that the native core would read as an infinity is refused, bounds or not, and the reason said."""
+    """A number that the native core would read as an infinity is refused, bounds or not, with the reason."""
     for bounds in ((), (0,)):
         with pytest.raises(InvalidParams, match=r"^scale must be a finite number.* it has 32 bits"):
             validation.number("scale", value, *bounds)
@@ -154,7 +154,7 @@ def test_text_refuses_other_types(value: Any) -> None:
 
 
 def test_choice_suggests_the_nearest_option() -> None:
-    """A misspelt option is answered with all options and the nearest one."""
+    """The error for a misspelt option lists all options and suggests the nearest."""
     options = ("mean", "last", "rank")
     assert validation.choice("pooling", "last", options) == "last"
     with pytest.raises(InvalidParams) as caught:
@@ -182,7 +182,7 @@ def test_token_ids_answers_a_list_of_plain_ints(values: Any) -> None:
 
 
 def test_token_ids_answers_a_list_of_its_own() -> None:
-    """What the caller does to its list afterwards does not reach the answer."""
+    """What the caller does to its list afterwards does not reach the result."""
     given = [1, 2]
     result = validation.token_ids("prompt", given, 10)
     given.append(99)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import paceline
 
 PACKAGE = Path(paceline.__file__).parent
+PROJECT = Path(__file__).parents[2]
 
 
 def imported_names(path: Path) -> Iterator[str]:
@@ -41,7 +44,7 @@ def test_only_the_runtime_imports_the_compiled_core() -> None:
 
 @pytest.mark.parametrize("name", ["fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"])
 def test_only_the_server_imports_the_web_framework(name: str) -> None:
-    """So that nobody loads it who serves nothing."""
+    """A program without a server does not load it."""
     found = importers(name)
     assert found
     assert {path for path in found if not path.startswith("server/")} == set()
@@ -52,7 +55,10 @@ WAITS = {"threading", "asyncio", "time", "logging"}
 
 def test_scheduling_and_the_core_have_no_threads_clocks_or_logs() -> None:
     """What decides is pure: time comes in through a Clock, commands through a list, and it never loads the runtime."""
-    pure = [*(PACKAGE / "scheduling").rglob("*.py"), PACKAGE / "engine" / "core.py"]
+    pure = [
+        *(path for room in ("kv_cache", "output", "scheduling") for path in (PACKAGE / room).rglob("*.py")),
+        PACKAGE / "engine" / "core.py",
+    ]
     assert len(pure) > 15
     found = {
         (path.name, name)
@@ -61,3 +67,62 @@ def test_scheduling_and_the_core_have_no_threads_clocks_or_logs() -> None:
         if WAITS & set(name.split(".")) or "paceline.runtime" in name
     }
     assert found == set()
+
+
+# Called by name from outside: by the logging module, by Typer's classes, by uvicorn's.
+HOOKS = {
+    "emit",
+    "formatTime",
+    "format_usage",
+    "parse_args",
+    "send_400_response",
+    "_unsupported_upgrade_warning",
+    "capture_signals",
+}
+# What users of the package call, and the package does not.
+FOR_USERS = {
+    "fake_worker_engine", "load_sequence_file", "num_processing", "sample_with_logprobs",
+    "save_sequence_file", "suppressed_ids",
+}  # fmt: skip
+
+
+BUILT_NAME = re.compile(r"""getattr\(\w+, f['"](\w+_)\{""")  # such as `_visit_` of a visitor
+
+
+def words(paths: Iterator[Path]) -> Counter[str]:
+    """How often each name occurs in these files."""
+    return Counter(word for path in paths for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+def defined() -> Counter[str]:
+    """The functions and classes of the package, those aside that a decorator registers under another name."""
+    registered = re.compile(r"router\.|commands\.|atexit")
+    return Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("__")
+        and not any(registered.match(ast.unparse(one)) for one in node.decorator_list)
+    )
+
+
+def test_nothing_is_defined_for_tests_alone() -> None:
+    """Every function and class of the package is mentioned in the package, in a benchmark, a tool or the documentation."""
+    mentioned = words(PACKAGE.rglob("*.py"))
+    for folder in ("benchmarks", "tools", "examples"):
+        mentioned += words((PROJECT / folder).rglob("*.py"))
+    mentioned += words((PROJECT / "docs").rglob("*.md")) + words(iter([PROJECT / "README.md"]))
+    built = tuple({prefix for path in PACKAGE.rglob("*.py") for prefix in BUILT_NAME.findall(path.read_text("utf-8"))})
+    unused = {name for name, count in defined().items() if mentioned[name] <= count and not name.startswith(built)}
+    assert unused - HOOKS - FOR_USERS == set()
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """A name means one class of the package."""
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

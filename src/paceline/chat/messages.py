@@ -1,4 +1,4 @@
-"""What the `messages` of a chat may be. Pure; any thread. Knows no template and no model."""
+"""The `messages` of a chat: which roles, fields and contents they may have. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -9,43 +9,51 @@ from typing import Any, NoReturn
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
+MAX_MESSAGES = 16_384
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 FIELDS = ("role", "content", "name", "refusal")
-# Known to OpenAI's API or llama-server; while they are empty it makes no difference that they are not served.
-NOT_SERVED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio", "annotations")
+# Fields of OpenAI's API or llama-server that are accepted only while they are empty.
+UNSUPPORTED_FIELDS = ("tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio", "annotations")
 PART_TYPES = ("text", "refusal")
-PARTS_NOT_SERVED = ("image_url", "input_audio", "input_video", "file", "image", "audio", "video", "media_marker")
+UNSUPPORTED_PARTS = ("image_url", "input_audio", "input_video", "file", "image", "audio", "video", "media_marker")
 
 _PLAIN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
-def checked_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
-    """The messages as plain mappings of `role`, `content` and, where told, `name`, for `ChatFormat.render`.
+def parse_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
+    """Check a conversation and return its messages as plain mappings of `role`, `content` and, if given, `name`.
 
-    A role is one of `ROLES`, or another plain word for models that know more. A content is a text or a list of text parts
-    {"type": "text", "text": ...}; an assistant's may be null, and counts as its `refusal` or an empty text. Raises
-    `InvalidParams` naming the place, such as messages[2].content[0].text; `Unsupported` for what is known but not served
-    yet: images, audio, files, tools, reasoning.
+    Args:
+        messages: A list of messages. A role is one of `ROLES`, or another plain word for models that know more. A content
+            is a text or a list of text parts {"type": "text", "text": ...}; an assistant's may be null, and is then its
+            `refusal` or empty.
+        name: What error messages call the list.
+
+    Raises:
+        InvalidParams: A message is malformed; the message names the place, such as messages[2].content[0].text.
+        Unsupported: A message has what is known but not supported: images, audio, files, tools, reasoning.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidType(f"{name} must be a list of messages, not {type(messages).__name__}")
     if not messages:
         raise InvalidParams(f"{name} must have at least one message")
-    return [_checked_message(f"{name}[{index}]", message) for index, message in enumerate(messages)]
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParams(f"{name} must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
+    return [_parse_message(f"{name}[{index}]", message) for index, message in enumerate(messages)]
 
 
-def _checked_message(place: str, message: object) -> dict[str, Any]:
+def _parse_message(place: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
-    role = _checked_role(place, message)
+    role = _parse_role(place, message)
     _check_fields(place, message)
-    checked: dict[str, Any] = {"role": role, "content": _checked_content(place, role, message)}
+    parsed: dict[str, Any] = {"role": role, "content": _parse_content(place, role, message)}
     if message.get("name") is not None:
-        checked["name"] = validation.text(f"{place}.name", message["name"])
-    return checked
+        parsed["name"] = validation.text(f"{place}.name", message["name"])
+    return parsed
 
 
-def _checked_role(place: str, message: Mapping[Any, Any]) -> str:
+def _parse_role(place: str, message: Mapping[Any, Any]) -> str:
     if "role" not in message:
         raise InvalidParams(f"{place}.role is missing; it is one of {', '.join(map(repr, ROLES))}")
     role = validation.text(f"{place}.role", message["role"])
@@ -54,20 +62,20 @@ def _checked_role(place: str, message: Mapping[Any, Any]) -> str:
             f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}"
         )
     if role in ("tool", "function"):
-        _not_served(f"{place}.role", "results of tools")
+        _refuse_unsupported(f"{place}.role", "results of tools")
     return role
 
 
 def _check_fields(place: str, message: Mapping[Any, Any]) -> None:
     for key, value in message.items():
-        if key in NOT_SERVED and value not in (None, "", [], {}):
-            _not_served(f"{place}.{key}", "tools, reasoning and audio")
-        if key not in FIELDS and key not in NOT_SERVED:
+        if key in UNSUPPORTED_FIELDS and value not in (None, "", [], {}):
+            _refuse_unsupported(f"{place}.{key}", "tools, reasoning and audio")
+        if key not in FIELDS and key not in UNSUPPORTED_FIELDS:
             shown = str(key)[:80]
             raise InvalidParams(f"{place}.{shown} is not known; a message has {', '.join(FIELDS)}")
 
 
-def _checked_content(place: str, role: str, message: Mapping[Any, Any]) -> str | list[dict[str, str]]:
+def _parse_content(place: str, role: str, message: Mapping[Any, Any]) -> str | list[dict[str, str]]:
     if "content" not in message and message.get("refusal") is None:
         raise InvalidParams(f"{place}.content is missing; it is a text or a list of text parts")
     content = message.get("content")
@@ -82,15 +90,15 @@ def _checked_content(place: str, role: str, message: Mapping[Any, Any]) -> str |
         raise InvalidType(f"{place} must be a text or a list of text parts, not {kind}")
     if not content:
         raise InvalidParams(f"{place} must have at least one part")
-    return [_checked_part(f"{place}[{index}]", part) for index, part in enumerate(content)]
+    return [_parse_part(f"{place}[{index}]", part) for index, part in enumerate(content)]
 
 
-def _checked_part(place: str, part: object) -> dict[str, str]:
+def _parse_part(place: str, part: object) -> dict[str, str]:
     if not isinstance(part, Mapping):
         raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
     kind = part.get("type")
-    if isinstance(kind, str) and kind in PARTS_NOT_SERVED:
-        _not_served(f"{place}.type", f"parts of the type {kind!r}")
+    if isinstance(kind, str) and kind in UNSUPPORTED_PARTS:
+        _refuse_unsupported(f"{place}.type", f"parts of the type {kind!r}")
     kind = validation.choice(f"{place}.type", kind, PART_TYPES)
     if kind not in part:
         raise InvalidParams(f"{place}.{kind} is missing")
@@ -100,5 +108,5 @@ def _checked_part(place: str, part: object) -> dict[str, str]:
     return {"type": "text", "text": validation.text(f"{place}.{kind}", part[kind])}
 
 
-def _not_served(place: str, what: str) -> NoReturn:
+def _refuse_unsupported(place: str, what: str) -> NoReturn:
     raise Unsupported(f"{place}: {what} are not supported yet; leave them out")

@@ -1,4 +1,4 @@
-"""Who speaks next: whether a prompt goes on with a conversation's last message, or an answer begins after it.
+"""The next turn of a conversation: whether a prompt continues the last message, or begins a new one after it.
 
 Pure; any thread. Knows no template and no model.
 """
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.chat.messages import parse_messages
 from paceline.errors import InvalidParams
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What `ChatFormat.render` is to make a prompt of; the members are its parameters of these names."""
+    """Parsed messages and how the prompt ends; the fields mean what `ChatTemplate.render`'s parameters do."""
 
     messages: Sequence[dict[str, Any]]
     add_generation_prompt: bool = True
@@ -22,31 +23,38 @@ class Turn:
 
 
 def next_turn(
-    messages: Sequence[dict[str, Any]],
+    messages: object,
     *,
     continues: bool | None = None,
     generates: bool | None = None,
     prefills: bool = False,
 ) -> Turn:
-    """The turn after these messages, which `checked_messages` answered.
+    """Parse a conversation and decide how its prompt ends.
 
-    continues, generates: continue_final_message and add_generation_prompt as a request has them; None: not at all.
-    prefills: whether a last message of the assistant's is the beginning of its answer where the request does not say.
-    Raises `InvalidParams` for what excludes each other.
+    Args:
+        messages: The conversation, see `parse_messages`.
+        continues: `continue_final_message` of the request; None if it has none.
+        generates: `add_generation_prompt` of the request; None if it has none.
+        prefills: Whether a last message of the role assistant is continued when the request does not say.
+
+    Raises:
+        InvalidParams: A message is malformed, or options contradict each other.
+        Unsupported: A message has tools, reasoning, images or audio.
     """
+    parsed = parse_messages(messages)
     if continues:
         if generates:
             raise InvalidParams(
-                "add_generation_prompt and continue_final_message exclude each other: an answer has one beginning"
+                "add_generation_prompt and continue_final_message exclude each other; set one of them to false"
             )
-        return Turn(messages, add_generation_prompt=False, continue_final_message=True)
-    if continues is False or not prefills or messages[-1]["role"] != "assistant":
-        return Turn(messages, add_generation_prompt=generates is not False)
-    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        return Turn(parsed, add_generation_prompt=False, continue_final_message=True)
+    if continues is False or not prefills or parsed[-1]["role"] != "assistant":
+        return Turn(parsed, add_generation_prompt=generates is not False)
+    if len(parsed) > 1 and parsed[-2]["role"] == "assistant":
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")
-    if len(messages) > 1 and _is_empty(messages[-1]["content"]):
-        return Turn(messages[:-1])
-    return Turn(messages, add_generation_prompt=False, continue_final_message=True)
+    if len(parsed) > 1 and _is_empty(parsed[-1]["content"]):
+        return Turn(parsed[:-1])
+    return Turn(parsed, add_generation_prompt=False, continue_final_message=True)
 
 
 def _is_empty(content: str | list[dict[str, str]]) -> bool:

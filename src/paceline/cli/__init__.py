@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command that the process was started with, and ends the process."""
+    """Run the command that the process was started with, and end the process."""
     _open_closed_streams()
     try:
         from paceline.cli.app import build_app
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """A process may be started without stdout or stderr, which Python shows as None: what goes there is dropped."""
+    """Replace a stdout or stderr that the process was started without, which Python shows as None, by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 (open until the process ends)

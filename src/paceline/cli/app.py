@@ -1,6 +1,6 @@
-"""The commands put together, and what every one of them does with an error.
+"""The commands in one application, and how each of them reports an error: one line on stderr and an exit code.
 
-Whatever goes wrong on purpose is one line on stderr. The compiled core and NumPy are loaded by the commands that need
+The compiled core and NumPy are loaded by the commands that need
 them, so `--help` and `--version` are quick.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli import terminal, trace
+from paceline.cli import terminal, traces
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
@@ -23,11 +23,11 @@ from paceline.errors import InvalidParams, PacelineError
 FAILED, WRONG_USAGE, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 
 
-class Commands(TyperGroup):
-    """The group of all commands; turns errors into a line and an exit code."""
+class CommandGroup(TyperGroup):
+    """The group of all commands; reports an error as one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs one command."""
+        """Run one command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -46,9 +46,9 @@ class Commands(TyperGroup):
 
 
 def build_app(*, rich_help: bool = False) -> typer.Typer:
-    """The application. rich_help: help and usage errors in colours and boxes, for terminals; plain text otherwise."""
+    """Build the application. rich_help: help and usage errors in colours and boxes, for terminals; else plain text."""
     app = typer.Typer(
-        cls=Commands,
+        cls=CommandGroup,
         help="Runs GGUF models on llama.cpp. Without -m, the small demo model that comes along is used.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the output's reader went away.",
         no_args_is_help=True,
@@ -61,7 +61,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     for command in (demo, generate, tokenize, embed, info):
         app.command(no_args_is_help=command not in (demo, info))(command)
     app.command(cls=RawCommand)(serve)
-    app.add_typer(trace.commands, name="trace")
+    app.add_typer(traces.commands, name="trace")
     return app
 
 

@@ -14,18 +14,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline import validation
-from paceline.cli import demo_prompts, terminal
-from paceline.cli.demo_requests import DemoRequest, buffered, limited, read_requests, requests_of, seeded
-from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import ModelChoice, load
+from paceline.cli import terminal
+from paceline.cli.demo_requests import (
+    FOR_ANY_MODEL,
+    FOR_DEMO_MODEL,
+    DemoRequest,
+    buffered,
+    limited,
+    read_requests,
+    requests_of,
+    seeded,
+)
+from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,
+    ModelChoice,
     ModelOption,
     ThreadsOption,
     VerboseOption,
     choosing_tokens,
     ending,
+    load,
     running,
     showing,
 )
@@ -33,8 +43,8 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from paceline.cli.demo_pace import Pace
-    from paceline.cli.demo_streams import Streams
+    from paceline.cli.demo_instruments import Pacer
+    from paceline.cli.demo_streams import DemoStreams
     from paceline.cli.keys import Keys
     from paceline.runtime import Model
 
@@ -47,8 +57,8 @@ _FAILED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything a demo needs to know. pace: most ticks a second, 0 for no limit."""
+class DemoJob:
+    """The options of a demo, checked. pace: most ticks a second, 0 for no limit."""
 
     requests: Sequence[DemoRequest]
     model: ModelChoice
@@ -79,7 +89,7 @@ def demo(
     ] = _SEED,
     max_tokens: Annotated[
         int | None,
-        ending("--max-tokens", "-n", metavar="N", help="Most tokens of any answer.", show_default="what requests say"),
+        ending("--max-tokens", "-n", metavar="N", help="Most tokens of any choice.", show_default="each request's own"),
     ] = None,
     num_slots: Annotated[
         int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
@@ -95,7 +105,7 @@ def demo(
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
     plain: Annotated[
-        bool, showing("--plain", help="One line an answer and one of figures, as where no terminal is.")
+        bool, showing("--plain", help="One line per choice and one of figures, as without a terminal.")
     ] = False,
     as_json: Annotated[bool, showing("--json", help="One JSON object at the end.")] = False,
     trace: Annotated[
@@ -105,7 +115,7 @@ def demo(
     """Run several requests together on one engine, and show how they share it.
 
     On a terminal there is a picture of the slots, and keys act on it: a digit cancels the request in that slot; p and a
-    digit stops or starts its reader, p and p those of all, and the engine pauses what nobody reads; q ends it. Figures
+    digit stops or starts its reader, p and p those of all, and the engine pauses what is not read; q ends it. Figures
     come last: time to first token (TTFT), time between tokens (ITL), throughput, and more.
     """
     if plain and as_json:
@@ -118,7 +128,7 @@ def demo(
     chosen = _requests(requests, is_demo_model=model is None)
     seed = secrets.randbits(32) if seed == -1 else seed
     chosen = seeded(limited(chosen, max_tokens), seed)
-    job = Job(
+    job = DemoJob(
         requests=buffered(chosen, _BUFFERED[pace > 0]) if is_live else chosen,
         model=ModelChoice(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not as_json, verbose=verbose
@@ -140,59 +150,57 @@ def demo(
 def _requests(path: Path | None, *, is_demo_model: bool) -> list[DemoRequest]:
     if path is not None:
         return read_requests(path)
-    ours = demo_prompts.FOR_DEMO_MODEL if is_demo_model else demo_prompts.FOR_ANY_MODEL
+    ours = FOR_DEMO_MODEL if is_demo_model else FOR_ANY_MODEL
     return requests_of(ours, "our requests")
 
 
-def _keys(job: Job) -> Keys | nullcontext[None]:
+def _keys(job: DemoJob) -> Keys | nullcontext[None]:
     from paceline.cli.keys import Keys, can_read_keys
 
     return Keys(sys.stdin.fileno()) if job.is_live and can_read_keys() else nullcontext()
 
 
-def _run(job: Job, keys: Keys | None, stop: Stop) -> bool:
-    """All of it; answers whether a request failed, or the trace."""
-    from paceline.cli.demo_board import Board
-    from paceline.cli.demo_live import Live
-    from paceline.cli.demo_pace import Pace
-    from paceline.cli.demo_streams import Streams
-    from paceline.cli.demo_trace import TraceFile
-    from paceline.engine.trace import TraceRecorder
+def _run(job: DemoJob, keys: Keys | None, stop: StopSignal) -> bool:
+    """Run the demo and return whether a request failed, or writing the trace."""
+    from paceline.cli.demo_instruments import Pacer, SlotBoard, TraceFile
+    from paceline.cli.demo_screen import LiveScreen
+    from paceline.cli.demo_streams import DemoStreams
     from paceline.llm import LLM
+    from paceline.observability.trace_file import TraceRecorder
 
-    board, pace, streams = Board(), Pace(job.pace), Streams()
+    board, pacer, streams = SlotBoard(), Pacer(job.pace), DemoStreams()
     with ExitStack() as stack:
         file = None if job.trace is None else stack.enter_context(TraceFile(job.trace))
         recorders = () if file is None else (stack.enter_context(TraceRecorder(file)),)
         loaded = load(job.model, stop)
         options = {"num_slots": job.config.num_slots, "max_queue": job.config.max_queue, "n_threads": job.n_threads}
-        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pace), **options))
+        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pacer), **options))
 
         def end() -> None:
-            pace.hurry()
+            pacer.hurry()
             streams.cancel_all()
 
         stack.enter_context(stop.aborting(end))
         streams.submit(llm, job.requests)
         if job.is_live:
-            Live(streams, board, job.config.num_slots, _title(job, loaded.model), keys).run()
+            LiveScreen(streams, board, job.config.num_slots, _title(job, loaded.model), keys).run()
         else:
             _read(streams, job)
-    _tell(job, streams, pace, loaded.load_s)
+    _tell(job, streams, pacer, loaded.load_s)
     if file is not None and file.problem is not None:
         terminal.report(file.problem)
         return True
     return any(one.error is not None for one in streams)
 
 
-def _title(job: Job, model: Model) -> str:
+def _title(job: DemoJob, model: Model) -> str:
     held_back = f" · at most {job.pace:g} ticks a second" if job.pace else ""
     return f" {terminal.printable(model.paths[0].name)} · {job.config.num_slots} slots{held_back}"
 
 
-def _read(streams: Streams, job: Job) -> None:
-    """Reads all streams to their end; each result is told as soon as it is there."""
-    from paceline.cli.demo_summary import result_lines
+def _read(streams: DemoStreams, job: DemoJob) -> None:
+    """Read all streams to their end; write each result as soon as it is complete."""
+    from paceline.cli.demo_streams import result_lines
 
     waiting = list(streams)
     while waiting:
@@ -206,17 +214,17 @@ def _read(streams: Streams, job: Job) -> None:
             time.sleep(_POLL_S)
 
 
-def _tell(job: Job, streams: Streams, pace: Pace, load_s: float) -> None:
-    from paceline.cli import demo_summary
+def _tell(job: DemoJob, streams: DemoStreams, pacer: Pacer, load_s: float) -> None:
+    from paceline.cli import demo_streams
 
-    found = demo_summary.figures(streams, pace)
+    found = demo_streams.run_figures(streams, pacer)
     if job.as_json:
-        terminal.write(demo_summary.as_json(streams, found, job.seed, load_s))
+        terminal.write(demo_streams.run_json(streams, found, job.seed, load_s))
     elif job.is_live:
         for one in streams:
             if one.error is not None:
-                terminal.write("".join(f"{line}\n" for line in demo_summary.result_lines(one)), style="red")
+                terminal.write("".join(f"{line}\n" for line in demo_streams.result_lines(one)), style="red")
         terminal.write("\n")
-        terminal.write_section("Summary", demo_summary.rows(found, job.seed, load_s))
+        terminal.write_section("Summary", demo_streams.figure_rows(found, job.seed, load_s))
     else:
-        terminal.write(demo_summary.line(found, job.seed, load_s) + "\n")
+        terminal.write(demo_streams.figure_line(found, job.seed, load_s) + "\n")

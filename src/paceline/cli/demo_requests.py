@@ -1,4 +1,4 @@
-"""The requests of a demo: from a JSON file or from our own list, each checked before anything is loaded."""
+"""The requests of a demo: from a JSON file or from the lists here, each checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline import validation
 from paceline.cli import reading
@@ -20,7 +20,7 @@ _SEEDS = 2**32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """One request. number: from 1. options: keywords of `LLM.stream`, checked one by one."""
+    """One request. number: from 1. options: keywords of `LLM.stream`, each checked."""
 
     number: int
     prompt: str | tuple[int, ...]
@@ -28,21 +28,21 @@ class DemoRequest:
 
     @property
     def num_choices(self) -> int:
-        """How many answers it wants."""
+        """Choices of the prompt."""
         count: int = self.options.get("n", 1)
         return count
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of an answer; None until the context is full."""
+        """Most tokens of a choice; None: until the context is full."""
         limit: int | None = self.options.get("max_tokens", SamplingParams().max_tokens)
         return limit
 
 
 def read_requests(path: Path) -> list[DemoRequest]:
-    """The requests of a file, "-" for stdin: a JSON list of prompts, or of objects of a prompt and options.
+    """Read the requests of a file, "-" for stdin: a JSON list of prompts, or of objects of a prompt and options.
 
-    Raises `InvalidParams` for whatever is wrong with it, and names the request and its field.
+    Raises `InvalidParams`, which names the request and its field.
     """
     name, text = _source(path)
     try:
@@ -57,12 +57,12 @@ def read_requests(path: Path) -> list[DemoRequest]:
 
 
 def requests_of(items: Iterable[Any], name: str) -> list[DemoRequest]:
-    """The requests of a list; name: what errors call it."""
+    """Parse a list of requests. name: what error messages call the list."""
     return [_request(item, number, f"{name}, request {number}") for number, item in enumerate(items, start=1)]
 
 
 def limited(requests: Sequence[DemoRequest], max_tokens: int | None) -> list[DemoRequest]:
-    """The same with answers of at most so many tokens; None leaves them as they are."""
+    """Limit every choice to so many tokens; None changes nothing."""
     if max_tokens is None:
         return list(requests)
     limit = validation.integer("max_tokens", max_tokens, 0)
@@ -72,7 +72,7 @@ def limited(requests: Sequence[DemoRequest], max_tokens: int | None) -> list[Dem
 
 
 def seeded(requests: Sequence[DemoRequest], seed: int) -> list[DemoRequest]:
-    """The same, each with a seed of its own where it says none: the first one this, the next one the next."""
+    """Give every request without a seed one of its own: the first request this one, the next the next."""
     return [
         one if one.options.get("seed") is not None else _with(one, "seed", (seed + one.number - 1) % _SEEDS)
         for one in requests
@@ -80,7 +80,7 @@ def seeded(requests: Sequence[DemoRequest], seed: int) -> list[DemoRequest]:
 
 
 def buffered(requests: Sequence[DemoRequest], max_buffered_tokens: int) -> list[DemoRequest]:
-    """The same, each with this limit of tokens that its reader leaves waiting, where it says none."""
+    """Give every request without a limit of unread tokens this one."""
     return [
         one
         if one.options.get("max_buffered_tokens") is not None
@@ -100,7 +100,7 @@ def _source(path: Path) -> tuple[str, str]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that comes twice has no meaning."""
+    """Build a JSON object; refuse a key that occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -135,13 +135,71 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """The keys of a JSON object are texts, and those of logit_bias mean token ids."""
+    """Convert the keys of `logit_bias`, texts in JSON, to token ids."""
     if key != "logit_bias" or not isinstance(value, Mapping):
         return value
     return {int(token) if token.isdecimal() else token: bias for token, bias in value.items()}
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is called."""
+    """Name the type of a JSON value."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+# What the demo model was trained on begins an answer after a thought, which may be empty.
+_ANSWER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The name of the city"}},
+            "required": ["city"],
+        },
+    },
+}
+_TOOLS = (
+    "# Tools\n\nYou can call the functions below. Each line is the JSON description of one function:\n"
+    f"<tools>\n{json.dumps(_WEATHER)}\n</tools>\n\n"
+    "To call a function, write its name and its arguments as JSON between tags:\n"
+    '<tool_call>\n{"name": "function-name", "arguments": {"argument": "value"}}\n</tool_call>'
+)
+
+
+def _chat(question: str, system: str = "") -> str:
+    """Render the first turn of a conversation in ChatML, as the demo model was trained."""
+    before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    return f"{before}<|im_start|>user\n{question}<|im_end|>\n{_ANSWER}"
+
+
+def _ask(question: str, system: str = "", **options: Any) -> Mapping[str, Any]:
+    return {"prompt": _chat(question, system), "parse_special": True, "temperature": 0, **options}
+
+
+FOR_DEMO_MODEL: Final[tuple[Mapping[str, Any], ...]] = (
+    {"prompt": "Once upon a time", "max_tokens": 220, "echo": True},
+    _ask("Tell me a story about a fox.", temperature=0.7, max_tokens=220),
+    _ask("Where does Wilma live?", max_tokens=60),
+    _ask("What is the job of Gilda?", "Talk like a pirate.", max_tokens=60),
+    _ask("What is the weather like in Oslo?", _TOOLS, max_tokens=80),
+    {"prompt": "A little bear", "n": 2, "max_tokens": 160, "echo": True},
+    _ask("Describe Tessa.", max_tokens=120),
+    {"prompt": "One cold morning, an old owl", "max_tokens": 200, "echo": True},
+)
+"""Stories, a question about the model's small world, a system prompt, a tool call, two choices of one prompt."""
+
+FOR_ANY_MODEL: Final[tuple[Mapping[str, Any], ...]] = (
+    {"prompt": "Once upon a time", "max_tokens": 200, "echo": True},
+    {"prompt": "The three most important things about a garden are", "max_tokens": 120, "echo": True},
+    {"prompt": "Question: What is the capital of France?\nAnswer:", "max_tokens": 24, "stop": ["\n"], "temperature": 0},
+    {"prompt": "def fibonacci(n: int) -> int:\n", "max_tokens": 120, "temperature": 0.2, "echo": True},
+    {"prompt": "Dear neighbour,\n\nI am writing to you because", "max_tokens": 160, "echo": True},
+    {"prompt": "A haiku about rain:\n", "max_tokens": 60, "n": 2},
+    {"prompt": "Monday, Tuesday, Wednesday,", "max_tokens": 30, "temperature": 0, "echo": True},
+    {"prompt": "It was a dark and stormy night, and", "max_tokens": 200, "echo": True},
+)
+"""Texts to go on from, for models whose manner of conversation is not known here."""

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from paceline.cli import reading, terminal
-from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import ModelChoice, load
+from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,
+    ModelChoice,
     ModelOption,
     ThreadsOption,
     VerboseOption,
+    load,
     making_vectors,
     showing,
 )
@@ -87,7 +88,7 @@ def embed(
     given = reading.arguments_or_lines("TEXT", texts)
     choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
 
-    def work(stop: Stop) -> Vectors:
+    def work(stop: StopSignal) -> Vectors:
         from paceline.runtime import Embedder
 
         loaded = load(choice, stop).model
@@ -124,7 +125,7 @@ def _write_json(texts: list[str], vectors: Vectors) -> None:
 
 
 def _plain(vector: npt.NDArray[np.float32]) -> list[Any]:
-    """As lists of numbers with as many digits as single precision has."""
+    """Convert to lists of numbers with the digits that single precision has."""
     if vector.ndim > 1:
         return [_plain(row) for row in vector]
     return [float(str(value)) for value in vector]

@@ -1,10 +1,11 @@
-"""`paceline generate`: goes on from a text."""
+"""`paceline generate`: continues a text."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import reading, terminal
-from paceline.cli.generation import Generated, collect, positions_needed, summary, usage_record
-from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import ModelChoice, load
+from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,
+    ModelChoice,
     ModelOption,
     ParseSpecialOption,
     ThreadsOption,
     VerboseOption,
     choosing_tokens,
     ending,
+    load,
     running,
     showing,
 )
@@ -33,14 +34,15 @@ from paceline.params import SamplingParams
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.runtime import Model
+    from paceline.streaming import StreamChunk, Usage
 
 _DEFAULTS = SamplingParams()
 _PROMPT_HELP = 'Text to go on from; "-" reads it from stdin, without its last line break.'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Showing:
-    """What the options say about the output."""
+class OutputOptions:
+    """What the command writes."""
 
     as_json: bool
     quiet: bool
@@ -49,13 +51,13 @@ class Showing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything a run needs to know."""
+class GenerateJob:
+    """The options of a run, checked."""
 
     prompt: str
     params: SamplingParams
     model: ModelChoice
-    showing: Showing
+    showing: OutputOptions
     n_ctx: int | None
     n_threads: int | None
     parse_special: bool
@@ -131,13 +133,13 @@ def generate(
         ignore_eos=ignore_eos,
     )
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
-    job = Job(
+    job = GenerateJob(
         prompt=reading.argument_or_stdin("PROMPT", prompt),
         params=params,
         model=ModelChoice(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
         ),
-        showing=Showing(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
+        showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
         n_ctx=ctx_size,
         n_threads=threads,
         parse_special=parse_special,
@@ -145,7 +147,7 @@ def generate(
     run(lambda interrupted: _run(job, interrupted))
 
 
-def _run(job: Job, interrupted: Stop) -> None:
+def _run(job: GenerateJob, interrupted: StopSignal) -> None:
     from paceline.llm import LLM
 
     loaded = load(job.model, interrupted)
@@ -156,7 +158,7 @@ def _run(job: Job, interrupted: Stop) -> None:
     _finish(job, generated, loaded.load_s)
 
 
-def _encode(model: Model, job: Job) -> list[int]:
+def _encode(model: Model, job: GenerateJob) -> list[int]:
     prompt = model.tokenizer.encode(job.prompt, parse_special=job.parse_special)
     if not prompt:
         raise InvalidParams(
@@ -165,14 +167,14 @@ def _encode(model: Model, job: Job) -> list[int]:
     return prompt
 
 
-def _context_size(model: Model, job: Job, prompt: list[int]) -> int | None:
-    """The size that was asked for, or more than the default where prompt and answer need it and the model knows it."""
+def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | None:
+    """Return the requested size, or as much as prompt and answer need if that is more than the default."""
     needed = min(positions_needed(prompt, job.params.max_tokens), model.n_ctx_train)
     return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
 
 
-def _generate(llm: LLM, job: Job, prompt: list[int], interrupted: Stop) -> Generated:
-    """The answer to its end; Ctrl-C cancels the request, and what it had until then is the answer."""
+def _generate(llm: LLM, job: GenerateJob, prompt: list[int], interrupted: StopSignal) -> Generated:
+    """Generate to the end; Ctrl-C cancels the request and keeps what was generated."""
     with (
         llm.stream(prompt, job.params, special=job.showing.special) as stream,
         interrupted.aborting(stream.cancel),
@@ -182,7 +184,7 @@ def _generate(llm: LLM, job: Job, prompt: list[int], interrupted: Stop) -> Gener
         return collect(stream, None if job.showing.as_json else terminal.write)
 
 
-def _finish(job: Job, generated: Generated, load_s: float) -> None:
+def _finish(job: GenerateJob, generated: Generated, load_s: float) -> None:
     seed = -1 if job.params.seed is None else job.params.seed
     if job.showing.as_json:
         terminal.write(_as_json(generated, usage_record(generated, load_s=load_s), seed))
@@ -193,7 +195,7 @@ def _finish(job: Job, generated: Generated, load_s: float) -> None:
 
 
 def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:
-    answer = {
+    record = {
         "text": generated.text,
         "token_ids": generated.token_ids,
         "finish_reason": generated.finish_reason,
@@ -201,4 +203,88 @@ def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: 
         "seed": seed,
         "usage": counts,
     }
-    return json.dumps(answer, ensure_ascii=False) + "\n"
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """The generated text and tokens, without the stop that matched, and the engine's usage.
+
+    finish_reason: the value of a `FinishReason`. stop: the stop string that ended generation, if one did.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop: str | None
+    usage: Usage
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second after the first token; None without a second one."""
+        count, decode_s = self.usage.completion_tokens, self.usage.decode_s
+        return (count - 1) / decode_s if count > 1 and decode_s > 0 else None
+
+
+def collect(chunks: Iterable[StreamChunk], show: Callable[[str], object] | None) -> Generated:
+    """Read a stream of one choice to its end. show: called with each piece of text, unless None."""
+    texts: list[str] = []
+    token_ids: list[int] = []
+    last: StreamChunk | None = None
+    for last in chunks:
+        token_ids += last.token_ids
+        if last.text:
+            texts.append(last.text)
+            if show is not None:
+                show(last.text)
+    if last is None or last.finish_reason is None or last.usage is None:
+        raise AssertionError("a stream ends with its terminal chunk, which has a reason and a usage")
+    return Generated(
+        text="".join(texts),
+        token_ids=tuple(token_ids),
+        finish_reason=last.finish_reason.value,
+        stop=last.stop if isinstance(last.stop, str) else None,
+        usage=last.usage,
+    )
+
+
+def summary(generated: Generated, *, load_s: float, seed: int) -> str:
+    """Return the line of statistics that follows the text."""
+    usage = generated.usage
+    parts = [
+        terminal.counted(usage.completion_tokens, "token") + _speed(generated.tokens_per_s),
+        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}" + _speed(_prompt_speed(usage)),
+        f"load {load_s:.2f} s",
+        terminal.finish_words(generated.finish_reason, generated.stop),
+        f"seed {seed}",
+    ]
+    return " | ".join(parts)
+
+
+def _prompt_speed(usage: Usage) -> float | None:
+    """Return prompt tokens a second; None if the prompt was not computed to its end."""
+    return usage.prompt_tokens / usage.prefill_s if usage.completion_tokens and usage.prefill_s > 0 else None
+
+
+def _speed(tokens_per_s: float | None) -> str:
+    if tokens_per_s is None:
+        return ""
+    return f", {tokens_per_s:.{1 if tokens_per_s < 100 else 0}f} tok/s"
+
+
+def usage_record(generated: Generated, *, load_s: float) -> dict[str, float | int | None]:
+    """Return counts and times, in seconds, for programs."""
+    usage = generated.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "load_s": load_s,
+        "prefill_s": usage.prefill_s,
+        "decode_s": usage.decode_s,
+        "tokens_per_s": generated.tokens_per_s,
+    }
+
+
+def positions_needed(prompt: Sequence[int], max_tokens: int | None) -> int:
+    """Return the positions of the prompt and an answer of full length; without a limit, of one token."""
+    return len(prompt) + (1 if max_tokens is None else max_tokens)

@@ -1,20 +1,23 @@
-"""`paceline info`: what this installation and machine have, or what a model file says of itself."""
+"""`paceline info`: facts about this installation and machine, or about a model file without loading its weights.
+
+llama.cpp reads the shape of a model only together with its weights, so widths and counts come from the metadata here.
+What a file leaves to llama.cpp's code is known for the few architectures that are named below.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import terminal
-from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import ModelChoice, load
-from paceline.cli.model_facts import ModelFacts, VocabularyFacts, model_facts, vocabulary_facts
+from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.options import ModelChoice, load
 from paceline.errors import InvalidParams, PacelineError
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ def info(
     """Show version, build, devices and memory; with a model, what its file says (the weights are not loaded)."""
     if metadata and model is None:
         raise InvalidParams("--metadata needs a MODEL")
-    facts = _machine_facts() if model is None else run(lambda stop: _model_facts(model, stop, metadata=metadata))
+    facts = _machine_facts() if model is None else run(lambda stop: _described(model, stop, metadata=metadata))
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif model is None:
@@ -69,7 +72,7 @@ def _path_or_none(find: Callable[[], Path]) -> str | None:
         return None
 
 
-def _model_facts(path: Path, stop: Stop, *, metadata: bool) -> dict[str, Any]:
+def _described(path: Path, stop: StopSignal, *, metadata: bool) -> dict[str, Any]:
     model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
     facts: dict[str, Any] = {
         "path": str(path),
@@ -121,7 +124,7 @@ def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:
-    """What is on, by backend: {"CPU": ["AVX2", ...]}; a value that is no switch is shown."""
+    """Group enabled features by backend: {"CPU": ["AVX2", ...]}; show a value that is no switch."""
     found: dict[str, list[str]] = {}
     for name, value in features.items():
         backend, _, feature = name.partition(".")
@@ -158,7 +161,10 @@ def _vocabulary_rows(vocabulary: VocabularyFacts) -> Iterator[tuple[str, str]]:
     yield "added to texts", " and ".join(_named(bos=vocabulary.add_bos, eos=vocabulary.add_eos)) or "nothing"
     for role, token in vocabulary.special_tokens.items():
         yield role, f"{token} {vocabulary.names[token]!r}"
-    yield "end an answer", ", ".join(f"{token} {vocabulary.names[token]!r}" for token in vocabulary.end_of_generation)
+    yield (
+        "end of generation",
+        ", ".join(f"{token} {vocabulary.names[token]!r}" for token in vocabulary.end_of_generation),
+    )
 
 
 def _named(**holds: bool) -> list[str]:
@@ -187,3 +193,116 @@ def _bytes(number: int) -> str:
 
 def _gib(number: int) -> str:
     return f"{number / 2**30:,.1f} GiB"
+
+
+# general.file_type: most of the tensors are of this type.
+# fmt: off
+_FILE_TYPES: dict[int | None, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}
+# fmt: on
+_WINDOW_UNSAID = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their window where the file names none
+_WINDOW_UNUSED = {"phi3"}  # the file may name one, and llama.cpp does not use it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The model as its file describes it; None if the file does not say."""
+
+    name: str | None
+    architecture: str
+    size_bytes: int
+    n_params: int
+    quantisation: str | None
+    n_ctx_train: int | None
+    n_layer: int | None
+    n_embd: int | None
+    n_ff: int | None
+    n_head: int | None
+    n_head_kv: int | None
+    n_expert: int | None
+    n_expert_used: int | None
+    n_swa: int
+    memory_class: str
+    has_encoder: bool
+    can_generate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyFacts:
+    """The vocabulary. special_tokens: role to id. end_of_generation: every token that ends generation."""
+
+    type: str
+    pre_tokenizer: str | None
+    n_vocab: int
+    add_bos: bool
+    add_eos: bool
+    special_tokens: Mapping[str, int]
+    end_of_generation: tuple[int, ...]
+    names: Mapping[int, str]
+
+
+def model_facts(model: Model) -> ModelFacts:
+    """Return the facts of a model, which may have been loaded with `vocab_only`."""
+    metadata = model.metadata
+    architecture = metadata.get("general.architecture", "unknown")
+
+    def number(key: str) -> int | None:
+        return _number(metadata.get(f"{architecture}.{key}"))
+
+    n_swa = _window(architecture, number("attention.sliding_window"))
+    memory = model.memory_class.value
+    return ModelFacts(
+        name=metadata.get("general.name"),
+        architecture=architecture,
+        size_bytes=model.size_bytes,
+        n_params=model.n_params,
+        quantisation=_FILE_TYPES.get(_number(metadata.get("general.file_type"))),
+        n_ctx_train=number("context_length"),
+        n_layer=number("block_count"),
+        n_embd=number("embedding_length"),
+        n_ff=number("feed_forward_length"),
+        n_head=number("attention.head_count"),
+        n_head_kv=number("attention.head_count_kv"),
+        n_expert=number("expert_count"),
+        n_expert_used=number("expert_used_count"),
+        n_swa=n_swa,
+        memory_class="sliding_window" if n_swa and memory == "attention" else memory,
+        has_encoder=model.has_encoder,
+        can_generate=model.has_decoder and memory != "none",
+    )
+
+
+def vocabulary_facts(model: Model) -> VocabularyFacts:
+    """Return the facts of a model's vocabulary."""
+    tokenizer = model.tokenizer
+    special = dict(tokenizer.special_tokens)
+    ends = tuple(sorted(tokenizer.eog_ids))
+    return VocabularyFacts(
+        type=tokenizer.vocab_type,
+        pre_tokenizer=model.metadata.get("tokenizer.ggml.pre"),
+        n_vocab=tokenizer.n_vocab,
+        add_bos=tokenizer.add_bos,
+        add_eos=tokenizer.add_eos,
+        special_tokens=special,
+        end_of_generation=ends,
+        names={token: tokenizer.token_text(token) for token in sorted({*special.values(), *ends})},
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """Parse a count; None if it is missing or not one number (some models have one a layer)."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+def _window(architecture: str, said: int | None) -> int:
+    if architecture in _WINDOW_UNUSED:
+        return 0
+    return _WINDOW_UNSAID.get(architecture, 0) if said is None else said

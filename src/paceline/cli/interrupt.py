@@ -1,4 +1,4 @@
-"""Ctrl-C that is heard while the compiled core works.
+"""Ctrl-C that takes effect while the compiled core computes.
 
 Python runs a signal's handler only between steps of the main thread, and one forward pass can take seconds. So the
 work runs on a thread of its own, and the main thread waits for it and for Ctrl-C: the first asks the work to stop, the
@@ -24,8 +24,8 @@ T = TypeVar("T")
 _POLL_S = 0.1
 
 
-class Stop:
-    """The wish to stop, as the work sees it. `event` may be handed to whatever takes one."""
+class StopSignal:
+    """A request to stop, as the work sees it. event: set once a stop is requested."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -37,19 +37,19 @@ class Stop:
         return self.event.is_set()
 
     def request(self) -> None:
-        """Asks the work to stop."""
+        """Ask the work to stop."""
         self.event.set()
         self.insist()
 
     def insist(self) -> None:
-        """Ends the call that runs now, if a stop was requested: it may have begun just after the request."""
+        """Abort the running call if a stop was requested: it may have begun just after the request."""
         abort = self._abort
         if self.requested and abort is not None:
             abort()
 
     @contextmanager
     def aborting(self, abort: Callable[[], object]) -> Iterator[None]:
-        """Inside of the block a request calls `abort`, from another thread."""
+        """Have a request call `abort` while the block runs, from another thread."""
         self._abort = abort
         try:
             yield
@@ -57,12 +57,12 @@ class Stop:
             self._abort = None
 
 
-def run(work: Callable[[Stop], T]) -> T:
-    """Does the work on a thread of its own and answers its result, or raises what it raised.
+def run(work: Callable[[StopSignal], T]) -> T:
+    """Do the work on a thread of its own; return its result or raise its error.
 
-    Raises `KeyboardInterrupt` after Ctrl-C, when the work has come to its end.
+    Raises `KeyboardInterrupt` after Ctrl-C, once the work has ended.
     """
-    stop = Stop()
+    stop = StopSignal()
     outcome: Future[T] = Future()
     with _on_interrupt(stop):
         threading.Thread(target=_fulfil, args=(outcome, work, stop), name="paceline-work", daemon=True).start()
@@ -74,7 +74,7 @@ def run(work: Callable[[Stop], T]) -> T:
     return outcome.result()
 
 
-def _fulfil(outcome: Future[T], work: Callable[[Stop], T], stop: Stop) -> None:
+def _fulfil(outcome: Future[T], work: Callable[[StopSignal], T], stop: StopSignal) -> None:
     try:
         outcome.set_result(work(stop))
     except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
@@ -88,8 +88,8 @@ def _is_done(outcome: Future[T]) -> bool:
 
 
 @contextmanager
-def _on_interrupt(stop: Stop) -> Iterator[None]:
-    """Ctrl-C reaches `stop` inside of the block, unless this process was started to ignore it."""
+def _on_interrupt(stop: StopSignal) -> Iterator[None]:
+    """Pass Ctrl-C to `stop` while the block runs, unless this process was started to ignore it."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
         yield

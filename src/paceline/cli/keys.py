@@ -22,12 +22,12 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def can_read_keys() -> bool:
-    """Whether somebody can press keys and see what they do."""
+    """Return whether stdin and stdout are a terminal."""
     return sys.stdin is not None and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stdout)
 
 
 class Keys:
-    """A terminal that gives keys one by one and shows none of them (cbreak); Ctrl-C stays a signal.
+    """A terminal in cbreak mode: keys are read one by one and not echoed; Ctrl-C stays a signal.
 
     file_descriptor: of the terminal. Inside of a `with` block the mode holds. It ends with the block, with
     `terminal.restore`, and with a signal that ends the process; after a stop (Ctrl-Z) it is set again.
@@ -56,12 +56,12 @@ class Keys:
         self._handlers.clear()
 
     def restore(self) -> None:
-        """Sets the terminal's mode as it was before. Idempotent; for signal handlers too."""
+        """Restore the terminal's mode. Idempotent; safe in signal handlers."""
         if self._before is not None and self._has_terminal():
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._before)
 
     def read(self) -> str:
-        """The keys that were pressed since the last call, in order; never waits. One that is no ASCII is left out."""
+        """Return the keys pressed since the last call, in order; never wait. Leave out what is not ASCII."""
         if not self._has_terminal() or not select.select([self._terminal], [], [], 0)[0]:
             return ""
         try:
@@ -70,11 +70,11 @@ class Keys:
             return ""
 
     def wait(self, timeout_s: float) -> None:
-        """Sleeps until a key is pressed, or so long."""
+        """Sleep until a key is pressed, or the time is over."""
         select.select([self._terminal] if self._has_terminal() else [], [], [], timeout_s)
 
     def _has_terminal(self) -> bool:
-        """Whether this process may use it; in the background of a shell it would be stopped."""
+        """Return whether this process may use the terminal; in the background of a shell it would be stopped."""
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
         except OSError as error:  # a terminal without job control, or one that has gone

@@ -1,12 +1,24 @@
-"""Options that several commands share, and the headings that help lists options under."""
+"""Options that several commands share, the headings that help lists them under, and loading the model they choose."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli import reading, terminal
+from paceline.cli.interrupt import StopSignal
+
+if TYPE_CHECKING:
+    from paceline.runtime import Model
 
 choosing_model = partial(typer.Option, rich_help_panel="Which model")
 choosing_tokens = partial(typer.Option, rich_help_panel="How tokens are chosen")
@@ -52,3 +64,72 @@ ParseSpecialOption = Annotated[
     bool, reading_text("--parse-special", help="Take names like <|im_start|> in it for control tokens.")
 ]
 VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp's log on stderr.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """Which model to load and how; path None: the demo model."""
+
+    path: Path | None = None
+    n_gpu_layers: int | None = None
+    devices: list[str] | None = None
+    vocab_only: bool = False
+    show_progress: bool = True
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the seconds that loading it took."""
+
+    model: Model
+    load_s: float
+
+
+def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
+    """Load the model, with a progress bar if stderr is a terminal.
+
+    Raises as `Model.load`, and `InvalidParams` for a path that is no text.
+    """
+    from paceline.demo import demo_model_path
+    from paceline.runtime import Model
+
+    if choice.verbose:
+        _show_log()
+    path = demo_model_path() if choice.path is None else choice.path
+    reading.argument("the model's path", str(path))
+    start = time.perf_counter()
+    with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
+        model = Model.load(
+            path,
+            n_gpu_layers=choice.n_gpu_layers,
+            devices=choice.devices or None,
+            vocab_only=choice.vocab_only,
+            progress=progress,
+            cancel=stop.event,
+        )
+    return LoadedModel(model, time.perf_counter() - start)
+
+
+@contextmanager
+def _progress_bar(title: str, wanted: bool) -> Iterator[Callable[[float], object] | None]:
+    """Show a transient bar on stderr; yield the function that sets its share of 1, or None without a bar."""
+    if not wanted or not terminal.is_terminal(sys.stderr):
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = terminal.console(sys.stderr)
+    if console.is_dumb_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task(terminal.printable(title), total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _show_log() -> None:
+    logger = logging.getLogger("paceline.llama")
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.DEBUG)

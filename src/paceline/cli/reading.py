@@ -11,7 +11,7 @@ STDIN = "-"
 
 
 def argument(name: str, text: str) -> str:
-    """An argument as text. Raises `InvalidParams` where its bytes were not in the locale's encoding."""
+    """Return an argument as text. Raise `InvalidParams` if its bytes were not in the locale's encoding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -20,12 +20,12 @@ def argument(name: str, text: str) -> str:
 
 
 def argument_or_stdin(name: str, text: str) -> str:
-    """The argument, or for "-" all of stdin but the line break at its end."""
+    """Return the argument, or for "-" all of stdin but the line break at its end."""
     return stdin_text() if text == STDIN else argument(name, text)
 
 
 def arguments_or_lines(name: str, texts: list[str]) -> list[str]:
-    """The arguments, each "-" replaced by the lines of stdin."""
+    """Return the arguments, each "-" replaced by the lines of stdin."""
     found: list[str] = []
     for text in texts:
         found += stdin_text().split("\n") if text == STDIN else [argument(name, text)]
@@ -33,14 +33,14 @@ def arguments_or_lines(name: str, texts: list[str]) -> list[str]:
 
 
 def stdin_text() -> str:
-    """All of stdin but the line break at its end. Raises `InvalidParams` where it is closed or no UTF-8."""
+    """Read all of stdin but the line break at its end. Raise `InvalidParams` if it is closed or not UTF-8."""
     if sys.stdin is None:
         raise InvalidParams('"-" reads stdin, which is closed')
     return _decoded("stdin", sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
 
 
 def text_file(name: str, path: Path) -> str:
-    """The whole of a file. Raises `InvalidParams` where it cannot be read or is no UTF-8."""
+    """Read a file. Raise `InvalidParams` if it cannot be read or is not UTF-8."""
     try:
         data = path.read_bytes()
     except OSError as error:

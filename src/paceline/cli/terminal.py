@@ -22,22 +22,22 @@ _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def printable(text: str) -> str:
-    """The text with its control characters made visible, line breaks and tabs left."""
+    """Replace control characters by visible ones, except line breaks and tabs."""
     return text.translate(_PICTURES)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether somebody looks at what is written there."""
+    """Return whether the stream is a terminal."""
     return stream.isatty()
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether a picture can be drawn there, again and again: a terminal that can move its cursor."""
+    """Return whether a picture can be redrawn there: a terminal that can move its cursor."""
     return is_terminal(stream) and not console(stream).is_dumb_terminal
 
 
 def console(stream: TextIO) -> Console:
-    """A rich console that takes text as it is and adds nothing to it where the stream is no terminal."""
+    """Return a rich console that writes text as it is, and adds nothing if the stream is no terminal."""
     from rich.console import Console
 
     return Console(
@@ -46,23 +46,23 @@ def console(stream: TextIO) -> Console:
 
 
 def write(text: str, *, style: str | None = None) -> None:
-    """Puts a piece of the result on stdout at once, as it is; characters that stdout cannot encode become "?"."""
+    """Write a piece of the result to stdout and flush; characters that stdout cannot encode become "?"."""
     _put(sys.stdout, text, style)
 
 
 def note(text: str) -> None:
-    """A line beside the result, on stderr."""
+    """Write a line beside the result, to stderr."""
     _put(sys.stderr, text + "\n", "dim")
 
 
 def report(text: str) -> None:
-    """An error as one line on stderr."""
+    """Write an error as one line to stderr."""
     _put(sys.stderr, "Error: ", "bold red")
     _put(sys.stderr, " ".join(text.split()) + "\n", None)
 
 
 def write_section(title: str, rows: Rows) -> None:
-    """A heading and under it names with values, in two columns."""
+    """Write a heading and under it names with values, in two columns; leave out empty values."""
     filled: Sequence[tuple[str, str]] = [(name, value) for name, value in rows if value]
     width = max((len(name) for name, _ in filled), default=0)
     write(f"{title}\n", style="bold")
@@ -71,8 +71,28 @@ def write_section(title: str, rows: Rows) -> None:
         write(f"{value}\n")
 
 
+def finish_words(reason: str, stop: str | int | None = None) -> str:
+    """Return why generation ended, in words. reason: the value of a `FinishReason`."""
+    match reason:
+        case "end":
+            return "ended by itself"
+        case "length":
+            return "cut at the limit"
+        case "stop":
+            return f"stopped at {stop!r}"
+        case "cancelled":
+            return "interrupted"
+        case _:
+            return reason.replace("_", " ")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def abandon_output() -> None:
-    """Sends what may still be in the buffer of stdout to nowhere: it cannot be written."""
+    """Redirect stdout to the null device, so that what is left in its buffer raises no second error."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -85,17 +105,17 @@ _undoing: list[Callable[[], object]] = []
 
 
 def undo_at_exit(undo: Callable[[], object]) -> None:
-    """`restore` calls this as well, until `forget_undo`."""
+    """Have `restore` call this as well, until `forget_undo`."""
     _undoing.append(undo)
 
 
 def forget_undo(undo: Callable[[], object]) -> None:
-    """Takes back `undo_at_exit`."""
+    """Take back `undo_at_exit`."""
     _undoing.remove(undo)
 
 
 def restore() -> None:
-    """Undoes what was done to the terminal, for an exit that leaves no time for it: modes, and a hidden cursor."""
+    """Undo changes to the terminal (modes, a hidden cursor), for an exit that leaves no time for it."""
     for undo in reversed(_undoing):
         undo()
     for stream in (sys.stdout, sys.stderr):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import reading, terminal
-from paceline.cli.interrupt import Stop, run
-from paceline.cli.loading import ModelChoice, load
-from paceline.cli.options import ModelOption, ParseSpecialOption, reading_text, showing
+from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.options import ModelChoice, ModelOption, ParseSpecialOption, load, reading_text, showing
 from paceline.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def tokenize(
     given = reading.argument_or_stdin("TEXT", text)
     wanted = _parse_ids(given) if decode else None
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopSignal) -> None:
         tokenizer = load(ModelChoice(path=model, vocab_only=True, show_progress=False), stop).model.tokenizer
         if wanted is not None:
             terminal.write(_with_line_end(tokenizer.decode(wanted, special=parse_special)))
@@ -55,7 +54,7 @@ Format = Callable[["Tokenizer", list[int]], str]
 
 
 def _format(**wanted: bool) -> Format:
-    """The one form of output that was asked for. Raises `InvalidParams` for more than one."""
+    """Return the requested form of output. Raise `InvalidParams` for more than one."""
     chosen = ["--json" if name == "as_json" else f"--{name}" for name, given in wanted.items() if given]
     if len(chosen) > 1:
         raise InvalidParams(f"{' and '.join(chosen)} exclude each other; choose one")
@@ -79,7 +78,7 @@ def _as_json(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 def _record(token: int, data: bytes) -> dict[str, object]:
-    """A token for programs; its text is null where its bytes are no text on their own."""
+    """Return a token as JSON; its text is null if its bytes are no text on their own."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -88,7 +87,7 @@ def _record(token: int, data: bytes) -> dict[str, object]:
 
 
 def _shown(data: bytes) -> str:
-    """Bytes in quotes, for people: text as it is, everything that cannot be seen escaped."""
+    """Quote bytes for people: text as it is, everything invisible escaped."""
     text = data.decode("utf-8", "surrogateescape").translate(_ESCAPES)
     return '"' + "".join(character if character.isprintable() else _escaped(character) for character in text) + '"'
 

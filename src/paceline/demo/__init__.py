@@ -9,12 +9,15 @@ from paceline.errors import ModelLoadError
 
 
 def demo_model_path() -> Path:
-    """The model that is used wherever none is named. Raises `ModelLoadError` where the installation lacks it."""
+    """Return the path of the model that is used where none is named. Raises `ModelLoadError` where the installation lacks it."""
     return _installed("paceline-demo.gguf")
 
 
 def demo_draft_model_path() -> Path:
-    """A tenth of the demo model, with the same vocabulary. Raises `ModelLoadError` where the installation lacks it."""
+    """Return the path of the draft model, a tenth of the demo model with the same vocabulary.
+
+    Raises `ModelLoadError` where the installation lacks it.
+    """
     return _installed("paceline-demo-draft.gguf")
 
 

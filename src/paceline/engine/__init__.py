@@ -1,1 +1,5 @@
-"""The engine: the tick, its thread, its instruments."""
+"""The engine: its thread, its backend, and `EngineClient`, which is all that its callers need."""
+
+from paceline.engine.client import EngineClient
+
+__all__ = ["EngineClient"]

@@ -10,10 +10,11 @@ from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
-from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
+from paceline.scheduling.strategies import check_strategy_name
+from paceline.streaming import StreamChannel
 
 _READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")
-_WHOLE = 1_000_000  # tokens: more than any answer has; RequestOptions takes no more
 _MODEL_NAMES = frozenset(
     (
         "n_gpu_layers",
@@ -52,8 +53,10 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     others = {"lora", "instruments"}
     known = CONFIG_NAMES | _MODEL_NAMES | context_names | others
     validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
+    config = EngineConfig(**_only(options, CONFIG_NAMES))
+    check_strategy_name(config.strategy)
     return EngineArguments(
-        config=EngineConfig(**_only(options, CONFIG_NAMES)),
+        config=config,
         model=_only(options, _MODEL_NAMES),
         context=_only(options, context_names),
         lora=options.get("lora", ()),
@@ -64,7 +67,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 def request_arguments(
     defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """The keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
+    """Return the keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
     validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES, "SamplingParams and RequestOptions")
@@ -73,18 +76,52 @@ def request_arguments(
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
 
 
+def streamed_arguments(
+    defaults: SamplingParams,
+    params: SamplingParams | None,
+    options: Mapping[str, Any],
+    channel: StreamChannel | None,
+) -> tuple[SamplingParams, RequestOptions]:
+    """As `request_arguments`, for a request that is read through a channel which the caller made, if there is one.
+
+    Raises `InvalidParams` if the channel has served a request already, or if the options and the channel have different
+    intervals.
+    """
+    sampling, rest = request_arguments(defaults, params, options)
+    if channel is None:
+        return sampling, rest
+    check_channel(channel)
+    own = channel.own_interval
+    if own is None:
+        return sampling, rest
+    if "interval" in options and rest.interval != own:
+        raise InvalidParams(
+            f"interval is {rest.interval} among the request's options and {own} on its channel; give it in one place"
+        )
+    return sampling, dataclasses.replace(rest, interval=own)
+
+
+def check_channel(channel: object) -> None:
+    """Raise `InvalidType` or `InvalidParams` if this is not a channel that can be attached to a request."""
+    if channel is None:
+        return
+    if not isinstance(channel, StreamChannel):
+        raise InvalidType(f"channel must be a StreamChannel, not {type(channel).__name__}")
+    channel.check_new()
+
+
 def collected_arguments(
     defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """As `request_arguments`, for an answer that nobody reads before its end: no chunk wakes a reader, no reader is slow."""
+    """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
     for name in _READING_NAMES:
         if name in options:
             raise InvalidParams(f"{name} means nothing where the answer is collected at its end; use stream")
-    return request_arguments(defaults, params, {**options, "interval": _WHOLE})
+    return request_arguments(defaults, params, {**options, "interval": MAX_INTERVAL})
 
 
 def _instruments(given: object) -> Any:
-    """A sequence, as it may be looked at twice; `Instruments` says what is wrong with its members."""
+    """Return a sequence, which may be read twice; `Instruments` checks its members."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise InvalidType(f"instruments must be a list of Instrument objects, not {given!r:.80}")
     return given

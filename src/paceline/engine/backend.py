@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
+from paceline.kv_cache import SavedState
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
-from paceline.scheduling.prefix_tree import Saved
 
 Lora = tuple[tuple[str, float], ...]
 
@@ -31,37 +31,37 @@ class Backend(Protocol):
         """Brings a new sampler to where another one stood after it drew these; state: what `sampler_state` said of it."""
 
     def sampler_state(self, sampler: object) -> bytes:
-        """What a sampler has become; needed for those alone whose draws follow from more than seed and tokens."""
+        """Return what a sampler has become; needed for those alone whose draws follow from more than seed and tokens."""
 
-    def prepare_embedding(self, pooling: str | None) -> str:
-        """Makes ready for texts pooled so, and answers the way of pooling; may take long. Raises `RequestError`s."""
+    def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
+        """Make ready for texts of up to num_tokens tokens, and return the way of pooling. May take long.
 
-    def max_embedding_tokens(self, pooling: str) -> int:
-        """The longest text that can be embedded so, once it was made ready for."""
+        Raises `RequestError`s and `NotEnoughMemory`.
+        """
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """The first tokens of one sequence id become those of another, which is empty."""
+        """Give the first tokens of one sequence id to another, which is empty, too."""
 
-    def save(self, seq_id: int, start: int, end: int) -> Saved:
+    def save(self, seq_id: int, start: int, end: int) -> SavedState:
         """Tokens [start, end) of a sequence id, for host memory; all that it has, where memory is only saved whole."""
 
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
-        """Adds tokens [start, end) of what `save` answered to a sequence id that holds exactly those before."""
+        """Add tokens [start, end) of what `save` answered to a sequence id that holds exactly those before."""
 
     def remove(self, seq_id: int) -> None:
-        """Empties a sequence id."""
+        """Empty a sequence id."""
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
         """One pass over the rows, and a draw where a row wants one."""
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """A vector, or a score, for each text; one pass."""
+        """Return a vector, or a score, for each text, with pooling "none" a vector for each of its tokens; one pass."""
 
     def positions(self, seq_id: int) -> int:
         """How many tokens a sequence id holds, from the first on; for checks."""
 
     def abort(self) -> None:
-        """Ends the pass that is running, which raises `Aborted`."""
+        """End the pass that is running, which raises `Aborted`."""
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Give the memory back."""

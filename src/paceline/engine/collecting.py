@@ -1,6 +1,6 @@
-"""Waits for the answers of requests, one or many; used by the front doors, on their callers' threads and loops.
+"""Waits for the completions of requests, one or many; used by `LLM` and `AsyncLLM`, on their callers' threads and loops.
 
-Whoever leaves before the end cancels what runs: Ctrl-C, an exception, a cancelled task.
+Leaving before the end cancels what runs: Ctrl-C, an exception, a cancelled task.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
-    from paceline.engine.any_engine import AnyEngine
+    from paceline.engine.client import EngineClient
 
 Outcome = Completion | PacelineError
 
 
 @contextmanager
 def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
-    """Calls `cancel` where the block is left by an exception, whatever it is."""
+    """Call `cancel` where the block is left by an exception, whatever it is."""
     try:
         yield
     except BaseException:
@@ -38,7 +38,7 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def collect(request: Request, channel: StreamChannel) -> Completion:
-    """The answer. Raises the error that ended it; of several choices the first one's, and only where all of them failed."""
+    """Return the completion. Raises the error that ended it, of several choices the first one's, if all of them failed."""
     with cancelled_if_left(channel.cancel):
         return _completion(request, channel, channel)
 
@@ -62,7 +62,7 @@ def _completion(request: Request, channel: StreamChannel, chunks: Iterable[Strea
 
 
 async def answered(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
-    """Calls `submit` in a thread and waits for what it answers; who is cancelled meanwhile cancels that, too.
+    """Call `submit` in a thread and wait for its result; a cancelled caller cancels that, too.
 
     Also where the thread is still at work: then it cancels its future itself, as soon as there is one.
     """
@@ -93,14 +93,14 @@ class Batch:
     """
 
     def __init__(
-        self, engine: AnyEngine, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
+        self, engine: EngineClient, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
     ) -> None:
         self._engine, self._params, self._options, self._advance = engine, params, options, advance
         self._running: deque[tuple[int, Request, StreamChannel]] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
-        """The outcomes, in the order of the prompts."""
+        """Return the outcomes, in the order of the prompts."""
         with cancelled_if_left(self._cancel):
             for index, prompt in enumerate(prompts):
                 try:
@@ -142,12 +142,12 @@ class Batch:
 class AsyncBatch:
     """As `Batch`, for an event loop."""
 
-    def __init__(self, engine: AnyEngine, params: SamplingParams, options: RequestOptions) -> None:
+    def __init__(self, engine: EngineClient, params: SamplingParams, options: RequestOptions) -> None:
         self._engine, self._params, self._options = engine, params, options
         self._tasks: list[asyncio.Task[Outcome]] = []
 
     async def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
-        """The outcomes, in the order of the prompts."""
+        """Return the outcomes, in the order of the prompts."""
         try:
             for index, prompt in enumerate(prompts):
                 await self._start(index, prompt)
@@ -181,7 +181,7 @@ async def _answer(error: PacelineError) -> Outcome:
 
 
 async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
-    """Answers once the engine has a place again, a moment after the terminal chunk."""
+    """Return once the engine has a place again, a moment after the terminal chunk."""
     outcome: Outcome
     try:
         outcome = await collect_async(request, channel)

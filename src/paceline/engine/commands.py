@@ -1,56 +1,73 @@
-"""What can be asked of the engine. Frozen records, so that they can cross a border between processes."""
+"""Commands to an engine, as frozen records.
+
+Those about a request that was submitted, and `Stop`, go to a worker as they are; `Submit` and the questions have messages of
+their own there, since what they hold does not leave its process.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from paceline.kv_cache import Namespace, SavedState
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.prefix_tree import Namespace, Saved
 from paceline.scheduling.sequence import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request to be generated or embedded."""
+    """Start a request for text or for embeddings."""
 
     request: Request | EmbeddingRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Ends a request."""
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """A command that goes to a worker as it is."""
+
+
+class Cancel(_Record, frozen=True, tag="cancel"):
+    """Cancel a request."""
 
     key: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetPaused:
-    """Lets a request sit out ticks, or go on."""
+class SetPaused(_Record, frozen=True, tag="pause"):
+    """Let a request sit out ticks, or continue."""
 
     key: int
     is_paused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EndSlow:
-    """Ends a request whose reader is too slow."""
+class SetInterval(_Record, frozen=True, tag="interval"):
+    """Change how many tokens a chunk of a request needs."""
+
+    key: int
+    interval: int
+
+
+class EndSlow(_Record, frozen=True, tag="slow"):
+    """End a request whose reader is too slow."""
 
     key: int
 
 
+class Stop(_Record, frozen=True, tag="stop"):
+    """End every request."""
+
+
+RequestCommand = Cancel | SetPaused | SetInterval | EndSlow
+"""A command for one request that was submitted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Waits for no reader any more, so that every request gets to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Ends every request."""
+    """Wait for no slow reader any more, so that every request gets to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Asks for what memory has of a path; tokens as the prefix tree keeps them."""
+    """Ask for what the KV cache has of a prefix; tokens as the radix tree keeps them."""
 
     key: int
     namespace: Namespace
@@ -59,22 +76,22 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """Gives memory the saved ranges of a path, (start, end, saved cells) each."""
+    """Give the host cache the saved ranges of a prefix, (start, end, saved cells) each."""
 
     key: int
     namespace: Namespace
     tokens: bytes
-    ranges: tuple[tuple[int, int, Saved], ...]
+    ranges: tuple[tuple[int, int, SavedState], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Asks what each slot does."""
+    """Ask what each slot does."""
 
     key: int
 
 
 Question = Export | Import | Inspect
-"""A command that is answered, by an event of the same key."""
+"""A command whose result is an event of the same key."""
 
-Command = Question | Submit | Cancel | SetPaused | EndSlow | Drain | Stop
+Command = Question | Submit | RequestCommand | Drain | Stop

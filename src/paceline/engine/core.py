@@ -17,6 +17,7 @@ from paceline.engine.commands import (
     Import,
     Inspect,
     Question,
+    SetInterval,
     SetPaused,
     Stop,
     Submit,
@@ -51,13 +52,13 @@ class Engine:
         output = self._executor.run(plan)
         return self._scheduler.apply(plan, output)
 
-    def fail_all(self, error: PacelineError) -> list[Event]:
-        """Ends every request with an error, after a failure that none of them caused."""
-        return self._scheduler.fail_all(error)
+    def fail_all(self, error: PacelineError, failures: list[Exception]) -> list[Event]:
+        """End every request with an error, after a failure that none of them caused. failures: see `Scheduler.fail_all`."""
+        return self._scheduler.fail_all(error, failures)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forgets every request and empties the memory: after `fail_all`, where it cannot be trusted any more."""
-        self._scheduler.begin_anew()
+        self._scheduler.reset()
 
     @property
     def is_idle(self) -> bool:
@@ -77,6 +78,8 @@ class Engine:
                     self._scheduler.cancel(key)
                 case SetPaused(key, is_paused):
                     self._scheduler.set_paused(key, is_paused=is_paused)
+                case SetInterval(key, interval):
+                    self._scheduler.set_interval(key, interval)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
                 case Export() | Import() | Inspect():

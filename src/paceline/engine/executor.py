@@ -1,4 +1,4 @@
-"""Carries a plan out. A pass that fails is tried again in halves, until whoever makes it fail is alone.
+"""Carries a plan out. A pass that fails is tried again in halves, until the row that makes it fail is alone.
 
 Runs on the engine's thread. Knows no scheduling; keeps nothing from one plan to the next but whether it has warned.
 """
@@ -10,27 +10,16 @@ from typing import Any
 
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
+from paceline.kv_cache import Copy, Load, Operation, Remove, Save, TransferOutput
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingItem
-from paceline.scheduling.plan import (
-    Copy,
-    EmbeddingPlan,
-    Load,
-    Operation,
-    Plan,
-    PlanOutput,
-    Remove,
-    Row,
-    RowOutput,
-    Save,
-)
-from paceline.scheduling.sequence import Sequence
+from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
 
 _log = logging.getLogger("paceline.engine")
 
 
 class Executor:
-    """Runs plans on a backend and tells what came of each row; never raises for what a row or a pass does wrong."""
+    """Runs plans on a backend and returns the outcome of each row; never raises for what a row or a pass does wrong."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -38,9 +27,12 @@ class Executor:
         self._has_warned = False
 
     def run(self, plan: Plan) -> PlanOutput:
-        """The outcome of every row or text of the plan."""
+        """Return the outcome of every row or text of the plan."""
         output = PlanOutput()
-        errors = self._operate(plan.operations, output)
+        errors: dict[int, PacelineError] = {}
+        if plan.operations:
+            output.transfers = TransferOutput()
+            errors = self._operate(plan.operations, output.transfers)
         start = self._clock.now()
         if isinstance(plan, EmbeddingPlan):
             self._embed(plan.items, plan.pooling, output)
@@ -49,12 +41,12 @@ class Executor:
         output.step_s = self._clock.now() - start
         return output
 
-    def _operate(self, operations: list[Operation], output: PlanOutput) -> dict[Sequence, PacelineError]:
-        """The memory operations, in order; the sequences whose own failed, with the reason.
+    def _operate(self, operations: list[Operation], output: TransferOutput) -> dict[int, PacelineError]:
+        """Carry out the cache operations in order; return the errors of copies and loads, by the sequence id they fill.
 
         A save that fails saves nothing, so that its tokens are computed again where they are needed; the first is logged.
         """
-        errors: dict[Sequence, PacelineError] = {}
+        errors: dict[int, PacelineError] = {}
         for operation in operations:
             try:
                 self._carry_out(operation, output)
@@ -64,9 +56,9 @@ class Executor:
                 if isinstance(operation, Save):
                     self._warn(operation, error)
                     continue
-                errors.setdefault(operation.sequence, as_paceline_error(error))
                 seq_id = operation.seq_id if isinstance(operation, Load) else operation.to_seq_id
-                output.failed[seq_id] = operation.sequence
+                errors.setdefault(seq_id, as_paceline_error(error))
+                output.failed_seq_ids.add(seq_id)
         return errors
 
     def _warn(self, save: Save, error: Exception) -> None:
@@ -79,7 +71,7 @@ class Executor:
                 exc_info=error,
             )
 
-    def _carry_out(self, operation: Operation, output: PlanOutput) -> None:
+    def _carry_out(self, operation: Operation, output: TransferOutput) -> None:
         match operation:
             case Copy(from_seq_id, to_seq_id, num_tokens):
                 self._backend.copy(from_seq_id, to_seq_id, num_tokens)
@@ -95,16 +87,14 @@ class Executor:
                 self._backend.remove(seq_id)
 
     def _step(
-        self, rows: list[Row], lora: Lora, errors: dict[Sequence, PacelineError], output: PlanOutput
+        self, rows: list[Row], lora: Lora, errors: dict[int, PacelineError], output: PlanOutput
     ) -> list[RowOutput]:
         if not errors:
             return self._step_in_parts(rows, lora, output)
-        sound = [row for row in rows if row.sequence not in errors]
+        failed = [errors.get(_seq_id(row)) for row in rows]
+        sound = [row for row, error in zip(rows, failed, strict=True) if error is None]
         results = iter(self._step_in_parts(sound, lora, output) if sound else [])
-        return [
-            RowOutput(error=errors[row.sequence], computed=False) if row.sequence in errors else next(results)
-            for row in rows
-        ]
+        return [next(results) if error is None else RowOutput(error=error, computed=False) for error in failed]
 
     def _step_in_parts(self, rows: list[Row], lora: Lora, output: PlanOutput) -> list[RowOutput]:
         output.num_passes += 1
@@ -135,8 +125,13 @@ class Executor:
         output.errors += errors
 
 
+def _seq_id(row: Row) -> int:
+    assert row.sequence.seq_id is not None  # noqa: S101 - it runs
+    return row.sequence.seq_id
+
+
 def as_paceline_error(error: Exception) -> PacelineError:
-    """The error itself where it is ours, else one that carries it."""
+    """Return the error itself if it is a `PacelineError`, else one that carries it."""
     if isinstance(error, PacelineError):
         return error
     wrapped = EngineError(f"{type(error).__name__}: {error}")

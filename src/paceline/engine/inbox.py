@@ -32,13 +32,13 @@ class Inbox:
         self.num_refused = 0
 
     def next_key(self) -> int:
-        """A number that no other request of this engine has; they grow."""
+        """Return a number that no other request of this engine has; they grow."""
         with self._changed:
             self._next_key += 1
             return self._next_key
 
     def submit(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
-        """Accepts a request, or raises `QueueFull` or `EngineStopped`."""
+        """Accept a request, or raises `QueueFull` or `EngineStopped`."""
         with self._changed:
             self.check_open()
             self._check_room(num_tokens)
@@ -47,7 +47,7 @@ class Inbox:
             self._commands.put(Submit(request))
 
     def put(self, command: Command) -> None:
-        """Adds a command that is no request; never refused."""
+        """Add a command that is no request; never refused."""
         self._commands.put(command)
 
     def take(self) -> list[Command]:
@@ -63,24 +63,24 @@ class Inbox:
             self._looked_at.append(self._commands.get(timeout=timeout_s))
 
     def started(self, key: int) -> None:
-        """The request waits no longer."""
+        """Note that a request waits no longer."""
         with self._changed:
             self._waiting_tokens.pop(key, None)
 
     def ended(self, key: int) -> None:
-        """The request has ended and makes room for another."""
+        """Note that a request has ended and makes room for another."""
         with self._changed:
             self._waiting_tokens.pop(key, None)
             self._open.discard(key)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accepts no requests any more; commands still pass."""
+        """Accept no requests any more; commands still pass."""
         with self._changed:
             self._is_closed = True
 
     def wait_until_empty(self, timeout_s: float | None) -> bool:
-        """Waits until every accepted request has ended; answers whether that is so."""
+        """Wait until every accepted request has ended, and return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, timeout_s)
 
@@ -95,7 +95,7 @@ class Inbox:
         return len(self._open)
 
     def check_open(self) -> None:
-        """Raises `EngineStopped` where requests are refused for good."""
+        """Raise `EngineStopped` where requests are refused for good."""
         if self._is_closed:
             raise EngineStopped("the engine was shut down and takes no requests; make a new one")
 

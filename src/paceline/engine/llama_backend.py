@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
 from paceline.engine.backend import Lora
 from paceline.errors import PacelineError, Unsupported
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler
-from paceline.runtime.plain_step import plain_step
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
-from paceline.scheduling.limits import Vocabulary
+from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
+
+_CALIBRATION_SIZES = (1, 1, 4, 32, 64, 128, 512)
+_CALIBRATION_S = 0.5
 
 
 class LlamaBackend:
@@ -26,7 +30,7 @@ class LlamaBackend:
 
     context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
     adapters: by the names that requests use. embedder_options: of the
-    contexts that are made when somebody asks for embeddings.
+    contexts that are made for the first embeddings.
     """
 
     def __init__(
@@ -45,6 +49,29 @@ class LlamaBackend:
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
+
+    def calibrate(self, cost_model: TickCostModel) -> None:
+        """Time passes of growing size, for half a second, so that the cost model begins with no guess.
+
+        Leaves the context empty. The first pass warms up and does not count. This takes at most one pass beyond the budget;
+        a pass that would not fit by the time of the one before is skipped.
+        """
+        context = self._context
+        if context is None:
+            return
+        samples: list[tuple[int, int, float]] = []
+        spent_s, last_s, last_size = 0.0, 0.0, 1
+        for index, size in enumerate(min(one, context.n_batch, context.max_positions) for one in _CALIBRATION_SIZES):
+            if spent_s + last_s * size / last_size > _CALIBRATION_S:
+                break
+            start = time.perf_counter()
+            context.step([StepRow(seq_id=0, position=0, token_ids=[0] * size)])
+            last_s, last_size = time.perf_counter() - start, size
+            spent_s += last_s
+            context.remove(0)
+            if index:
+                samples.append((size, size, last_s))
+        cost_model.calibrate(samples)
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler, ...]:
         """One for each choice, all with the same seed. Compiles the grammar, which may take long."""
@@ -66,23 +93,17 @@ class LlamaBackend:
         assert isinstance(sampler, Sampler)  # noqa: S101 - made above
         return sampler.state()
 
-    def prepare_embedding(self, pooling: str | None) -> str:
-        """Makes the context for this way of pooling, and answers which it is. Raises `Unsupported`, `NotEnoughMemory`."""
+    def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
+        """Make the context for this way of pooling and these texts. Raises `Unsupported`, `NotEnoughMemory`."""
         with self._making:
             if pooling not in self._embedders:
                 embedder = Embedder(self._model, pooling=pooling, **self._embedder_options)  # type: ignore[arg-type]
-                if embedder.pooling == "none":
-                    embedder.close()
-                    raise Unsupported('pooling "none" has a vector for each token; use an Embedder of your own')
                 self._embedders[pooling] = self._embedders.setdefault(embedder.pooling, embedder)
+            self._embedders[pooling].reserve(num_tokens)
             return self._embedders[pooling].pooling
 
-    def max_embedding_tokens(self, pooling: str) -> int:
-        """The longest text that can be embedded so."""
-        return self._embedders[pooling].max_tokens
-
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Shares the first tokens of a sequence id; nothing is computed or moved."""
+        """Share the first tokens of a sequence id; nothing is computed or moved."""
         self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
 
     def save(self, seq_id: int, start: int, end: int) -> CellState:
@@ -90,11 +111,11 @@ class LlamaBackend:
         return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
 
     def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
-        """Adds tokens [start, end) of what was saved."""
+        """Add tokens [start, end) of what was saved."""
         self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
 
     def remove(self, seq_id: int) -> None:
-        """Empties a sequence id."""
+        """Empty a sequence id."""
         self._generating.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
@@ -108,8 +129,11 @@ class LlamaBackend:
         return _plain_step(context, rows)
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Vectors, float32 (dimension,), as the pooling gives them; not normalised."""
-        return list(self._embedders[pooling].embed(texts, normalize="none"))
+        """Vectors, float32 (dimension,), as the pooling gives them; with "none" float32 (tokens, dimension). Not normalised."""
+        embedder = self._embedders[pooling]
+        if embedder.pooling == "none":
+            return list(embedder.embed_tokens(texts, normalize="none"))
+        return list(embedder.embed(texts, normalize="none"))
 
     def positions(self, seq_id: int) -> int:
         """How many tokens a sequence id holds."""
@@ -117,13 +141,13 @@ class LlamaBackend:
         return 0 if held is None else held.last + 1
 
     def abort(self) -> None:
-        """Ends what runs; a pass raises `Aborted`."""
+        """End what runs; a pass raises `Aborted`."""
         for one in (self._context, *self._embedders.values()):
             if one is not None:
                 one.abort()
 
     def close(self) -> None:
-        """Gives the contexts' memory back; the model is its owner's."""
+        """Give the contexts' memory back; the model is its owner's."""
         with self._making:
             for one in (self._context, *self._embedders.values(), *self._adapters.values()):
                 if one is not None:
@@ -139,8 +163,7 @@ class LlamaBackend:
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:
     """As nearly all ticks are: no more than the next tokens."""
     running: Any = [row.sequence for row in rows]  # with a seq id and a sampler
-    drawn = plain_step(
-        context,
+    drawn = context.plain_step(
         [sequence.seq_id for sequence in running],
         [row.position for row in rows],
         [row.token_ids for row in rows],

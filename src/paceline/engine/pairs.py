@@ -5,18 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline import validation
-from paceline.engine.prompts import check_list
+from paceline.engine.prompts import check_list, truncated
+from paceline.engine.text_requests import too_long_to_embed
+from paceline.request import Truncate
 from paceline.runtime import Model
 
 
-def all_pairs(model: Model, query: str, documents: Sequence[str]) -> list[list[int]]:
-    """A pair for each document. Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them."""
+def all_pairs(
+    model: Model, query: str, documents: Sequence[str], longest: int, truncate: Truncate | None = None
+) -> list[list[int]]:
+    """Return a pair of at most `longest` tokens for each document, which truncate cuts where it has to be.
+
+    Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them; `PromptTooLong`.
+    """
     validation.text("query", query)
     check_list("documents", documents)
     return [
-        pair_ids(model, query, validation.text(f"documents[{index}]", document))
+        _fitted(
+            model, query, validation.text(f"documents[{index}]", document), f"documents[{index}]", longest, truncate
+        )
         for index, document in enumerate(documents)
     ]
+
+
+def _fitted(model: Model, query: str, document: str, name: str, longest: int, truncate: Truncate | None) -> list[int]:
+    pair = pair_ids(model, query, document)
+    num_tokens, tokenizer = len(pair), model.tokenizer
+    ids = tokenizer.encode(document, add_special=False)
+    while len(pair) > longest:
+        room = len(ids) - (len(pair) - longest)
+        if truncate is None or room < 1:
+            what = f"{name} with the query" if truncate is None else f"the query, with nothing of {name},"
+            raise too_long_to_embed(what, num_tokens if truncate is None else len(pair) - len(ids), longest)
+        ids = truncated(ids, room, truncate)
+        pair = pair_ids(
+            model, query, tokenizer.decode(ids)
+        )  # where texts meet there may be other tokens: looked at again
+    return pair
 
 
 def pair_ids(model: Model, query: str, document: str) -> list[int]:

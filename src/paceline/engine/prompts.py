@@ -25,7 +25,7 @@ def is_batch(prompts: object) -> bool:
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """The token ids of a prompt. Raises `InvalidParams` for an empty one and for ids that the vocabulary has not."""
+    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids that the vocabulary has not."""
     if isinstance(prompt, (bytes, bytearray)):
         raise InvalidType("prompt must be a str or token ids, not bytes; decode it")
     if isinstance(prompt, str):
@@ -38,14 +38,14 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
 
 
 def check_list(name: str, values: object) -> None:
-    """A text is a sequence of texts as well, of its characters; nobody means those."""
+    """Raise `InvalidType` for what is no list of texts; a single text is none, though Python iterates over its characters."""
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         kind = type(values).__name__
         raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")
 
 
 def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """The token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
     if isinstance(text, str):
         validation.text(name, text)
         ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
@@ -57,7 +57,7 @@ def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: Reques
 
 
 def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: RequestOptions) -> list[list[int]]:
-    """The token ids of texts to be embedded. Raises as `check_list` and `embedding_ids`."""
+    """Return the token ids of texts to be embedded. Raises as `check_list` and `embedding_ids`."""
     check_list("texts", texts)
     return [embedding_ids(f"texts[{index}]", text, tokenizer, options) for index, text in enumerate(texts)]
 
@@ -65,7 +65,7 @@ def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: Requ
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:
-    """The ids, cut where they are more than fit and the request says how.
+    """Return the ids, cut where they are more than fit and the request says how.
 
     A prompt needs one position a token; one that fits is never cut. One that is cut leaves room for max_tokens, or, where
     that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises

@@ -26,7 +26,7 @@ _log = logging.getLogger("paceline.engine")
 
 
 def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
-    """The usual defaults, with those of the model in their place; values that make no sense are left out and logged."""
+    """Return the usual defaults, with those of the model in their place; values that make no sense are left out and logged."""
     return SamplingParams(**told_by_model(metadata))
 
 

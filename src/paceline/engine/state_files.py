@@ -45,7 +45,7 @@ class StateFiles:
         return self._folder / name
 
     def write(self, name: str, token_ids: Sequence[int], ranges: Sequence[CellState]) -> int:
-        """Writes the ranges of a path, which follow each other; whole or not at all. Answers the size in bytes."""
+        """Write the ranges of a prefix, in order, whole or not at all, and return the size in bytes."""
         path = self.path(name)
         frames = [
             SequenceState(self._fingerprint, tuple(token_ids[one.start : one.end]), False, one.end - 1, one.payload)
@@ -66,7 +66,7 @@ class StateFiles:
         return sum(map(len, parts))
 
     def read(self, name: str) -> tuple[list[int], list[CellState]]:
-        """The token ids of a saved path, and its ranges. Raises `StateError`."""
+        """Return the token ids of a saved path, and its ranges. Raises `StateError`."""
         try:
             data = self.path(name).read_bytes()
         except OSError as error:
@@ -79,7 +79,7 @@ class StateFiles:
         return self._ranges(name, memoryview(data)[_HEAD.size :], count)
 
     def erase(self, name: str) -> None:
-        """Deletes the file of a name. Raises `StateError` where there is none."""
+        """Delete the file of a name. Raises `StateError` where there is none."""
         try:
             self.path(name).unlink()
         except OSError as error:

@@ -1,14 +1,12 @@
 """llama.cpp as safe Python objects: the low-level API.
 
-Nothing here schedules; one context, one call at a time. Every object frees its memory with `close()`, as a context
-manager, or when collected, in any order: what is needed by others lives as long as they do.
+Nothing here schedules; a context runs one call at a time. Every object frees its memory with `close()`, as a context
+manager, or when it is collected, in any order: objects keep alive what they were made from.
 """
 
-from paceline.runtime import ending as _ending
-from paceline.runtime import log as _log
-from paceline.runtime.adapters import Adapter
+from paceline.runtime import process_hooks as _process_hooks
+from paceline.runtime.adapter import Adapter
 from paceline.runtime.build import BuildInfo, build_info
-from paceline.runtime.chat_format import ChatFormat, RenderedPrompt
 from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
@@ -19,14 +17,12 @@ from paceline.runtime.sequence_state import CellState
 from paceline.runtime.step import SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
 from paceline.runtime.tokenizer import Tokenizer
 
-_log.install()
-_ending.install()
+_process_hooks.install()
 
 __all__ = [
     "Adapter",
     "BuildInfo",
     "CellState",
-    "ChatFormat",
     "Context",
     "Device",
     "Embedder",
@@ -34,7 +30,6 @@ __all__ = [
     "MemoryClass",
     "Model",
     "Positions",
-    "RenderedPrompt",
     "Sampler",
     "SamplerDraws",
     "StepResult",

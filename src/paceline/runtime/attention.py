@@ -1,7 +1,7 @@
-"""Attention on a CPU: who computes it, paceline's kernel or llama.cpp's, and one operation by itself.
+"""Attention on a CPU: which kernel computes it, paceline's or llama.cpp's, and a single operation.
 
-The kernel stands in front of llama.cpp's flash attention where query heads share keys, or tokens are many: docs/adr/0019.
-It has no part without flash attention, on a GPU, and where cells are quantized.
+paceline's kernel replaces llama.cpp's flash attention where query heads share keys, or tokens are many: docs/adr/0019.
+It is not used without flash attention, on a GPU, or with a quantized KV cache.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _MAX_THREADS = 64
 
 
 def kernel() -> Kernel:
-    """Which one computes in this process now. Raises as `use_kernel_of_environment`."""
+    """Return the kernel that this process uses now. Raises as `use_kernel_of_environment`."""
     use_kernel_of_environment()
     return "paceline" if _native.own_attention() else "llama.cpp"
 
 
 def use_kernel(wanted: Kernel) -> None:
-    """Sets which one computes in this process, from the next operation on; at any time, from any thread.
+    """Select the kernel of this process, from the next operation on; at any time, from any thread.
 
-    Raises `InvalidParams` for another word, `Unsupported` where paceline's is not in this build.
+    Raises `InvalidParams` for another name, `Unsupported` where paceline's kernel is not in this build.
     """
     use_kernel_of_environment()
     if wanted not in ("paceline", "llama.cpp"):
-        raise InvalidParams(f"kernel: {wanted!r} is none; it is 'paceline' or 'llama.cpp'")
+        raise InvalidParams(f"kernel must be 'paceline' or 'llama.cpp', not {wanted!r}")
     _native.use_own_attention(wanted == "paceline")
 
 
 @cache
 def use_kernel_of_environment() -> None:
-    """Sets what the variable PACELINE_CPU_ATTENTION names, once; nothing where it is unset or empty.
+    """Select the kernel that the variable PACELINE_CPU_ATTENTION names, once; do nothing where it is unset or empty.
 
-    Whoever asks for the kernel and whoever makes a context calls it. Raises as `use_kernel`.
+    Called before the kernel is read and before a context is made. Raises as `use_kernel`.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "paceline", "llama.cpp"):
-        raise InvalidParams(f"{VARIABLE}: {wanted!r} is no kernel; it is 'paceline' or 'llama.cpp'")
+        raise InvalidParams(f"{VARIABLE} must be 'paceline' or 'llama.cpp', not {wanted!r}")
     if wanted:
         _native.use_own_attention(wanted == "paceline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionPass:
-    """One flash attention operation, as a context's graph has it; for tests and measurements.
+class SingleAttention:
+    """A single flash attention operation, as in a context's graph; for tests and measurements.
 
     queries: float32 (streams, tokens, heads, dim_k). keys, values: float16 or float32 (streams, cells, kv_heads, dim).
     mask: float16 (streams, tokens, cells), added to the scores; minus infinity hides a cell. sinks: float32 (heads,).
@@ -72,13 +72,13 @@ class AttentionPass:
     softcap: float = 0.0
 
     def run(self, *, n_threads: int = 1, times: int = 1) -> tuple[npt.NDArray[np.float32], list[float]]:
-        """The outputs, float32 (streams, tokens, heads, dim_v), and the seconds that each of the times took.
+        """Compute it `times` times. Return the outputs, float32 (streams, tokens, heads, dim_v), and the seconds of each time.
 
         Raises `InvalidParams` where arrays do not fit, `Unsupported` where paceline's kernel is not in this build.
         """
         use_kernel_of_environment()
         if not build_info().own_attention:
-            raise Unsupported("this build has llama.cpp's attention alone, and nothing to call it by itself")
+            raise Unsupported("this build has no kernel of paceline's, which is needed to compute a single operation")
         if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):
             raise InvalidParams(f"n_threads must be 1 to {_MAX_THREADS} and times 1 to 10**6, not {n_threads}, {times}")
         mask = None if self.mask is None else _array("mask", self.mask, 3, np.float16)
@@ -98,7 +98,7 @@ class AttentionPass:
 
 
 def _array(name: str, array: npt.NDArray[Any], ndim: int, *types: type[np.floating[Any]]) -> npt.NDArray[Any]:
-    """In C order. A number of another type is not rounded: it would mean something else."""
+    """Check an array and return it in C order. Other types are refused: converting could change values."""
     if array.ndim != ndim or array.dtype not in types:
         wanted = " or ".join(one.__name__ for one in types)
         raise InvalidParams(f"{name}: {wanted} of {ndim} dimensions is needed, not {array.dtype} of {array.ndim}")

@@ -1,4 +1,4 @@
-"""What the compiled core was built from and how."""
+"""Build facts of the compiled core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline import _native
 class BuildInfo:
     """Facts that were fixed when the core was compiled.
 
-    Folders are those of the machine that built it; one in the home folder of then is told as one in that of now.
+    Folders are those of the machine that built it; a folder in the builder's home is reported in the user's.
     backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
     sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
     own_attention: whether attention on a CPU may be computed by paceline's own kernel (see `runtime.attention`).
@@ -34,6 +34,6 @@ class BuildInfo:
 
 
 def build_info() -> BuildInfo:
-    """The facts of the core that is loaded."""
+    """Return the facts of the loaded core."""
     facts = _native.build_info()
     return BuildInfo(**{**facts, "flags": tuple(facts["flags"])})

@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, PromptTooLong, StateError, Unsupported
-from paceline.runtime.adapters import Adapter
+from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong, StateError, Unsupported
+from paceline.runtime.adapter import Adapter
 from paceline.runtime.attention import use_kernel_of_environment
-from paceline.runtime.closing import Closing
+from paceline.runtime.closeable import Closeable
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.masks import MaskSlots
 from paceline.runtime.model import MemoryClass, Model
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState, SequenceState, layout_fingerprint
-from paceline.runtime.step import StepResult, StepRow, flatten, unflatten
+from paceline.runtime.step import StepResult, StepRow, flatten, native_error, unflatten
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -36,16 +36,16 @@ class Positions(NamedTuple):
     last: int
 
 
-class Context(Closing):
-    """KV memory for `n_seq_max` sequences of one model, and the passes that fill it.
+class Context(Closeable):
+    """KV memory for `n_seq_max` sequences of one model, and the forward passes over it.
 
-    May be called from any thread, one call at a time: a second one waits. `abort()` may come at any time. Everything that
-    computes releases the GIL. After an error every sequence is where it was before the call. The options are those of
+    May be called from any thread, one call at a time: a second one waits; `abort()` may be called at any time. Calls that
+    compute release the GIL. After an error every sequence holds what it held before the call. The options are those of
     `ContextOptions`; unknown ones raise `TypeError`.
 
     After a fork it raises `Closed` in the child, which has none of its threads: make the context there, or use "spawn".
 
-    A context keeps its model alive. `close()`, the end of a `with` block or the collector frees its memory.
+    A context keeps its model alive. `close()`, the end of a `with` block or garbage collection frees its memory.
     """
 
     def __init__(self, model: Model, **options: Any) -> None:
@@ -58,7 +58,9 @@ class Context(Closing):
         self._resolved = self.options.resolve(model)
         use_kernel_of_environment()
         self._native = _native.Context(model.native, **self._resolved)
-        self.memory_class: MemoryClass = model.memory_class
+        self.memory_class: MemoryClass = MemoryClass(self._native.memory_class)
+        # Ranges of a full-size window cache are saved in pieces of this many positions; 0: in one.
+        self._piece_size = model.n_swa if self.memory_class is not model.memory_class else 0
         self.n_vocab: int = model.n_vocab
         self._starts_with = model.native.decoder_start_token if model.has_encoder else None
         self._adapters: dict[Adapter, float] = {}
@@ -79,7 +81,7 @@ class Context(Closing):
 
     @property
     def max_positions(self) -> int:
-        """Positions that one sequence may have: n_ctx, its share where kv_unified is off, or what the model knows."""
+        """Positions that one sequence may have: n_ctx, its share where kv_unified is off, or the model's own limit."""
         return self.native.max_positions
 
     @property
@@ -112,11 +114,11 @@ class Context(Closing):
         positions: TokenIds | None = None,
         wants_logits: Literal["last", "all", "none"] | Sequence[bool] | npt.NDArray[np.bool_] = "last",
     ) -> None:
-        """Computes tokens and keeps their keys and values.
+        """Compute tokens and store their keys and values.
 
-        token_ids: (n,), 1 <= n <= n_batch. seq_ids: one id for all, or (n,). positions: (n,), where each sequence goes on;
-        by default just there. wants_logits: for which tokens `logits(i)` can be asked afterwards: the last of each
-        sequence, all, none, or (n,) bools.
+        token_ids: (n,), 1 <= n <= n_batch. seq_ids: one id for all, or (n,). positions: (n,), the next positions of each
+        sequence, which are the default. wants_logits: the tokens for which `logits(i)` is available afterwards: the last of
+        each sequence, all, none, or (n,) bools.
 
         Raises `InvalidParams` (nothing was computed), `NoKvSlot`, `PromptTooLong`, `Aborted`, `DecodeError`.
         """
@@ -139,7 +141,7 @@ class Context(Closing):
             if start + count > self.max_positions:
                 raise PromptTooLong(
                     f"token_ids: {count} tokens do not fit behind position {start} of sequence {seq_id}; "
-                    f"positions must be below {self.max_positions}, the size of the context"
+                    f"positions must be below {self.max_positions}, the most that a sequence can have"
                 )
             positions[here] = np.arange(start, start + count, dtype=np.int32)
         return positions
@@ -147,9 +149,9 @@ class Context(Closing):
     def step(
         self, rows: Sequence[StepRow], *, masks: MaskSlots | None = None, mask_timeout_s: float = 10.0
     ) -> StepResult:
-        """One tick's native work: a pass over the rows, then a draw by each sampler, in one call without the GIL.
+        """Run one tick's native work: a forward pass over the rows, then a draw by each sampler, in one call without the GIL.
 
-        Everything is checked first. If the pass fails, every row is back where it was and no sampler has moved. A sampler
+        Everything is checked first. If the pass fails, every row holds what it held and no sampler has advanced. A sampler
         that cannot draw (everything masked, NaN) fails alone: see `SamplerDraws.error`.
 
         Raises as `decode`, and `Unsupported` for drafts on a model with recurrent state.
@@ -162,20 +164,49 @@ class Context(Closing):
         )
         return unflatten(rows, output)
 
+    def plain_step(
+        self,
+        seq_ids: list[int],
+        positions: list[int],
+        token_ids: list[list[int]],
+        samplers: list[Sampler | None],
+    ) -> list[int | PacelineError | None]:
+        """As `step`, for rows that want no more than their next token, one entry a row in each list.
+
+        positions: of each row's first token. Lists in and out, since every object of a row costs microseconds after a pass.
+        Returns what each row's sampler drew, or the error that kept it from drawing; None for a row without a sampler.
+        Raises as `step`.
+        """
+        drawn: list[int | PacelineError | None]
+        try:
+            # In the same room, without a property call a row.
+            natives = [None if sampler is None else sampler._native for sampler in samplers]  # noqa: SLF001
+            if natives.count(None) != samplers.count(None):
+                raise Closed("the sampler was closed")
+            drawn, failed = _native.plain_step(self.native, seq_ids, positions, token_ids, natives)
+        except (AttributeError, TypeError) as error:
+            raise InvalidType(f"plain_step takes lists of ints, lists of ids and samplers: {error!s:.200}") from error
+        for index, kind, message in failed:
+            drawn[index] = native_error(kind, message)
+        if len(drawn) == len(samplers):
+            return drawn
+        results = iter(drawn)
+        return [None if sampler is None else next(results) for sampler in samplers]
+
     def encode(self, token_ids: TokenIds) -> None:
-        """Runs the encoder of an encoder-decoder model; passes after that attend to what it made of the tokens."""
+        """Run the encoder of an encoder-decoder model; later passes attend to its output for these tokens."""
         self.native.encode(_int_array("token_ids", token_ids))
 
     def logits(self, index: int) -> npt.NDArray[np.float32]:
-        """The logits after token `index` of the last call, float32 (n_vocab,). The array is the caller's to keep."""
+        """Return the logits after token `index` of the last call, float32 (n_vocab,), as a copy."""
         return self.native.logits(validation.integer("index", index, 0, 2**31 - 1))
 
     def embeddings(self, index: int) -> npt.NDArray[np.float32]:
-        """The hidden state of token `index` of the last call, float32 (n_embd_out,); needs `embeddings=True`."""
+        """Return the hidden state of token `index` of the last call, float32 (n_embd_out,); needs `embeddings=True`."""
         return self.native.embeddings(validation.integer("index", index, 0, 2**31 - 1))
 
     def abort(self) -> None:
-        """Ends the pass that is running in another thread, which raises `Aborted`; does nothing if none is running.
+        """End the pass that is running in another thread, which raises `Aborted`; do nothing if none is running.
 
         The CPU backend stops within a pass; a GPU finishes the part it has begun.
         """
@@ -184,13 +215,13 @@ class Context(Closing):
     def generate(
         self, sampler: Sampler, token_ids: TokenIds, max_tokens: int | None = None, *, seq_id: int = 0
     ) -> Iterator[int]:
-        """Generates with no engine: computes the prompt, then yields one token at a time.
+        """Generate without an engine: compute the prompt, then yield one token at a time.
 
         Ends after `max_tokens` (None: those of the sampler's params), when the context is full, or before an
         end-of-generation token or one of the params' `stop_token_ids`, which is not yielded. Stop strings need text: see
-        `paceline.TextPipe`. The sequence goes on from what it holds; afterwards it holds the prompt and all yielded tokens,
-        or all but the last where max_tokens or the context ended it. The sampler gets the prompt as history. Checks come
-        at the call, not at the first `next`.
+        `paceline.TextPipe`. The sequence continues from what it holds; afterwards it holds the prompt and all yielded tokens,
+        or all but the last where max_tokens or the context ended it. The sampler gets the prompt as history. Arguments
+        are checked at the call, not at the first `next`.
 
         Raises `PromptTooLong` where the prompt does not fit.
         """
@@ -237,12 +268,12 @@ class Context(Closing):
     # ---- memory
 
     def positions(self, seq_id: int) -> Positions | None:
-        """What a sequence holds, or None where it is empty. Sliding windows forget their first positions as they go on."""
+        """Return what a sequence holds, or None where it is empty. Sliding windows drop their first positions as they advance."""
         first, last = self.native.positions(_seq_id("seq_id", seq_id))
         return None if last < 0 else Positions(first, last)
 
     def remove(self, seq_id: int, start: int = 0) -> None:
-        """Takes the positions from `start` on out of memory; from 0 on, the whole sequence.
+        """Remove the positions from `start` on; from 0 on, the whole sequence.
 
         Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
         window only as far back as it still covers.
@@ -250,7 +281,7 @@ class Context(Closing):
         self.native.remove(_seq_id("seq_id", seq_id), _position("start", start))
 
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
-        """Lets a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
+        """Let a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
 
         The source must hold them all; the target must be empty, or end just before `start`. Raises `Unsupported` for a
         part of a recurrent or hybrid model's sequence, for what a sliding window has left, and without kv_unified.
@@ -263,27 +294,29 @@ class Context(Closing):
         )
 
     def keep(self, seq_id: int) -> None:
-        """Empties every sequence but this one."""
+        """Remove every sequence but this one."""
         self.native.keep(_seq_id("seq_id", seq_id))
 
     def clear(self) -> None:
-        """Empties every sequence."""
+        """Remove every sequence."""
         self.native.clear(False)
 
     # ---- state
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes shared by contexts whose saved sequences fit each other: model, adapters and all that shapes a cell."""
+        """16 bytes, equal for contexts that can load each other's saved sequences: model, adapters and the layout of cells."""
         layout = [(name, self._resolved[name]) for name in CELL_OPTIONS]
+        if self._piece_size:
+            layout.append(("piece_size", self._piece_size))
         adapters = sorted((adapter.fingerprint, scale) for adapter, scale in self._adapters.items() if scale != 0)
         return layout_fingerprint(self._model_fingerprint, (layout, adapters))
 
     def save_sequence(self, seq_id: int, *, token_ids: Sequence[int] = (), partial: bool = False) -> bytes:
-        """A sequence's state as bytes that `load_sequence` of a context with the same model and layout takes.
+        """Return a sequence's state as bytes, for `load_sequence` of a context with the same model and layout.
 
-        token_ids: kept with it, so that one knows later what it holds. partial: only sliding windows and recurrent state,
-        which is small; it brings a sequence back to this point that has gone on since, as long as it still holds it.
+        token_ids: saved with it, to know later what it holds. partial: only sliding windows and recurrent state, which is
+        small; it restores a sequence that has advanced since to this point, as long as the sequence still holds it.
         """
         validation.boolean("partial", partial)
         ids = tuple(validation.token_ids("token_ids", token_ids, self.n_vocab))
@@ -291,7 +324,7 @@ class Context(Closing):
         return SequenceState(self.fingerprint, ids, partial, last, payload).to_bytes()
 
     def load_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> tuple[int, ...]:
-        """Puts a saved sequence in the place of what this one holds, and answers the token ids saved with it.
+        """Replace what a sequence holds by a saved one, and return the token ids saved with it.
 
         Raises `StateError` where the bytes are no saved sequence, damaged, or of another model or layout, or partial and
         of a later point than the sequence holds (it is then as it was), or where they do not fit into the free cells (the
@@ -305,7 +338,7 @@ class Context(Closing):
         return state.token_ids
 
     def save_sequence_file(self, path: str | os.PathLike[str], seq_id: int, *, token_ids: Sequence[int] = ()) -> int:
-        """As `save_sequence` into a file, whole or not at all; answers its size in bytes."""
+        """Save a sequence to a file, atomically, and return its size in bytes; as `save_sequence`."""
         data = self.save_sequence(seq_id, token_ids=token_ids)
         target = validation.path("path", path)
         aside = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}.part"
@@ -320,7 +353,7 @@ class Context(Closing):
         return len(data)
 
     def load_sequence_file(self, path: str | os.PathLike[str], seq_id: int) -> tuple[int, ...]:
-        """As `load_sequence` from a file."""
+        """Load a sequence from a file; as `load_sequence`."""
         try:
             data = validation.path("path", path).read_bytes()
         except OSError as error:
@@ -328,10 +361,10 @@ class Context(Closing):
         return self.load_sequence(seq_id, data)
 
     def save_cells(self, seq_id: int, start: int, end: int, *, scratch_seq_id: int) -> CellState:
-        """Positions [start, end) of a sequence as they lie in memory, for `load_cells` of this same context.
+        """Return positions [start, end) of a sequence as stored in memory, for `load_cells` of this same context.
 
-        scratch_seq_id: an empty sequence, which it goes through. Where only wholes can be saved (any memory but attention)
-        start is 0, end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
+        scratch_seq_id: an empty sequence for intermediate copies. Memory other than attention can only be saved whole: start
+        must be 0 and end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
         """
         seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
@@ -346,7 +379,7 @@ class Context(Closing):
         return CellState(start, end, payload)
 
     def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
-        """Adds positions [start, end) of what `save_cells` answered to a sequence that holds exactly those before."""
+        """Append positions [start, end) of what `save_cells` returned to a sequence that holds exactly those before."""
         validation.instance("state", state, CellState)
         seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
@@ -370,7 +403,7 @@ class Context(Closing):
         return self.native.threads[1]
 
     def set_threads(self, n_threads: int, n_threads_batch: int | None = None) -> None:
-        """Changes the number of threads; the second is the first where it is left out."""
+        """Change the number of threads; n_threads_batch is n_threads where it is None."""
         batch = n_threads if n_threads_batch is None else n_threads_batch
         self.native.set_threads(
             validation.integer("n_threads", n_threads, 1, 512), validation.integer("n_threads_batch", batch, 1, 512)
@@ -382,9 +415,9 @@ class Context(Closing):
         return dict(self._adapters)
 
     def set_adapters(self, adapters: Mapping[Adapter, float]) -> None:
-        """Applies these LoRA adapters from the next pass on, and no others; an empty mapping takes all away.
+        """Apply these LoRA adapters and no others from the next pass on; an empty mapping removes all.
 
-        What is in memory already was computed with the adapters before: clear it where that matters. Raises `AdapterError`
+        The KV cache so far was computed with the previous adapters: clear it where that matters. Raises `AdapterError`
         for an adapter of another model.
         """
         given: object = adapters
@@ -395,7 +428,7 @@ class Context(Closing):
         self._adapters = scales
 
     def close(self) -> None:
-        """Frees the memory as soon as no call is running; idempotent."""
+        """Free the memory as soon as no call is running; idempotent."""
         self._native = None
         self._adapters = {}
 
@@ -412,7 +445,7 @@ def _position(name: str, value: object) -> int:
 
 
 def _int_array(name: str, values: object) -> npt.NDArray[np.int32]:
-    """An int32 array of ids; the native side checks their range against the model."""
+    """Return an int32 array of ids; the native side checks their range against the model."""
     if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
         return np.ascontiguousarray(values)
     return np.array(validation.token_ids(name, values, 2**31 - 1), dtype=np.int32)

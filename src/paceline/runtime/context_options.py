@@ -1,4 +1,4 @@
-"""The options of a context: checked, filled in, and turned into llama.cpp's numbers."""
+"""The options of a context: checked, with defaults, and converted to llama.cpp's numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FLASH_ATTNS = {"auto": -1, "off": 0, "on": 1}
 _CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 
 _MAX_CELLS = 2**31 - 256  # llama.cpp rounds up to multiples of 256 in 32 bits
-_CELL_BYTES = 64  # what llama.cpp notes down about a cell, at least
+_CELL_BYTES = 64  # of llama.cpp's bookkeeping for a cell, at least
 _MAX_THREADS = 512
 _MIN_BYTES_PER_THREAD = 16 << 20  # of weights
-_SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring it first
+_SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring first
 
 
 # Resolved options that a KV cell or a recurrent state depends on: a saved sequence fits only where they are the same.
@@ -47,17 +47,18 @@ CELL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOptions:
-    """What a context is made with. Fields named as in llama.cpp mean what they mean there.
+    """Options of a context. Fields named as in llama.cpp have the same meaning.
 
     n_ctx: KV cells, rounded up to a multiple of 256; by default what the model was trained with, at most 4096.
-    n_batch, n_ubatch: tokens a call may have, and tokens computed at once; by default 2048 and 512 or less.
-    n_seq_max: how many sequences can be held at once, at most 256 (128 for recurrent models, whose snapshots need one more
+    n_batch, n_ubatch: most tokens of a call, and of one computation; by default 2048 and 512 or less.
+    n_seq_max: most sequences held at once, at most 256 (128 for recurrent models, whose snapshots need one more
     each). Every one costs memory in models with a sliding window or recurrent state.
-    n_outputs_max: rows of logits that one call may ask for, at least n_seq_max. A row costs 4 bytes x vocabulary, twice.
+    n_outputs_max: most rows of logits of one call, at least n_seq_max. A row costs 4 bytes x vocabulary, twice.
     n_threads, n_threads_batch: threads for single tokens and for more; by default all physical cores, fewer for models
     under 16 MiB a core, whose threads would wait for each other most of the time.
     kv_unified: one pool of cells for all sequences, so that they can share prefixes.
-    swa_full: keep the whole sequence in sliding window layers too.
+    swa_full: keep the whole sequence in sliding window layers too, n_ctx cells each. With kv_unified any part of a sequence
+    can then be copied, cut and saved, as with attention over everything; n_seq_max is at most 128.
     pooling: how token embeddings become one vector; None takes the model's own way.
     """
 
@@ -89,11 +90,11 @@ class ContextOptions:
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """The names of all options."""
+        """Return the names of all options."""
         return frozenset(field.name for field in fields(cls))
 
     def resolve(self, model: Model) -> dict[str, Any]:
-        """Keyword arguments of the native context, everything checked but what only llama.cpp can know.
+        """Check the options and return the keyword arguments of the native context.
 
         Raises `InvalidParams` naming the option, and `NotEnoughMemory`.
         """
@@ -103,7 +104,7 @@ class ContextOptions:
             **_resolve_threads(self, model),
             **_resolve_rope(self),
             **_resolve_choices(self),
-            "max_host_bytes": _memory_limit(sizes, model),
+            "max_host_bytes": _memory_limit(sizes, model, with_embeddings=self.embeddings),
         }
 
 
@@ -178,11 +179,19 @@ def _resolve_choices(options: ContextOptions) -> dict[str, int | bool]:
     }
 
 
-def _memory_limit(sizes: dict[str, int], model: Model) -> int | None:
-    """The bytes of host memory that llama.cpp's plan must stay under; None where it surely fits."""
+def _memory_limit(sizes: dict[str, int], model: Model, *, with_embeddings: bool) -> int | None:
+    """Return the bytes of host memory that llama.cpp's plan must stay under; None where it surely fits."""
     free = available_memory()
     if free is None:
         return None
+    if with_embeddings:  # llama.cpp takes rows of logits and of embeddings for all tokens of a pass, when that comes
+        rows = 4 * (model.n_vocab + model.n_embd_out) * sizes["n_batch"]
+        if rows > free:
+            raise NotEnoughMemory(
+                f"embedding {sizes['n_batch']} tokens in one pass needs {rows >> 20} MiB for its output rows, and "
+                f"{free >> 20} MiB are free; use a smaller n_batch"
+            )
+        free -= rows
     if sizes["n_ctx"] * _CELL_BYTES > free:
         least = sizes["n_ctx"] * _CELL_BYTES
         raise NotEnoughMemory(
@@ -192,7 +201,7 @@ def _memory_limit(sizes: dict[str, int], model: Model) -> int | None:
 
 
 def _most_bytes(sizes: dict[str, int], model: Model) -> int:
-    """More than a context of these sizes can take: full attention in every layer and head, single precision."""
+    """Return an upper bound of what a context takes: full attention in every layer and head, single precision."""
     copies = 2 * sizes["n_seq_max"] if model.memory_class is not MemoryClass.ATTENTION else 1
     cells = sizes["n_ctx"] * (2 * 4 * model.n_layer * max(model.n_embd, 1) * 2 + _CELL_BYTES)
     scores = 4 * model.n_head * sizes["n_ubatch"] * sizes["n_ctx"]

@@ -1,4 +1,4 @@
-"""What this machine has to compute with: devices, cores, memory."""
+"""Devices, cores and memory of this machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """All devices of this build and machine, the CPU among them."""
+    """Return all devices of this build and machine, the CPU among them."""
     return [Device(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in _native.devices()]
 
 
 def backend_features() -> Mapping[str, str]:
-    """What each backend was compiled with and found here, such as {"CPU.AVX2": "1"}."""
+    """Return what each backend was compiled with and detected here, such as {"CPU.AVX2": "1"}."""
     return dict(_native.backend_features())
 
 
 def physical_cores() -> int:
-    """Cores this process may use, hyper-threads counted once, within the CPU quota of its container."""
+    """Return the number of cores this process may use, hyper-threads counted once, within its container's CPU quota."""
     allowed = _allowed_cpus()
     cores = {_siblings(cpu) for cpu in allowed}
     quota = _cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
@@ -40,13 +40,13 @@ def physical_cores() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes of host memory that can still be allocated, within the limit of the container; None where unknown."""
+    """Return the bytes of host memory that can still be allocated, within the container's limit; None where unknown."""
     known = [bytes_ for bytes_ in (_meminfo_available(), _cgroup_available(), _darwin_memory()) if bytes_ is not None]
     return min(known) if known else None
 
 
 def total_memory() -> int:
-    """Bytes of host memory of this machine."""
+    """Return the bytes of host memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,7 +57,7 @@ def _allowed_cpus() -> Iterable[int]:
 
 
 def _siblings(cpu: int) -> str:
-    """The name of the core a logical CPU belongs to; its own number where the kernel does not say."""
+    """Return the core that a logical CPU belongs to; the CPU's own number where the kernel does not report it."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -65,7 +65,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _cpu_quota(path: Path) -> int | None:
-    """Whole CPUs of a cgroup v2 quota file, "max 100000" or "200000 100000", rounded up."""
+    """Return the whole CPUs of a cgroup v2 quota file, "max 100000" or "200000 100000", rounded up."""
     try:
         quota, period = path.read_text().split()
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None
     if limit == "max":
         return None
-    # File cache counts as used but is given back when memory is asked for.
+    # File cache counts as used but is reclaimed when memory is allocated.
     reclaimable = sum(
         int(line.split()[1]) for line in stat.splitlines() if line.startswith(("inactive_file ", "active_file "))
     )
@@ -99,7 +99,7 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _darwin_memory() -> int | None:
-    """All memory of a Mac, which tells no cheaper what of it is free."""
+    """Return all memory of a Mac: there is no cheap way to read what is free."""
     if os.uname().sysname != "Darwin":
         return None
     return total_memory()

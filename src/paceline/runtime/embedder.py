@@ -1,7 +1,8 @@
-"""Texts to vectors, in a context of its own: computing embeddings makes every token an output, which generation must not pay."""
+"""Embeddings of texts, in a context of their own: there every token is an output, which would slow generation down."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,26 +11,32 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
-from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
-from paceline.runtime.closing import Closing
+from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, PromptTooLong, Unsupported
+from paceline.runtime.closeable import Closeable
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import Pooling
 from paceline.runtime.gguf_file import read_gguf
-from paceline.runtime.model import Model
+from paceline.runtime.model import MemoryClass, Model
 
 Normalization = Literal["l2", "max_abs", "none"]
 Text = str | Sequence[int]
 
+_FIRST_ROOM = 2048  # tokens of a text that there is memory for from the beginning
+_PIECE = 512  # tokens of a pass: more gain nothing, and each costs two rows of the vocabulary's size
+
 _POOLING_NAMES: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
 
 
-class Embedder(Closing):
-    """Embeds texts with an encoder (BERT and its kind) or a decoder, many texts to a batch.
+class Embedder(Closeable):
+    """Embeds texts with an encoder (BERT and similar) or a decoder, many texts in a batch.
 
     pooling: how the tokens' vectors become one: "mean", "cls" (the first token's), "last", or "rank" (the scores of a
-    reranker's head); "none" keeps one vector a token. None takes what the model was made for, "mean" where it does not say.
-    max_tokens: the longest text; as many tokens are computed at once. By default what the model was trained with, at most
-    2048. Other options as in `ContextOptions`.
+    reranker's head); "none" keeps one vector a token. None takes the pooling of the model's file, or "mean".
+    max_tokens: the longest text; by default the context that the model was trained with. Memory for texts of up to 2048
+    tokens is allocated at once, for longer ones when the first comes (see `reserve`). Causal models compute a long text in
+    pieces of 512 tokens and need KV cells for all of it; others compute it at once, which takes 4 bytes x vocabulary for
+    each token.
+    max_texts: texts of a pass. Other options as in `ContextOptions`.
 
     One call at a time: a second thread waits. `close()` frees the memory; the model stays.
     """
@@ -49,31 +56,63 @@ class Embedder(Closing):
             raise InvalidParams(f"{taken[0]} follows from max_tokens and max_texts in an Embedder; set those")
         if model.has_encoder and model.has_decoder:
             raise Unsupported("an encoder-decoder model gives no embeddings of texts; use an encoder or a decoder")
-        trained = model.n_ctx_train if model.n_ctx_train > 0 else 512
-        self.max_tokens = (
-            min(trained, 2048) if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, trained)
-        )
-        max_texts = validation.integer("max_texts", max_texts, 1, 128)
-        # llama.cpp wants batches that its sequences divide; twice as many of them where state is recurrent.
-        n_batch = -(-max(self.max_tokens, 256) // (2 * max_texts)) * 2 * max_texts
-        sizes = {
-            "n_ctx": n_batch,
-            "n_batch": n_batch,
-            "n_ubatch": n_batch,
-            "n_outputs_max": n_batch,
-            "n_seq_max": max_texts,
-        }
-        self._context = Context(model, embeddings=True, pooling=_checked_pooling(model, pooling), **sizes, **options)
+        longest = longest_text(model)
+        self.max_tokens = longest if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, longest)
+        self._model = model
+        self._options = {**options, "pooling": _checked_pooling(model, pooling)}
+        self._max_texts = validation.integer("max_texts", max_texts, 1, 128)
+        self._in_pieces = model.memory_class is not MemoryClass.NONE
+        self._growing = threading.Lock()
+        self._room = min(self.max_tokens, _FIRST_ROOM)
+        self._context = self._make_context(self._room)
+        if self._in_pieces and not self._context.native.embeds_in_pieces:
+            self._in_pieces = False
+            self._context.close()
+            self._context = self._make_context(self._room)
+        self._running: Context | None = None
         self.pooling: Pooling = _POOLING_NAMES[self._context.native.pooling_type]
         self._tokenizer = model.tokenizer
 
+    def _make_context(self, room: int) -> Context:
+        """Make a context for texts of up to `room` tokens."""
+        # llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many.
+        step = 2 * self._max_texts
+        n_batch = -(-max(min(room, _PIECE) if self._in_pieces else room, 256) // step) * step
+        sizes = {"n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch, "n_seq_max": self._max_texts}
+        return Context(self._model, embeddings=True, n_ctx=max(room, n_batch), **sizes, **self._options)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Take the memory for texts of up to `num_tokens` tokens, at most max_tokens, before they come. Any thread.
+
+        A running call continues. Raises `NotEnoughMemory`; shorter texts are then still embedded.
+        """
+        wanted = validation.integer("num_tokens", num_tokens, 1, self.max_tokens)
+        if wanted <= self._room:  # a call never waits while another thread makes a larger context
+            return
+        with self._growing:
+            self._context.native  # noqa: B018 - raises `Closed`
+            if wanted > self._room:
+                # The previous context is freed when the call that runs on it has ended.
+                self._context, self._room = self._larger(wanted)
+
+    def _larger(self, wanted: int) -> tuple[Context, int]:
+        """Make a context with twice the room if memory allows, so that growing texts need few new contexts."""
+        error: NotEnoughMemory | None = None
+        for room in sorted({min(self.max_tokens, 2 * self._room), wanted}, reverse=True):
+            if room >= wanted:
+                try:
+                    return self._make_context(room), room
+                except NotEnoughMemory as reason:
+                    error = reason
+        raise NotEnoughMemory(f"not enough memory to embed a text of {wanted} tokens; split or truncate it: {error}")
+
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
         return int(self._context.native.embedding_dimension)
 
     def embed(self, texts: Iterable[Text], *, normalize: Normalization = "l2") -> npt.NDArray[np.float32]:
-        """Vectors of texts (str, or token ids as they are), float32 (n_texts, dimension).
+        """Return vectors of texts (str, or token ids as they are), float32 (n_texts, dimension).
 
         normalize: "l2" gives vectors of length 1, "max_abs" a greatest component of 1, "none" leaves them. Scores of
         pooling "rank" are never normalised. Raises `PromptTooLong` naming the text, before anything is computed.
@@ -87,7 +126,7 @@ class Embedder(Closing):
     def embed_tokens(
         self, texts: Iterable[Text], *, normalize: Normalization = "none"
     ) -> list[npt.NDArray[np.float32]]:
-        """With pooling "none": for each text float32 (n_tokens, dimension)."""
+        """Return a vector for each token: for each text float32 (n_tokens, dimension). Needs pooling "none"."""
         if self.pooling != "none":
             raise InvalidParams(f'embed_tokens() needs pooling "none", and this embedder has {self.pooling!r}')
         ids = self._all_ids(texts)
@@ -110,34 +149,46 @@ class Embedder(Closing):
         else:
             ids = validation.token_ids(name, text, self._tokenizer.n_vocab)
         if not ids:
-            raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
+            raise InvalidParams(f"{name} has no tokens; an embedding needs at least one")
         if len(ids) > self.max_tokens:
             raise PromptTooLong(
-                f"{name} has {len(ids)} tokens, and max_tokens is {self.max_tokens}; split it or cut it"
+                f"{name} is too large: it has {len(ids)} tokens, and max_tokens is {self.max_tokens}; split or truncate it"
             )
         return ids
 
     def _compute(self, ids: list[list[int]]) -> npt.NDArray[np.float32]:
         flat = np.fromiter((token for one in ids for token in one), dtype=np.int32)
         lengths = np.fromiter((len(one) for one in ids), dtype=np.int32)
-        return self._context.native.embed(flat, lengths)
+        if ids:
+            self.reserve(int(lengths.max()))
+        self._running = context = self._context
+        try:
+            return context.native.embed(flat, lengths)
+        finally:
+            self._running = None
 
     def abort(self) -> None:
-        """Ends the call that is running in another thread, which raises `Aborted`."""
-        self._context.abort()
+        """End the call that is running in another thread, which raises `Aborted`."""
+        (self._running or self._context).abort()
 
     def close(self) -> None:
-        """Frees the memory; idempotent."""
-        self._context.close()
+        """Free the memory; idempotent."""
+        with self._growing:
+            self._context.close()
+
+
+def longest_text(model: Model) -> int:
+    """Return the tokens of the longest text that a model can embed: the context it was trained with."""
+    return model.n_ctx_train if model.n_ctx_train > 0 else 512
 
 
 def has_head(path: Path) -> bool:
-    """Whether a model's file has the tensors that make a score of an embedding."""
+    """Return whether a model's file has a classification head, which scores embeddings."""
     return any(tensor.name.startswith(b"cls.") for tensor in read_gguf(path).tensors)
 
 
 def _own_pooling(model: Model) -> Pooling:
-    """The pooling that the model's file names, by llama.cpp's number."""
+    """Return the pooling that the model's file names, by llama.cpp's number."""
     architecture = model.metadata.get("general.architecture", "")
     number = model.metadata.get(f"{architecture}.pooling_type", "0")
     return _POOLING_NAMES[int(number)] if number in ("1", "2", "3", "4") else "mean"
@@ -153,7 +204,7 @@ def _checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
 
 
 def normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> npt.NDArray[np.float32]:
-    """Vectors, (n, dimension), with the length that `Embedder.embed` says of each kind of normalisation."""
+    """Normalise vectors, (n, dimension), as `Embedder.embed` describes."""
     validation.choice("normalize", normalize, ("l2", "max_abs", "none"))
     if normalize == "none":
         return vectors

@@ -1,4 +1,4 @@
-"""Refuses model files whose values llama.cpp would end the process over, naming the key and the value.
+"""Checks of model files: refuses values on which llama.cpp would abort, naming the key and the value.
 
 llama.cpp answers most of what can be wrong with a file by not loading it; over some values it aborts instead, while
 loading or at the first pass. Those are looked for here, before it sees the file. What is not caught:
@@ -41,6 +41,8 @@ _NEEDED: Final = {
     "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
     "t5encoder": (b"enc.blk.0.attn_rel_b.weight",),
 }
+# embedding_length_out is the width of several hidden states side by side, or that of the model which is drafted for.
+_WIDER_OUT: Final = ("deepseek4", "qwen4exp", "gemma4-assistant")
 _NEED_CONVOLUTION_BIAS: Final = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 # Tensor types that no weight can have: integers and doubles, and the formats of activations.
 _UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
@@ -48,7 +50,7 @@ _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids
 
 
 def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None) -> None:
-    """Look at the header of a model's file, or of all files of a split set in order.
+    """Check the header of a model's file, or of all files of a split set in order.
 
     `overrides` are the values that llama.cpp will be told to use in the place of the file's. Raises `ModelLoadError`.
     """
@@ -70,7 +72,7 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
 
 
 def check_adapter(path: str | Path) -> None:
-    """Look at the header of a LoRA adapter's file. Raises `AdapterError`."""
+    """Check the header of a LoRA adapter's file. Raises `AdapterError`."""
     try:
         file = read_gguf(path)
         _check_tensors(str(path), file.tensors)
@@ -94,7 +96,7 @@ class _Facts:
     overrides: dict[str, Override]
 
     def key(self, key: str) -> str:
-        """The key with the architecture in front, unless it has a prefix of its own."""
+        """Return the key with the architecture in front, unless it has a prefix of its own."""
         return key if key.startswith(("tokenizer.", "general.")) else f"{self.architecture}.{key}"
 
     @property
@@ -110,7 +112,7 @@ class _Facts:
         return None if value is None else int(value) & 0xFFFFFFFF  # an override is cut off in the same way
 
     def integers(self, key: str) -> list[int]:
-        """A number, or one for every layer."""
+        """Return a number, or one for every layer."""
         found = self.file.metadata.get(self.key(key).encode())
         if (
             found
@@ -187,7 +189,7 @@ def _check_numbers(facts: _Facts) -> None:
 
 
 def _check_heads(facts: _Facts) -> None:
-    """What each head of the keys has must be what the metadata says, which not every architecture compares."""
+    """Check the size of the key heads against the metadata, which not every architecture compares."""
     sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
     heads = facts.integers("attention.head_count_kv")
     for tensor in facts.file.tensors:
@@ -210,7 +212,8 @@ def _check_widths(facts: _Facts) -> None:
     if window is not None and window > MAX_WINDOW:
         raise facts.refuse("attention.sliding_window", window, f"at most {MAX_WINDOW} tokens are possible")
     width, out = facts.integer("embedding_length"), facts.integer("embedding_length_out")
-    if width and out and out > width and not any(b"dense" in tensor.name for tensor in facts.file.tensors):
+    is_made = facts.architecture in _WIDER_OUT or any(b"dense" in tensor.name for tensor in facts.file.tensors)
+    if width and out and out > width and not is_made:
         raise facts.refuse("embedding_length_out", out, f"nothing in the file makes more of embedding_length, {width}")
     alignment = facts.integer("general.alignment")
     if alignment is not None and alignment % 32:

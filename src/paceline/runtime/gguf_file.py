@@ -1,14 +1,15 @@
-"""Reads the header of a GGUF file: metadata and what it says about its tensors. Standard library only.
+"""Reader of the header of GGUF files: metadata and tensor infos. Standard library only.
 
-llama.cpp reads the same header, but ends the process over some of the values it finds; this reader looks first.
+llama.cpp reads the same header, but aborts on some values; this reader checks them first.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian; versions 2 and 3).
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,6 +19,8 @@ from paceline.errors import ModelLoadError
 
 MAGIC: Final = b"GGUF"
 MAX_DIMS: Final = 4
+
+_SAMPLE_BYTES = 65536
 
 
 class ValueType(IntEnum):
@@ -56,7 +59,7 @@ class MetadataValue:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the header says of one tensor; `shape` innermost first, as in the file; `offset` into the data section."""
+    """The header's entry for one tensor; `shape` innermost first, as in the file; `offset` into the data section."""
 
     name: bytes
     shape: tuple[int, ...]
@@ -66,7 +69,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The header of a file. Keys are bytes: nothing promises that they are UTF-8."""
+    """The header of a file. Keys are bytes: the format does not require UTF-8."""
 
     version: int
     metadata: dict[bytes, MetadataValue]
@@ -75,18 +78,18 @@ class GgufFile:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read the header of the file at `path`; ModelLoadError says what is wrong where it is no GGUF file."""
+    """Read the header of the file at `path`. Raises `ModelLoadError` with the reason where it is not valid GGUF."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data, str(path)).read()
+            return _HeaderReader(data, str(path)).read()
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # what mmap says to a file of no bytes
         raise ModelLoadError(f"{path}: the file is empty") from error
 
 
-class _Reader:
-    """Walks through the bytes once; every read past the end ends in ModelLoadError."""
+class _HeaderReader:
+    """Reads the bytes in order; a read past the end raises ModelLoadError."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self._data = data
@@ -140,7 +143,7 @@ class _Reader:
         return list(values)
 
     def _strings(self, count: int) -> list[bytes]:
-        """The loop in which a large vocabulary spends all of the time, hence the local names."""
+        """Read strings; a large vocabulary spends nearly all its time in this loop, hence the local names."""
         data, at, length_at = self._data, self._at, _LENGTH
         found: list[bytes] = []
         for _ in range(count):
@@ -182,7 +185,7 @@ class _Reader:
         return number
 
     def _promised(self, count: int, least_bytes: int, what: str) -> range:
-        """A range over `count` things, refused where the file is too short to hold that many."""
+        """Return a range over `count` entries; refused where the file is too short to hold that many."""
         if count * least_bytes > len(self._data) - self._at:
             raise self._error(f"the header promises {count} {what}, more than the rest of the file can hold")
         return range(count)
@@ -192,3 +195,21 @@ class _Reader:
 
 
 _LENGTH: Final[Callable[[mmap.mmap, int], tuple[int]]] = struct.Struct("<Q").unpack_from
+
+
+def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
+    """Return 16 bytes that identify files without reading all of them, and further texts.
+
+    Hashes each file's length and samples from its beginning, middle and end.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        total = path.stat().st_size
+        digest.update(total.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for start in (0, total // 2, max(0, total - _SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
+    for text in more:
+        digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.digest()

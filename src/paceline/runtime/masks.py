@@ -9,9 +9,9 @@ from paceline import _native, validation
 
 
 class MaskSlots:
-    """A fixed number of bitmasks over a vocabulary: uint32 words, bit `t % 32` of word `t // 32` set where token t may come.
+    """A fixed number of bitmasks over a vocabulary: uint32 words, bit `t % 32` of word `t // 32` is set where token t is allowed.
 
-    Per use of a slot: `clear` it, give its number to `Context.step`, fill `words(slot)` from any thread, then call `ready`
+    Per use of a slot: `clear` it, pass its number to `Context.step`, fill `words(slot)` from any thread, then call `ready`
     (or `fail`, which fails that row alone). The step waits for it after the pass, not before.
     """
 
@@ -23,24 +23,24 @@ class MaskSlots:
 
     @property
     def num_slots(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return int(self._words.shape[0])
 
     def words(self, slot: int) -> npt.NDArray[np.uint32]:
-        """The slot's words, to be written; a view that keeps the slots alive."""
+        """Return the slot's words, to be written; a view that keeps the slots alive."""
         view: npt.NDArray[np.uint32] = self._words[self._checked(slot)]
         return view
 
     def clear(self, slot: int) -> None:
-        """Marks a slot as not filled yet."""
+        """Mark a slot as not filled yet."""
         self.native.clear(self._checked(slot))
 
     def ready(self, slot: int) -> None:
-        """Marks a slot as filled; whoever waits for it goes on."""
+        """Mark a slot as filled; a step that waits for it continues."""
         self.native.ready(self._checked(slot))
 
     def fail(self, slot: int, reason: str) -> None:
-        """Marks a slot as one that will not be filled: its row fails with this reason."""
+        """Mark a slot as failed: its row fails with this reason."""
         self.native.fail(self._checked(slot), validation.text("reason", reason))
 
     def _checked(self, slot: int) -> int:

@@ -1,4 +1,4 @@
-"""A GGUF model in memory, and what its file says of itself."""
+"""A loaded GGUF model and the facts of its file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Literal, Self
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, ModelLoadError
-from paceline.runtime.adapters import Adapter
-from paceline.runtime.closing import Closing
-from paceline.runtime.file_sample import file_fingerprint
+from paceline.runtime.adapter import Adapter
+from paceline.runtime.closeable import Closeable
 from paceline.runtime.gguf_check import Override, check_gguf
+from paceline.runtime.gguf_file import file_fingerprint
 from paceline.runtime.tokenizer import Tokenizer
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -31,20 +31,20 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class MemoryClass(Enum):
-    """What kind of memory a model keeps of a sequence, which decides what may be shared, cut or only saved whole."""
+    """The kind of memory a model keeps of a sequence; it decides what can be shared, truncated or only saved whole."""
 
-    ATTENTION = "attention"  # keys and values of every position: any part can be shared or cut off its end
-    SLIDING_WINDOW = "sliding_window"  # as attention, but layers forget what is behind their window
+    ATTENTION = "attention"  # keys and values of every position: any prefix can be shared, and the end truncated
+    SLIDING_WINDOW = "sliding_window"  # as attention, but layers drop what has left their window
     RECURRENT = "recurrent"  # one state that every token changes: only whole copies and saved states
     HYBRID = "hybrid"  # attention and recurrent state side by side: as recurrent
-    NONE = "none"  # an encoder remembers nothing
+    NONE = "none"  # encoders keep nothing
 
 
-class Model(Closing):
+class Model(Closeable):
     """A loaded model. Contexts, samplers, tokenizers and adapters made from it keep it alive.
 
-    Constant once loaded and safe to use from any thread. `close()` (or the end of a `with` block, or the collector) gives
-    this object's share of the memory back; it is free when the last object made from the model has gone too.
+    Constant once loaded and safe to use from any thread. `close()` (or the end of a `with` block, or garbage
+    collection) releases this object's share of the memory, which is freed with the last object made from the model.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class Model(Closing):
         progress: Callable[[float], object] | None = None,
         cancel: threading.Event | None = None,
     ) -> Self:
-        """Loads a GGUF file; of a split set, its first part (the others lie beside it) or all parts in order.
+        """Load a GGUF file; of a split set, its first part (with the others beside it) or all parts in order.
 
-        n_gpu_layers: layers on the GPU, -1 all; None leaves it to llama.cpp, which takes all that it can.
+        n_gpu_layers: layers on the GPU, -1 all; None leaves it to llama.cpp, which offloads all that fit.
         devices: names from `paceline.runtime.devices()`; None takes all, ["CPU"] none but the CPU.
         split_mode, tensor_split, main_gpu: how several GPUs share the model, as in llama.cpp.
-        load_mode: how the file gets into memory; "auto" maps it where that is good.
-        vocab_only: no weights: enough for a `Tokenizer` and a chat template.
-        check_tensors: looks for invalid values in the weights while loading.
+        load_mode: how the file is read; "auto" maps it into memory where that is best.
+        vocab_only: loads no weights: enough for a `Tokenizer` and a chat template.
+        check_tensors: checks the weights for invalid values while loading.
         kv_overrides: metadata that replaces or adds to the file's own.
-        progress: called with 0.0 to 1.0 on this thread; answering False cancels, any other answer goes on.
+        progress: called with 0.0 to 1.0 on this thread; returning False cancels.
         cancel: an event that any thread may set to end the load.
 
-        Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and whatever
-        `progress` raised.
+        Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and what
+        `progress` raises.
         """
         if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
             raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
@@ -122,7 +122,7 @@ class Model(Closing):
         return Tokenizer(self.native)
 
     def load_adapter(self, path: PathLike) -> Adapter:
-        """Loads a LoRA adapter for this model; apply it with `Context.set_adapters`. Raises `AdapterError`."""
+        """Load a LoRA adapter for this model; apply it with `Context.set_adapters`. Raises `AdapterError`."""
         return Adapter.load(self.native, validation.path("path", path))
 
     @property
@@ -201,6 +201,11 @@ class Model(Closing):
         return self.native.is_hybrid
 
     @property
+    def is_diffusion(self) -> bool:
+        """Whether the model refines a whole text over many passes (Dream, LLaDA, RND1): it embeds, but cannot generate here."""
+        return self.native.is_diffusion
+
+    @property
     def has_encoder(self) -> bool:
         """Whether there is an encoder that `Context.encode` runs (T5)."""
         return self.native.has_encoder
@@ -212,7 +217,7 @@ class Model(Closing):
 
     @property
     def memory_class(self) -> MemoryClass:
-        """What kind of memory the model keeps of a sequence."""
+        """The kind of memory that the model keeps of a sequence."""
         return MemoryClass(self.native.memory_class)
 
     @cached_property
@@ -221,8 +226,12 @@ class Model(Closing):
         return MappingProxyType(dict(self.native.metadata) | self._overrides)
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """The chat template of the file (Jinja), or the one of that name; None where there is none."""
+        """Return the chat template of the file (Jinja), or the one of that name; None where there is none."""
         return self.native.chat_template(None if name is None else validation.text("name", name))
+
+    def compile_chat_template(self, source: str) -> _native.ChatTemplate:
+        """Compile the Jinja source of a chat template for this vocabulary; see `paceline.chat.ChatTemplate`."""
+        return _native.ChatTemplate(self.native, source)
 
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:
@@ -235,11 +244,11 @@ class Model(Closing):
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that tell models apart: from samples of the files and from overrides, not from every weight."""
+        """16 bytes that identify the model: a hash of samples of the files and of overrides, not of every weight."""
         return self._fingerprint
 
     def close(self) -> None:
-        """Gives this object's share of the model back; idempotent. What was made from it goes on working."""
+        """Release this object's share of the model; idempotent. Objects made from it keep working."""
         self._native = None
         self.__dict__.pop("tokenizer", None)  # holds a share as well
 
@@ -264,7 +273,7 @@ def _all_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _listed(name: str, values: object) -> list[Any]:
-    """A list of the values; a text is none, though Python could walk through it."""
+    """Return the values as a list; a str is refused, although it is iterable."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise InvalidType(f"{name} must be a list, not {values!r:.80}")
     return list(values)
@@ -280,12 +289,12 @@ def _checked_shares(shares: object) -> list[float]:
 
 
 def _as_text(value: Override) -> str:
-    """As llama.cpp writes a value of the file."""
+    """Format a value as llama.cpp formats metadata."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shards_beside(path: Path) -> tuple[Path, ...]:
-    """The files that llama.cpp will open for this one: itself, or all parts of its split set."""
+    """Return the files that llama.cpp opens for this one: itself, or all parts of its split set."""
     match = _SHARD.fullmatch(path.name)
     if not match:
         return (path,)

@@ -1,11 +1,12 @@
-"""Chooses tokens: one `SamplingParams` applied to rows of logits, one token after the other.
+"""Samplers: apply `SamplingParams` to rows of logits, one token after the other.
 
-The native sampler does the work (native/sampler.hpp); here its options are filled in and its callers' values checked.
+The native sampler (native/sampler.hpp) does the work; this module sets its options and checks arguments.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import SamplingParams
-from paceline.runtime.closing import Closing
+from paceline.runtime.closeable import Closeable
+from paceline.runtime.json_schema import check_keywords
 
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
 
-# Options that the native ones share name and meaning with.
+# Params whose native options have the same name and meaning.
 _SAME = (
     "temperature",
     "dynatemp_range",
@@ -57,7 +59,7 @@ _SAME = (
 
 
 class HasNative(Protocol):
-    """A `Model`, or whatever else holds the native one."""
+    """A `Model`, or another object that holds the native one."""
 
     @property
     def native(self) -> _native.Model:
@@ -67,7 +69,7 @@ class HasNative(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural logarithm of a token's probability, with the bytes that the token stands for."""
+    """The natural logarithm of a token's probability, with the token's bytes."""
 
     token_id: int
     logprob: float
@@ -76,24 +78,24 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logprob of one token, and the most likely ones of its place, most likely first."""
+    """The logprob of one token, and the most likely tokens at its position, most likely first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
 
 
-class Sampler(Closing):
-    """Draws the tokens of one answer.
+class Sampler(Closeable):
+    """Samples the tokens of one choice.
 
-    What it draws for the k-th generated token depends on the logits, the params, (seed, choice, k) and the tokens
-    before alone, so a sampler that is built again, told the prompt (`accept_prompt`) and every generated token
-    (`accept`), goes on as the first would have. Mirostat and adaptive-p know more: their `state` carries it over.
+    The k-th draw depends only on the logits, the params, (seed, choice, k) and the tokens before, so a new sampler that
+    gets the prompt (`accept_prompt`) and every generated token (`accept`) continues as the first would have. Mirostat and
+    adaptive-p have further state, which `state` carries over.
 
-    `sample` only decides; each generated token is then accepted exactly once. A call that raises leaves the sampler
-    as it was. Holds the model's vocabulary alive. Safe to call from several threads; they wait for each other.
+    `sample` only chooses; accept each generated token exactly once. A call that raises leaves the sampler
+    as it was. Keeps the model's vocabulary alive. Safe to call from several threads; they wait for each other.
 
-    choice: which of the `n` answers of a request this is; each draws for itself.
-    Raises `InvalidParams` for a token id that the model has not, `GrammarError` for a grammar that does not compile,
+    choice: index among the `n` choices of a request; each draws independently.
+    Raises `InvalidParams` for a token id outside the vocabulary, `GrammarError` for a grammar that does not compile,
     `Unsupported` for what the model or this version cannot do.
     """
 
@@ -113,22 +115,22 @@ class Sampler(Closing):
 
     @property
     def params(self) -> SamplingParams:
-        """What it was built from."""
+        """The params it was built from."""
         return self._params
 
     @property
     def seed(self) -> int:
-        """The seed it draws with; of an unseeded one, the seed that it was given."""
+        """The seed it draws with; a random one where the params have none."""
         return int(self.native.seed)
 
     @property
     def choice(self) -> int:
-        """Which of several answers it draws."""
+        """Index of the choice it draws."""
         return int(self.native.choice)
 
     @property
     def num_generated(self) -> int:
-        """How many generated tokens it has accepted: the k of the next draw."""
+        """Number of generated tokens it has accepted: the k of the next draw."""
         return int(self.native.num_generated)
 
     @property
@@ -137,10 +139,10 @@ class Sampler(Closing):
         return int(self.native.n_vocab)
 
     def sample(self, logits: LogitRow, mask: TokenMask | None = None) -> int:
-        """The next token for a row of logits, float32 of shape (n_vocab,); the row is not changed.
+        """Return the next token for a row of logits, float32 of shape (n_vocab,); the row is not changed.
 
-        mask: uint32 of shape (ceil(n_vocab / 32),), bit t % 32 of word t // 32 set where token t may come.
-        The same call again gives the same token: nothing moves until `accept`. Raises `SamplingError` where no token is
+        mask: uint32 of shape (ceil(n_vocab / 32),), bit t % 32 of word t // 32 set where token t is allowed.
+        The same call again returns the same token: nothing changes until `accept`. Raises `SamplingError` where no token is
         allowed or a logit is NaN or +inf.
         """
         row = self._row(logits)
@@ -149,43 +151,43 @@ class Sampler(Closing):
     def sample_with_logprobs(
         self, logits: LogitRow, mask: TokenMask | None = None, *, k: int = 0
     ) -> tuple[int, Logprobs]:
-        """As `sample`, with the token's logprob and the k highest, by the params' `logprobs_mode`."""
+        """Sample, and return the token's logprob and the k highest as well, by the params' `logprobs_mode`."""
         validation.integer("k", k, 0, self.n_vocab)
         row = self._row(logits)
         draw = self.native.sample(row, None if mask is None else self._mask(mask), k)
         return int(draw.token), self._records(int(draw.token), draw.logprobs)
 
     def logprobs(self, logits: LogitRow, token_id: int, k: int = 0) -> Logprobs:
-        """The logprob of a token by the model's own distribution over a row, and the k highest."""
+        """Return the logprob of a token by the model's own distribution over a row, and the k highest."""
         validation.integer("token_id", token_id, 0, self.n_vocab - 1)
         validation.integer("k", k, 0, self.n_vocab)
         return self._records(token_id, self.native.logprobs(self._row(logits), token_id, k))
 
     def accept(self, token_id: int) -> None:
-        """Takes a generated token as the next: exactly once each. `InvalidParams` where the grammar forbids it."""
+        """Accept a generated token as the next, exactly once each. Raises `InvalidParams` where the grammar forbids it."""
         self.native.accept(validation.integer("token_id", token_id, 0, self.n_vocab - 1))
 
     def accept_prompt(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Takes tokens that were not generated as history for penalties, DRY and bad_words; k and grammar stay."""
+        """Add tokens that were not generated to the history for penalties, DRY and bad_words; k and grammar stay."""
         native = self.native
         ids = validation.token_ids("token_ids", token_ids, self.n_vocab)
         native.accept_prompt(np.array(ids, dtype=np.int32))
 
     def is_eog(self, token_id: int) -> bool:
-        """Whether a token is one of the model's ends of generation."""
+        """Return whether a token ends generation."""
         return bool(self.native.is_eog(validation.integer("token_id", token_id, 0, self.n_vocab - 1)))
 
     def allowed_mask(self) -> TokenMask:
-        """Which tokens may come next by grammar, bans, bad_words and min_tokens, in the form that `sample` takes."""
+        """Return the tokens allowed next by grammar, bans, bad_words and min_tokens, as a mask for `sample`."""
         mask: TokenMask = self.native.allowed_mask()
         return mask
 
     def reset(self) -> None:
-        """Forgets prompt and generated tokens; the seed stays, also one that was made up."""
+        """Drop prompt and generated tokens; the seed stays, also a random one."""
         self.native.reset()
 
     def clone(self, *, choice: int | None = None) -> Self:
-        """A copy that goes on from here on its own; with another `choice` it draws other tokens from here on."""
+        """Return a copy that continues independently; with another `choice` it draws other tokens from here on."""
         if choice is not None:
             validation.integer("choice", choice, 0, 2**32 - 1)
         native, copied = self.native.clone(choice), copy.copy(self)
@@ -193,12 +195,12 @@ class Sampler(Closing):
         return copied
 
     def state(self) -> bytes:
-        """All that it has become, seed included, as bytes for `restore` of a sampler with the same params."""
+        """Return its progress, seed included, as bytes for `restore` of a sampler with the same params."""
         state: bytes = self.native.state()
         return state
 
     def restore(self, state: bytes) -> None:
-        """Becomes what `state` describes. `StateError` where the bytes are damaged or of other params or vocabulary."""
+        """Restore a saved state. Raises `StateError` where the bytes are damaged or of other params or vocabulary."""
         if not isinstance(state, (bytes, bytearray, memoryview)):
             raise InvalidType(f"state must be bytes, not {type(state).__name__}")
         if len(state) > 2**31:
@@ -206,7 +208,7 @@ class Sampler(Closing):
         self.native.restore(bytes(state))
 
     def close(self) -> None:
-        """Frees it; idempotent. Other calls raise `Closed` from then on."""
+        """Free the memory; idempotent. Other calls raise `Closed` from then on."""
         self._native = None
 
     def _row(self, logits: object) -> LogitRow:
@@ -259,7 +261,8 @@ def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
     text = params.grammar
     if params.choice is not None:
         text = "root ::= " + " | ".join(map(_literal, params.choice))
-    elif isinstance(params.json_schema, str):  # as which it is kept
+    elif isinstance(params.json_schema, str):  # SamplingParams keeps it as text
+        check_keywords(json.loads(params.json_schema))
         text = _native.grammar_of_json_schema(params.json_schema)
     if text is None:
         return None
@@ -273,6 +276,6 @@ def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
 
 
 def _literal(text: str) -> str:
-    """A text as a literal of GBNF."""
+    """Format a text as a literal of GBNF."""
     escaped = "".join(c if c.isalnum() or c == " " else f"\\U{ord(c):08X}" for c in text)
     return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""The frame around a saved sequence: what it is, of which model, and whether it arrived whole.
+"""The file format of a saved sequence: a frame with the model's fingerprint and a checksum.
 
 offset  size  field, little-endian
 0       4     magic "PLSQ"
@@ -34,7 +34,7 @@ _PARTIAL = 1
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """A saved sequence: the state as llama.cpp wrote it, and the token ids it was computed from, if they were given."""
+    """A saved sequence: llama.cpp's state, and the token ids it was computed from, if given."""
 
     fingerprint: bytes
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class SequenceState:
     payload: npt.NDArray[np.uint8]
 
     def to_bytes(self) -> bytes:
-        """The frame, ready to be stored."""
+        """Return the frame."""
         flags = _PARTIAL if self.partial else 0
         sizes = (len(self.token_ids), self.last, self.payload.nbytes)
         head = _HEAD.pack(_MAGIC, _VERSION, flags, self.fingerprint, *sizes)
@@ -53,7 +53,7 @@ class SequenceState:
 
     @classmethod
     def from_bytes(cls, data: bytes, fingerprint: bytes) -> SequenceState:
-        """Reads a frame. Raises `StateError` where it is none, is damaged, or belongs to another model or layout."""
+        """Read a frame. Raises `StateError` where it is not one, is damaged, or belongs to another model or layout."""
         view = memoryview(data).cast("B")
         start = _HEAD.size + _DIGEST_SIZE
         if len(view) < start or bytes(view[:4]) != _MAGIC:
@@ -62,7 +62,9 @@ class SequenceState:
         if version != _VERSION:
             raise StateError(f"the saved sequence has version {version}, and this paceline reads version {_VERSION}")
         if len(view) != start + 4 * num_ids + size:
-            raise StateError(f"the saved sequence is cut: {len(view)} bytes instead of {start + 4 * num_ids + size}")
+            raise StateError(
+                f"the saved sequence is damaged: it has {len(view)} bytes instead of {start + 4 * num_ids + size}"
+            )
         ids, payload = view[start : start + 4 * num_ids], view[start + 4 * num_ids :]
         if _digest(view[: _HEAD.size], ids, payload) != bytes(view[_HEAD.size : start]):
             raise StateError("the saved sequence is damaged: its checksum does not match")
@@ -77,7 +79,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """Positions [start, end) of a sequence, in llama.cpp's own format and without a frame: for the context it came from."""
+    """Positions [start, end) of a sequence, in llama.cpp's format without a frame, for the context it came from."""
 
     start: int
     end: int
@@ -85,12 +87,12 @@ class CellState:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the payload."""
         return self.payload.nbytes
 
 
 def layout_fingerprint(model: bytes, layout: Sequence[object]) -> bytes:
-    """16 bytes for a model together with the context options that decide how its KV cells look."""
+    """Return 16 bytes for a model and the context options that determine the layout of its KV cells."""
     return hashlib.blake2b(model + repr(tuple(layout)).encode(), digest_size=16).digest()
 
 

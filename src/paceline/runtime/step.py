@@ -29,14 +29,14 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sequence wants of a step.
+    """One sequence's part of a step.
 
-    position: of the first of `token_ids`; where the sequence goes on.
-    num_drafts: tokens at the end of `token_ids` that are guesses; they are drawn at one after the other as long as the
-    draw is the guess, and what was wrong is taken out of memory again. Needs exactly one sampler.
-    samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 answers, before they
-    part). None: the row only fills memory.
-    targets: the tokens that really follow the first of `token_ids`, to get their log-probabilities (prompt logprobs).
+    position: of the first of `token_ids`; the sequence's next one.
+    num_drafts: proposed tokens at the end of `token_ids`; the sampler draws along them while its draws match, and wrong
+    ones are removed from memory again. Needs exactly one sampler.
+    samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 choices, before they
+    diverge). None: the row only fills memory.
+    targets: the tokens that follow the first of `token_ids`, whose log-probabilities are wanted (prompt logprobs).
     num_logprobs: None for none, 0 for each drawn or scored token's own, k for the k most likely as well.
     mask_slots: one per position drawn at, max(len(samplers), num_drafts + 1) of them: a slot of the step's masks, or -1.
     """
@@ -64,9 +64,9 @@ class TopLogprobs:
 
 
 class SamplerDraws(msgspec.Struct, frozen=True):
-    """What one sampler drew in a step: one token, or an accepted burst of drafts and one more.
+    """The draws of one sampler in a step: one token, or the accepted drafts and one more.
 
-    error: why it stopped; its row's other samplers and all other rows are untouched by it. Tokens drawn before stand.
+    error: why it stopped; its row's other samplers and all other rows are not affected. Tokens drawn before count.
     """
 
     token_ids: tuple[int, ...]
@@ -91,8 +91,8 @@ class StepResult:
 
 
 def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
-    """The arrays of the native step."""
-    if not isinstance(rows, Sequence):  # what can be walked through once is empty the second time
+    """Convert rows to the arrays of the native step."""
+    if not isinstance(rows, Sequence):  # an iterator would be empty the second time
         raise errors.InvalidType(f"rows must be a list of StepRow, not {rows!r:.80}")
     for index, row in enumerate(rows):
         _check_types(index, row)
@@ -114,7 +114,7 @@ def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
 
 
 def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
-    """The records of a native step's arrays."""
+    """Convert a native step's arrays to records."""
     failed = {sampler: native_error(kind, message) for sampler, kind, message in output.errors}
     counts = output.num_drawn.tolist()
     tokens = output.token_ids.tolist()
@@ -139,7 +139,7 @@ def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
 def _plain(
     rows: Sequence[StepRow], counts: list[int], tokens: list[int], failed: dict[int, PacelineError]
 ) -> tuple[StepRowResult, ...]:
-    """The results where nobody asked for log-probabilities, as in most steps."""
+    """Return the results of a step without log-probabilities, as most are."""
     results, sampler, start = [], 0, 0
     for row in rows:
         draws = []
@@ -153,7 +153,7 @@ def _plain(
 
 
 class _Cursor:
-    """Hands out the logprobs of one token range after the other."""
+    """Takes the logprobs of one token range after the other."""
 
     def __init__(self, own: FloatArray, ids: IntArray, values: FloatArray) -> None:
         self._own, self._ids, self._values = own, ids, values
@@ -181,7 +181,7 @@ def _check_types(index: int, row: object) -> None:
 
 
 def _mask_slots(rows: Sequence[StepRow]) -> list[int]:
-    """All mask slots; where only some rows have any, the positions of the others get none."""
+    """Return all mask slots; where only some rows have any, -1 for the positions of the others."""
     if not any(len(row.mask_slots) for row in rows):
         return []
     return [slot for row in rows for slot in _slots_of(row)]
@@ -194,19 +194,19 @@ def _slots_of(row: StepRow) -> tuple[int, ...]:
     return tuple(row.mask_slots) if len(row.mask_slots) else (-1,) * wanted
 
 
-_SAID = {"seq_ids": "seq_id", "positions": "position"}  # what an error calls a column
+_FIELD_NAMES = {"seq_ids": "seq_id", "positions": "position"}  # of columns, in errors
 
 
 def _columns(**columns: list[int]) -> dict[str, IntArray]:
-    """One number a row and name, as the rows of one array; one by one where something is wrong with them."""
+    """Convert columns to the rows of one array; one by one where a value is wrong."""
     if set(map(type, chain.from_iterable(columns.values()))) <= {int}:
         with suppress(OverflowError):
             return dict(zip(columns, np.array(list(columns.values()), dtype=np.int32), strict=True))
-    return {name: _ints(_SAID.get(name, name), values) for name, values in columns.items()}
+    return {name: _ints(_FIELD_NAMES.get(name, name), values) for name, values in columns.items()}
 
 
 def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
-    """The parts one after the other; arrays of the right kind as they are, since prompts are long."""
+    """Concatenate the parts; arrays of the right type as they are, since prompts are long."""
     listed = list(parts)
     if not any(isinstance(part, np.ndarray) for part in listed):  # the many short rows of a tick: one array at once
         return _ints(name, list(chain.from_iterable(listed)))
@@ -228,7 +228,7 @@ def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
 
 
 def native_error(kind: str, message: str) -> PacelineError:
-    """What the native core calls by the name of its class."""
+    """Return the error of a class that the native core names."""
     made: PacelineError = getattr(errors, kind)(message)
     return made
 

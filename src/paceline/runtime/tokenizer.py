@@ -1,9 +1,9 @@
-"""Text to tokens and back: the vocabulary of a model as an object.
+"""Tokenizer: text to token ids and back, with the vocabulary of a model.
 
 A tokenizer is constant once made and may be used from any thread. It keeps its model alive, works with models that were
-loaded with `vocab_only`, and never reads text of its own accord: no chat template, no prompt format.
+loaded with `vocab_only`, and applies no chat template and no prompt format.
 
-What encoding costs (measured on two cores, llama.cpp as pinned, one megabyte of a single letter): 0.1 to 6 seconds and
+Cost of encoding (measured on two cores, llama.cpp as pinned, one megabyte of a single letter): 0.1 to 6 seconds and
 at most 130 bytes of memory a byte of text. Pre-tokenizers that fall back on `std::regex` also recurse once a character
 within a run (320 bytes of stack each), so long runs are encoded on a native thread with a stack of their size.
 """
@@ -30,7 +30,7 @@ _VOCAB_TYPES = ("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test")
 
 
 class TokenAttribute(enum.IntFlag):
-    """What a vocabulary says of a token; the values are llama.cpp's."""
+    """Attributes of a token in a vocabulary; the values are llama.cpp's."""
 
     UNKNOWN = 1 << 0
     UNUSED = 1 << 1
@@ -46,7 +46,7 @@ class TokenAttribute(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """The ids of a vocabulary's tokens for filling in the middle of a text; None where it has no such token.
+    """Ids of the tokens for fill-in-the-middle; None where the vocabulary has no such token.
 
     A prompt is made of prefix, suffix and middle; other files come before it with rep (repository) and sep (file).
     """
@@ -60,14 +60,14 @@ class FimTokens:
 
     @property
     def can_fill(self) -> bool:
-        """Whether the vocabulary has the three tokens without which nothing can be filled in."""
+        """Whether the vocabulary has the three tokens that fill-in-the-middle needs."""
         return None not in (self.prefix, self.suffix, self.middle)
 
 
 class Tokenizer:
     """Encodes text to token ids and decodes token ids to text, with the vocabulary of one model.
 
-    Every token has fixed bytes, taken from a table that is made once, so that bytes of tokens join:
+    Every token has fixed bytes, from a table that is made once, so that bytes of tokens concatenate:
     `decode_bytes(a) + decode_bytes(b) == decode_bytes(a + b)`. Streams rely on that. It also means that nothing is
     stripped: a vocabulary of the SentencePiece kind puts a space before a text when it encodes it, and decoding shows
     that space (`decode(encode("Hi")) == " Hi"`).
@@ -79,16 +79,16 @@ class Tokenizer:
         self._pieces: dict[bool, tuple[bytes, ...]] = {}
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The token ids of a text.
+        """Encode a text to token ids.
 
-        add_special: puts the special tokens around it that the model was trained with, usually one at the beginning.
-        parse_special: takes text like "<|im_end|>" for the control token of that name; leave it off for text that
-        comes from outside, on for prompts made by a template.
+        add_special: adds the special tokens that the model was trained with, usually one at the beginning.
+        parse_special: encodes text like "<|im_end|>" as the control token of that name; leave it off for untrusted text,
+        on for prompts rendered by a template.
 
         Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (on a machine
         with 16 GiB or more: a text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten
         thousand blanks or digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece
-        vocabulary has to spell in bytes). Raises `NotEnoughMemory` where there is no room for it, `Unsupported` where
+        vocabulary has to encode as bytes). Raises `NotEnoughMemory` where memory is short, `Unsupported` where
         the vocabulary cannot encode, and `InvalidParams` for a lone surrogate. The GIL is released meanwhile.
         """
         validation.boolean("add_special", add_special)
@@ -97,10 +97,10 @@ class Tokenizer:
         return result
 
     def encode_prompt(self, text: str, inputs: Sequence[tuple[int, int]]) -> list[int]:
-        """The token ids of a prompt that a template made: as `encode` with add_special and parse_special, with one exception.
+        """Encode a prompt that a template rendered: as `encode` with add_special and parse_special, but for `inputs`.
 
-        inputs: the parts of the text that came from outside, as (start, end) in characters, ascending and apart. What spells
-        a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
+        inputs: the parts of the text that came from the conversation, as (start, end) in characters, ascending and disjoint.
+        What spells a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
         """
         encoded = validation.text("text", text).encode()
         spans = _checked_spans("inputs", inputs, len(text))
@@ -110,23 +110,23 @@ class Tokenizer:
         return result
 
     def decode(self, ids: TokenIds, *, special: bool = False) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD, one per maximal invalid subpart.
+        """Decode token ids to text; invalid UTF-8 becomes U+FFFD, one per maximal invalid subpart.
 
-        special: whether control and unknown tokens show their text.
+        special: whether control and unknown tokens have their text, else they have none.
         """
         return self.decode_bytes(ids, special=special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: TokenIds, *, special: bool = False) -> bytes:
-        """The bytes of token ids, joined; they may end in the middle of a character."""
+        """Return the concatenated bytes of token ids; they may end in the middle of a character."""
         pieces = self.pieces(special)
         return b"".join([pieces[token] for token in validation.token_ids("ids", ids, self._n_vocab)])
 
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes of one token; with `special` off, control and unknown tokens have none."""
+        """Return the bytes of one token; with `special` off, control and unknown tokens have none."""
         return self.pieces(special)[self._checked(token)]
 
     def pieces(self, special: bool) -> tuple[bytes, ...]:
-        """The bytes of every token, by id. Made once in one native call and then kept."""
+        """Return the bytes of every token, by id. Made in one native call and then cached."""
         validation.boolean("special", special)
         table = self._pieces.get(special)
         if table is None:
@@ -134,29 +134,29 @@ class Tokenizer:
         return table
 
     def token_text(self, token: int) -> str:
-        """A token as the vocabulary spells it, for people to read: escaped blanks, byte tokens as <0x0A>."""
+        """Return a token as the vocabulary spells it: escaped blanks, byte tokens as <0x0A>."""
         text: bytes = self._vocab.text(self._checked(token))
         return text.decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells so, or None: for special tokens by their text, like "<|im_end|>"."""
+        """Return the token that the vocabulary spells so, or None; for special tokens by their text, like "<|im_end|>"."""
         return self._ids_by_text.get(validation.text("text", text).encode())
 
     def attributes(self, token: int) -> TokenAttribute:
-        """What the vocabulary says of a token."""
+        """Return the attributes of a token."""
         return TokenAttribute(self._vocab.attributes(self._checked(token)))
 
     def is_control(self, token: int) -> bool:
-        """Whether a token steers the model and is no text."""
+        """Return whether a token is a control token and no text."""
         return bool(self._vocab.is_control(self._checked(token)))
 
     def is_eog(self, token: int) -> bool:
-        """Whether generation ends with this token."""
+        """Return whether generation ends with this token."""
         return self._checked(token) in self.eog_ids
 
     @property
     def n_vocab(self) -> int:
-        """How many tokens there are; ids go from 0 to n_vocab - 1."""
+        """Number of tokens; ids go from 0 to n_vocab - 1."""
         return self._n_vocab
 
     @property
@@ -174,7 +174,7 @@ class Tokenizer:
 
     @cached_property
     def fim(self) -> FimTokens:
-        """The tokens for filling in the middle of a text; all None where the model was not trained for it."""
+        """The tokens for fill-in-the-middle; all None where the model was not trained for it."""
         get = self.special_tokens.get
         return FimTokens(
             prefix=get("fim_pre"),
@@ -207,12 +207,12 @@ class Tokenizer:
 
     @cached_property
     def eog_ids(self) -> frozenset[int]:
-        """The tokens that end generation: end of text, of turn, and what else the vocabulary has of the kind."""
+        """The tokens that end generation: end of text, of turn, and others of the vocabulary."""
         return frozenset(self._vocab.eog())
 
     @cached_property
     def suppressed_ids(self) -> frozenset[int]:
-        """The tokens that the model's authors want never to be generated."""
+        """The tokens that the model's file says are never to be generated."""
         return frozenset(self._vocab.suppressed())
 
     @property
@@ -243,7 +243,7 @@ class Tokenizer:
 
 
 def _checked_spans(name: str, spans: object, length: int) -> list[tuple[int, int]]:
-    """Ascending and apart, within the text: anything else could let a control token through."""
+    """Check spans: ascending, disjoint, within the text; others could let a control token through."""
     if not isinstance(spans, Sequence) or isinstance(spans, (str, bytes)):
         raise InvalidType(f"{name} must be a list of (start, end), not {spans!r:.80}")
     result: list[tuple[int, int]] = []
@@ -258,7 +258,7 @@ def _checked_spans(name: str, spans: object, length: int) -> list[tuple[int, int
 
 
 def _byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Positions in characters as positions in UTF-8."""
+    """Convert positions in characters to positions in UTF-8."""
     result = []
     position = num_bytes = 0
     for start, end in spans:

@@ -1,110 +1,150 @@
-"""Who gets a slot, and who gives it back under pressure."""
+"""Who runs: the queue of waiting sequences, the slots of running ones, admission and preemption."""
 
 from __future__ import annotations
 
+import heapq
+from bisect import insort
+from collections.abc import Iterator
+
+from paceline.kv_cache import KVCache, NotAdmitted, PrefixMatch
 from paceline.scheduling.events import Event, Started
-from paceline.scheduling.leaving import Way
-from paceline.scheduling.memory import Memory
-from paceline.scheduling.placement import WAIT, Placement, Wait
-from paceline.scheduling.reports import Reports
 from paceline.scheduling.sequence import Sequence
-from paceline.scheduling.slots import Slots
-from paceline.scheduling.waiting import Waiting
+from paceline.scheduling.telemetry import Telemetry
+
+
+class WaitingQueue:
+    """First come first served within a priority; waiting makes up for priority, so that no sequence starves.
+
+    sequences: in order of their turn; read-only.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(tuple(self.sequences))
+
+    def add(self, sequence: Sequence) -> None:
+        """Insert a sequence in its turn; a preempted one comes before all that arrived later."""
+        insort(self.sequences, sequence, key=lambda one: one.turn_key)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a sequence, if it is there."""
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
+
+
+class Slots:
+    """Slots 0 to num - 1, the lowest free one first. running: the sequences that have one, in order of admission."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._free = list(range(num))
+        self.running: list[Sequence] = []
+
+    @property
+    def num_free(self) -> int:
+        """Number of free slots."""
+        return len(self._free)
+
+    def allocate(self, sequence: Sequence, tick: int) -> int:
+        """Give a sequence a slot and return it."""
+        slot = sequence.slot = heapq.heappop(self._free)
+        sequence.last_tick = tick
+        self.running.append(sequence)
+        return slot
+
+    def release(self, sequence: Sequence) -> int:
+        """Take a sequence's slot back and return which it was."""
+        slot = sequence.slot
+        assert slot is not None  # noqa: S101 - it runs
+        self.running.remove(sequence)
+        heapq.heappush(self._free, slot)
+        sequence.slot = None
+        return slot
+
+    def next_victim(self) -> Sequence:
+        """Return the running sequence to preempt first: paused, then least important, then youngest."""
+        return max(self.running, key=lambda one: (one.request.is_paused, -one.priority, one.order))
+
+    def check(self) -> None:
+        """Assert that every slot is in one place."""
+        used = [one.slot for one in self.running if one.slot is not None]
+        assert sorted([*self._free, *used]) == list(range(self._num))  # noqa: S101 - our own invariant
 
 
 class Admission:
-    """Lets waiting sequences start in turn; nobody overtakes one that only has no room yet."""
+    """Moves sequences between queue and slots. A sequence that only lacks cells is not overtaken."""
 
-    def __init__(self, memory: Memory, slots: Slots, waiting: Waiting, reports: Reports, events: list[Event]) -> None:
-        self._memory, self._slots, self._waiting = memory, slots, waiting
-        self._reports, self._events = reports, events
+    def __init__(self, kv_cache: KVCache, slots: Slots, queue: WaitingQueue, telemetry: Telemetry) -> None:
+        self._kv_cache, self._slots, self._queue, self._telemetry = kv_cache, slots, queue, telemetry
 
-    def admit(self, now_s: float, tick: int) -> None:
-        """Starts as many as slots and cells allow."""
-        if not len(self._waiting):
-            return
-        self._start_in_turn(now_s, tick)
-
-    def preempt(self, now_s: float) -> None:
-        """Takes slot and memory of the running sequence that is paused, least important and youngest; it goes on later."""
-        victim = self._slots.next_to_give_way()
-        key, num_computed = victim.request.key, victim.num_computed
-        slot = self._slots.free(victim)
-        self._memory.preempt(victim, now_s)
-        self._waiting.add(victim)
-        self._reports.watch.slot_freed(key, victim.choice, slot, now_s)
-        self._reports.watch.preempted(key, victim.choice, num_computed, now_s)
-
-    def start_over(self, sequence: Sequence, now_s: float) -> None:
-        """Takes slot and memory of one that could not be given the beginning it was to have; it waits, and computes all."""
-        request = sequence.request
-        slot = self._slots.free(sequence)
-        self._memory.forget(sequence)
-        self._waiting.add(sequence)
-        if sequence.choice == 0 and request.first_token_s is None:
-            request.num_cached, request.cached_from = 0, None
-        self._reports.watch.slot_freed(request.key, sequence.choice, slot, now_s)
-        self._reports.watch.preempted(request.key, sequence.choice, 0, now_s)
-
-    def _start_in_turn(self, now_s: float, tick: int) -> None:
-        for sequence in self._waiting:
+    def admit(self, now_s: float, tick: int) -> list[Event]:
+        """Start as many waiting sequences, in turn, as slots and cells allow."""
+        events: list[Event] = []
+        for sequence in self._queue:
             if sequence.request.is_paused:
                 continue
             if not (self._slots.num_free or self._has_paused):
-                return
-            placement = self._fitting(sequence, now_s)
-            while self._has_paused and (
-                placement is None or (isinstance(placement, Placement) and not self._slots.num_free)
-            ):
+                break
+            match = self._match(sequence, now_s)
+            while self._has_paused and (match is NotAdmitted.NO_CELLS or self._lacks_slot(match)):
                 self.preempt(now_s)
-                placement = self._fitting(sequence, now_s)
-            if placement is WAIT:
+                match = self._match(sequence, now_s)
+            if match is NotAdmitted.PREFIX_PENDING:
                 continue
-            if not isinstance(placement, Placement):
-                return
-            self._start(sequence, placement, now_s, tick)
+            if not isinstance(match, PrefixMatch):
+                break
+            events += self._start(sequence, match, now_s, tick)
+        return events
+
+    def preempt(self, now_s: float) -> None:
+        """Take slot and cells of the next victim; it waits and resumes later."""
+        victim = self._slots.next_victim()
+        key, num_computed_tokens = victim.request.key, victim.num_computed_tokens
+        slot = self._slots.release(victim)
+        self._kv_cache.preempt(victim, now_s)
+        self._requeue(victim, slot, key, num_computed_tokens, now_s)
+
+    def restart(self, sequence: Sequence, now_s: float) -> None:
+        """Take slot and cells of a sequence whose copy or load failed; it waits and computes all of its tokens."""
+        request = sequence.request
+        slot = self._slots.release(sequence)
+        self._kv_cache.discard(sequence)
+        if sequence.choice == 0 and request.first_token_s is None:
+            request.num_cached, request.cached_from = 0, None
+        self._requeue(sequence, slot, request.key, 0, now_s)
+
+    def _requeue(self, sequence: Sequence, slot: int, key: int, num_computed_tokens: int, now_s: float) -> None:
+        self._queue.add(sequence)
+        self._telemetry.sink.slot_freed(key, sequence.choice, slot, now_s)
+        self._telemetry.sink.preempted(key, sequence.choice, num_computed_tokens, now_s)
+
+    def _match(self, sequence: Sequence, now_s: float) -> PrefixMatch | NotAdmitted:
+        return self._kv_cache.match(sequence, now_s, is_alone=not self._slots.running)
+
+    def _lacks_slot(self, match: PrefixMatch | NotAdmitted) -> bool:
+        return isinstance(match, PrefixMatch) and not self._slots.num_free
 
     @property
     def _has_paused(self) -> bool:
-        """Whether somebody who runs only waits for a reader, and could wait without a slot."""
+        """Whether a running sequence is paused, and could wait without a slot."""
         return any(one.request.is_paused for one in self._slots.running)
 
-    def _fitting(self, sequence: Sequence, now_s: float) -> Placement | Wait | Way | None:
-        """Where a sequence can start from, once kept paths have made way; None where there is no room for it.
-
-        `Way.LATER`, where a later tick may have some: what makes way for it is on its way to host memory. Alone it
-        may try in any case. The path that it starts from is the last to make way; where it has to, the sequence
-        starts from the saved one in the next tick.
-        """
-        while True:
-            placement = self._memory.placement(sequence, now_s)
-            if placement is WAIT:
-                return WAIT
-            if self._memory.is_saving(sequence, placement):
-                return Way.LATER
-            self._memory.touch(placement)
-            has_room = self._memory.room.has(sequence.num_known - placement.num_device)
-            if has_room and self._memory.room.can_load(placement):
-                return placement
-            way = self._memory.make_way(now_s)
-            if way is Way.LATER:
-                return Way.LATER
-            if way is Way.NONE:
-                if has_room:
-                    return placement.without_parts()
-                return None if self._slots.running else placement
-
-    def _start(self, sequence: Sequence, placement: Placement, now_s: float, tick: int) -> None:
-        request, watch = sequence.request, self._reports.watch
-        self._waiting.discard(sequence)
-        slot = self._slots.take(sequence, tick)
+    def _start(self, sequence: Sequence, match: PrefixMatch, now_s: float, tick: int) -> list[Event]:
+        request, sink = sequence.request, self._telemetry.sink
+        self._queue.discard(sequence)
+        slot = self._slots.allocate(sequence, tick)
         is_first = request.started_s is None
         if is_first:
             request.started_s = now_s
-            self._events.append(Started(request.key))
-        watch.request_started(request.key, sequence.choice, slot, now_s)
-        self._memory.start(sequence, placement, now_s)
-        if placement.num_tokens:
-            watch.prefix_shared(request.key, sequence.choice, placement.num_tokens, placement.source_name)
+        sink.request_started(request.key, sequence.choice, slot, now_s)
+        self._kv_cache.allocate(sequence, match, now_s)
+        if match.num_tokens:
+            sink.prefix_shared(request.key, sequence.choice, match.num_tokens, match.source_name)
             if is_first:
-                request.num_cached, request.cached_from = placement.num_tokens, placement.source_name
+                request.num_cached, request.cached_from = match.num_tokens, match.source_name
+        return [Started(request.key)] if is_first else []

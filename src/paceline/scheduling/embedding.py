@@ -7,9 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import Cancelled, DeadlineExceeded, EngineStopped, PacelineError
 from paceline.request import RequestOptions
-from paceline.scheduling.instrument import RequestRecord
-from paceline.streaming.chunk import Usage
+from paceline.scheduling.telemetry import RequestRecord
+from paceline.streaming.chunk import FinishReason, Usage
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,19 +34,19 @@ class EmbeddingRequest:
         return sum(map(len, self.texts))
 
     def deadline_s(self) -> float:
-        """When it ends for want of time, as things stand."""
+        """Return when its next deadline passes."""
         limits = [math.inf if self.options.timeout_s is None else self.options.timeout_s]
         if self.started_s is None and self.options.queue_timeout_s is not None:
             limits.append(self.options.queue_timeout_s)
         return self.submitted_s + min(limits)
 
     def usage(self, now_s: float) -> Usage:
-        """What it took; the passes count as prefill."""
+        """Return token counts and times so far; passes count as prefill."""
         started = now_s if self.started_s is None else self.started_s
         return Usage(prompt_tokens=self.num_tokens, queue_s=started - self.submitted_s, prefill_s=now_s - started)
 
     def record(self) -> RequestRecord:
-        """As instruments see it."""
+        """Return the record for instruments."""
         return RequestRecord(
             key=self.key,
             request_id=self.options.request_id,
@@ -56,6 +57,15 @@ class EmbeddingRequest:
             priority=self.options.priority,
             submitted_s=self.submitted_s,
         )
+
+
+def embedding_error(reason: FinishReason) -> PacelineError:
+    """Return what the caller of an embedding request gets that ended for this reason."""
+    if reason is FinishReason.CANCELLED:
+        return Cancelled("the request was cancelled")
+    if reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("the request ran out of time")
+    return EngineStopped("the engine was shut down")
 
 
 @dataclass(slots=True)
@@ -81,7 +91,7 @@ class EmbeddingQueue:
         return len(self.requests)
 
     def take(self, max_texts: int, max_tokens: int) -> list[EmbeddingItem]:
-        """The texts of the next pass: at least one, else as many as both limits allow, in order."""
+        """Return the texts of the next pass, in order: at least one, and as many as both limits allow."""
         items: list[EmbeddingItem] = []
         num_tokens = 0
         for request in self.requests:

@@ -1,4 +1,4 @@
-"""What a tick tells the outside: deltas and endings, in order. Whoever delivers them knows the channels; nobody here does."""
+"""What came of a tick, in order: deltas, endings, results of questions. Events name requests by key and know no channel."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Embedded(msgspec.Struct):
 
 
 class Exported(msgspec.Struct):
-    """What is known of a path, as ranges of saved cells that follow each other from its first token on; may be none."""
+    """Saved ranges of a prefix, one behind the other from its first token on; may be empty."""
 
     key: int
     ranges: list[Any]
 
 
 class Imported(msgspec.Struct):
-    """What host memory has of a path, now that ranges of it came from outside; none, where its budget has no room for any."""
+    """What host memory has of a prefix after an import; empty where its capacity has no room for any."""
 
     key: int
     ranges: list[Any]

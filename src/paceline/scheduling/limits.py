@@ -1,10 +1,10 @@
-"""The numbers that scheduling needs to know of its backend and its configuration. Frozen records."""
+"""The numbers that scheduling needs of its backend and its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+
+from paceline.kv_cache import KVCacheLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,12 +12,12 @@ class Limits:
     """What backend and configuration allow.
 
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
-    of one sequence in a tick. max_positions: tokens that one sequence can hold. num_cells: KV cells that all share; None
-    where memory is not made of cells. max_scored: rows of logits that a tick can spend on prompt tokens. can_share_part:
-    whether a sequence can take over a part of another's memory; otherwise only the whole. embed_tokens, embed_texts: most of
-    an embedding tick. num_seq_ids: running sequences and kept paths; as many as slots, and more where parts can be shared.
-    host_bytes: most that saved prefixes may take in host memory.
-    itl_target_s, max_tick_s: the time between two tokens that is aimed at, the longest tick while nobody decodes.
+    of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
+    spend on prompt tokens. itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes.
+    embed_tokens, embed_texts: most of an embedding tick; a longer text has one of its own. max_embedding_tokens: of the
+    longest text. num_cells, can_share_part, host_bytes: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where
+    parts of prefixes can be shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a
+    request to generate.
     """
 
     num_slots: int
@@ -34,29 +34,15 @@ class Limits:
     n_ubatch: int = 512
     embed_tokens: int = 2048
     embed_texts: int = 64
+    max_embedding_tokens: int = 2048
+    cannot_generate: str = "it embeds texts"
 
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Of the model: the bytes of every token, without and with its control tokens' text, and the ends of generation."""
-
-    pieces: Sequence[bytes]
-    pieces_special: Sequence[bytes]
-    eog_ids: frozenset[int]
-
-    @cached_property
-    def texts(self) -> Sequence[str | None]:
-        """The text of every token that is text by itself; None for parts of characters. Made once, when first asked for."""
-        return [_text(piece) for piece in self.pieces]
-
-    @cached_property
-    def texts_special(self) -> Sequence[str | None]:
-        """As `texts`, with control tokens."""
-        return [_text(piece) for piece in self.pieces_special]
-
-
-def _text(piece: bytes) -> str | None:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return None
+    def for_kv_cache(self) -> KVCacheLimits:
+        """Return the part that the KV cache needs."""
+        return KVCacheLimits(
+            num_seq_ids=self.num_seq_ids,
+            num_cells=self.num_cells,
+            can_share_part=self.can_share_part,
+            host_bytes=self.host_bytes,
+            itl_target_s=self.itl_target_s,
+        )

@@ -1,6 +1,6 @@
-"""A request in the engine, and its sequences: one for each answer that it wants.
+"""A request in the engine, and its sequences: one for each choice.
 
-A sequence counts tokens, not phases: what is known of it and not computed yet is its work. Prefill, decode, a shared
+A sequence counts tokens, not phases: those that are not computed yet are its work. Prefill, decode, a shared
 prefix and the recomputation after a preemption are the same row with other numbers. Engine's thread only; `cancelled` may
 be set from any.
 """
@@ -8,44 +8,44 @@ be set from any.
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Sequence as SequenceOf
+from dataclasses import InitVar, dataclass, field, replace
+
+import msgspec
 
 from paceline.errors import PacelineError
+from paceline.kv_cache import TOKEN_BYTES, Namespace, PendingPrefix, pack_tokens
+from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
-from paceline.scheduling.answer import Answer
-from paceline.scheduling.instrument import RequestRecord
-from paceline.scheduling.limits import Vocabulary
-from paceline.scheduling.prefix_tree import WIDTH, Namespace
+from paceline.scheduling.telemetry import RequestRecord
 from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """What was known of one choice when the engine that ran it was lost.
+class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
+    """What is known of one choice outside the engine that runs it: enough for another engine to continue it.
 
-    token_ids: all that it had generated. num_told: how many of them there were when its last chunk was made; None where
-    none was. untold: the logprobs of those that are in no chunk, where logprobs are wanted. num_scored: prompt tokens whose
-    log-probabilities were told. reason: why it has ended, if it has.
+    token_ids: all that it has generated. num_sent: how many of them there were when its last chunk was made; None if none
+    was. unsent_logprobs: of the tokens that are in no chunk, if logprobs are wanted. num_scored: prompt tokens whose
+    log-probabilities were sent. reason: why it has ended, if it has. sampler_state: for samplers whose draws do not follow
+    from seed and tokens alone.
     """
 
-    token_ids: tuple[int, ...] = ()
-    num_told: int | None = None
-    untold: tuple[TokenLogprobs, ...] = ()
+    token_ids: list[int] = []
+    num_sent: int | None = None
+    unsent_logprobs: list[TokenLogprobs] = []
     num_scored: int = 0
     reason: FinishReason | None = None
+    sampler_state: bytes | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """What a caller submitted, and what has become of it. Made on the caller's thread, then the engine's.
+    """What a caller submitted, and its state. Made on the caller's thread, then the engine's.
 
-    samplers: one a choice, the backend's own, told all that is known. lora: names of adapters with their scales. echo: the
-    prompt's text where it is part of the answer. pasts: of a request that goes on after its engine was lost, one a choice;
-    None for a choice of which nothing was told. Times are seconds on the engine's clock; submitted_s is set anew when the
+    samplers: one a choice, the backend's own, told all tokens. lora: names of adapters with their scales. echo: the
+    prompt's text where it is part of the output. states: of a request that another engine began, one a choice; None for a
+    choice without a token. Times are seconds on the engine's clock; submitted_s is set anew when the
     engine accepts it.
     """
 
@@ -58,7 +58,7 @@ class Request:
     lora: tuple[tuple[str, float], ...] = ()
     echo: str = ""
     vocabulary: InitVar[Vocabulary]
-    pasts: InitVar[Many[Past | None]] = ()
+    states: InitVar[SequenceOf[GenerationState | None]] = ()
     cancelled: bool = False
     is_paused: bool = False
     is_slow: bool = False
@@ -71,17 +71,21 @@ class Request:
     sequences: list[Sequence] = field(init=False)
     num_open: int = field(init=False)
 
-    def __post_init__(self, vocabulary: Vocabulary, pasts: Many[Past | None]) -> None:
+    def __post_init__(self, vocabulary: Vocabulary, states: SequenceOf[GenerationState | None]) -> None:
         options = self.options
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
-        lives = [*pasts, *[None] * (self.params.n - len(pasts))]
-        tokens = packed(self.prompt)  # here, on the caller's thread: of a long prompt that takes half a millisecond
-        self.sequences = [Sequence(self, choice, vocabulary, tokens, past) for choice, past in enumerate(lives)]
+        begun = [*states, *[None] * (self.params.n - len(states))]
+        tokens = pack_tokens(
+            self.prompt
+        )  # here, on the caller's thread: of a long prompt that takes half a millisecond
+        self.sequences = [Sequence(self, choice, vocabulary, tokens, state) for choice, state in enumerate(begun)]
         self.num_open = sum(one.reason is None for one in self.sequences)
 
     def deadline_s(self) -> float:
-        """When it ends for want of time, as things stand."""
+        """Return when its next deadline passes; infinite without one."""
+        if not self.has_deadline:
+            return math.inf
         options, limits = self.options, [math.inf]
         if options.timeout_s is not None:
             limits.append(options.timeout_s)
@@ -91,15 +95,21 @@ class Request:
             limits.append(options.queue_timeout_s)
         return self.submitted_s + min(limits)
 
+    def set_interval(self, interval: int) -> None:
+        """Change how many tokens a chunk needs, from the next chunk on."""
+        self.options = replace(self.options, interval=interval)
+        for sequence in self.sequences:
+            sequence.output.interval = interval
+
     def usage(self, now_s: float) -> Usage:
-        """What it took."""
+        """Return token counts and times so far."""
         started = now_s if self.started_s is None else self.started_s
         first = self.first_token_s
         return Usage(
             prompt_tokens=len(self.prompt),
             cached_tokens=self.num_cached,
             cached_from=self.cached_from,
-            completion_tokens=sum(one.answer.num_generated for one in self.sequences),
+            completion_tokens=sum(one.output.num_generated for one in self.sequences),
             queue_s=started - self.submitted_s,
             prefill_s=(now_s if first is None else first) - started,
             decode_s=0.0 if first is None else now_s - first,
@@ -107,7 +117,7 @@ class Request:
         )
 
     def record(self) -> RequestRecord:
-        """As instruments see it."""
+        """Return the record for instruments."""
         return RequestRecord(
             key=self.key,
             request_id=self.options.request_id,
@@ -121,72 +131,73 @@ class Request:
 
 
 def prefix_namespace(options: RequestOptions) -> Namespace:
-    """With whom requests of these options share prefixes: the same adapters, tenant and salt."""
+    """Return the namespace within which requests of these options share prefixes: adapters, tenant and salt."""
     return (options.lora, options.tenant, options.cache_salt)
-
-
-def packed(token_ids: Iterable[int]) -> bytes:
-    """Token ids as the prefix tree keeps them."""
-    return array("i", token_ids).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """A running sequence that is about to have computed the first `end` tokens of others that wait for it."""
-
-    sequence: Sequence
-    end: int
-
-    @property
-    def stands(self) -> bool:
-        """Whether it still runs and has not got there."""
-        by = self.sequence
-        return by.slot is not None and not by.request.is_paused and by.num_computed < self.end
 
 
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
-        "answer", "choice", "computes_all", "drawing", "error", "has_snapshot", "key", "known", "last_tick",
-        "limit", "num_computed", "num_known", "num_prompt", "num_scored", "order", "packed", "priority", "reason", "request",
-        "sampler", "seq_id", "slot", "waits_for",
+        "choice",
+        "computes_all",
+        "drawing",
+        "error",
+        "has_checkpoint",
+        "key",
+        "last_tick",
+        "limit",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_scored",
+        "num_tokens",
+        "order",
+        "output",
+        "packed",
+        "priority",
+        "reason",
+        "request",
+        "sampler",
+        "seq_id",
+        "slot",
+        "token_ids",
+        "waits_for",
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, choice: int, vocabulary: Vocabulary, tokens: bytes, past: Past | None = None
+        self, request: Request, choice: int, vocabulary: Vocabulary, tokens: bytes, state: GenerationState | None = None
     ) -> None:
         params, options = request.params, request.options
         self.request, self.choice = request, choice
         self.key = self.order = 0
         self.sampler = request.samplers[choice] if request.samplers else None
-        self.known = list(request.prompt)
-        self.num_known = self.num_prompt = len(self.known)
-        self.num_computed = 0
-        self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt - 1
+        self.token_ids = list(request.prompt)
+        self.num_tokens = self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
-        self.answer = Answer(params, vocabulary, choice, options, request.echo)
+        self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None
         self.seq_id: int | None = None
         self.packed = bytearray(tokens)
-        self.has_snapshot = False
-        self.waits_for: Promise | None = None
+        self.has_checkpoint = False
+        self.waits_for: PendingPrefix | None = None
         self.computes_all = False
         self.last_tick = 0
         self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
-        if past is not None:
-            self._resume(past)
+        if state is not None:
+            self._resume(state)
 
-    def _resume(self, past: Past) -> None:
-        """Takes over what was generated and told before; all of it is left to compute."""
-        self.known += past.token_ids
-        self.num_known = len(self.known)
-        self.num_scored = max(self.num_scored, past.num_scored)
-        self.reason = past.reason
-        self.answer.resume(past.token_ids, past.num_told, past.untold)
+    def _resume(self, state: GenerationState) -> None:
+        """Take over what was generated and sent before; all of it is left to compute."""
+        self.token_ids += state.token_ids
+        self.num_tokens = len(self.token_ids)
+        self.num_scored = max(self.num_scored, state.num_scored)
+        self.reason = state.reason
+        self.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
 
     @property
     def submitted_s(self) -> float:
@@ -194,49 +205,54 @@ class Sequence:
         return self.request.submitted_s
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot is not None
+
+    @property
     def reads_cache(self) -> bool:
-        """Whether its beginning may come from memory; not where every prompt token has to be scored, or that failed."""
+        """Whether a prefix may come from the cache; not where every prompt token is scored, or after a failed load."""
         return not self.is_scoring and not self.computes_all
 
     @property
     def writes_cache(self) -> bool:
-        """Whether others may find what it computed."""
+        """Whether its tokens may be cached for others."""
         return self.request.options.cache_prompt
 
     @property
     def namespace(self) -> Namespace:
-        """With whom it shares: the same adapters, tenant and salt; nobody but its own choices without cache_prompt."""
+        """What it shares prefixes with: the same adapters, tenant and salt; without cache_prompt only its own choices."""
         options = self.request.options
         return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
 
     def token_bytes(self, num_tokens: int) -> bytes:
-        """The first tokens that are known, as the prefix tree keeps them."""
-        have = len(self.packed) // WIDTH
+        """Return the first tokens as the radix tree keeps them."""
+        have = len(self.packed) // TOKEN_BYTES
         if have < num_tokens:
-            self.packed += packed(self.known[have:num_tokens])
-        return bytes(self.packed[: num_tokens * WIDTH])
+            self.packed += pack_tokens(self.token_ids[have:num_tokens])
+        return bytes(self.packed[: num_tokens * TOKEN_BYTES])
 
     @property
     def turn_key(self) -> tuple[float, int]:
-        """Whose turn comes first. Waiting becomes priority at a constant rate, so that time changes nothing about it."""
+        """Order of admission. Waiting becomes priority at a constant rate, so that the order does not change with time."""
         return (self.submitted_s - SECONDS_PER_PRIORITY * self.priority, self.order)
 
     @property
-    def num_left(self) -> int:
-        """Tokens to compute; of a prompt that nothing is drawn after, all but the last."""
-        return self.num_known - self.num_computed - (not self.drawing)
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens left to compute; where nothing is drawn after the prompt, all but its last."""
+        return self.num_tokens - self.num_computed_tokens - (not self.drawing)
 
     @property
     def is_decoding(self) -> bool:
         """Whether it has generated and only its newest token is left to compute."""
-        return self.num_known > self.num_prompt and self.num_known - self.num_computed == 1
+        return self.num_tokens > self.num_prompt_tokens and self.num_tokens - self.num_computed_tokens == 1
 
     @property
     def is_scoring(self) -> bool:
         """Whether prompt tokens are left whose log-probabilities were asked for."""
-        return self.num_scored < self.num_prompt - 1
+        return self.num_scored < self.num_prompt_tokens - 1
 
     def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """Latches why it ends; within one tick the reason of the higher rank stays."""
+        """Latch the finish reason; within one tick the one of the higher rank stays."""
         if self.reason is None or reason.rank < self.reason.rank:
             self.reason, self.error = reason, error

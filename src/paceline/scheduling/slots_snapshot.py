@@ -1,4 +1,4 @@
-"""What each slot does, at one moment between two ticks: records for whoever looks at a running engine. Pure."""
+"""What each slot does between two ticks, as records. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SlotView:
 
     state: "prefilling" while tokens other than the newest are left to compute, so also after a preemption; "paused" where the
     request's reader is too slow. key: of the request in its engine; request_id: the caller's name for it; choice: which of its
-    answers. num_prompt: tokens of the prompt, num_cached of them taken from memory; num_computed: tokens that lie in memory;
-    num_generated: tokens that were drawn, those of a stop as well; max_tokens: how many may be; None: no limit of its own.
-    running_s: since the request got its first slot.
+    choices. num_prompt_tokens: of the prompt, num_cached of them taken from the cache; num_computed_tokens: tokens in cells;
+    num_generated: tokens drawn, those of a stop included; max_tokens: the request's; None: no limit of its own. running_s:
+    seconds since the request got its first slot.
     """
 
     id: int
@@ -27,9 +27,9 @@ class SlotView:
     key: int | None = None
     request_id: str | None = None
     choice: int = 0
-    num_prompt: int = 0
+    num_prompt_tokens: int = 0
     num_cached: int = 0
-    num_computed: int = 0
+    num_computed_tokens: int = 0
     num_generated: int = 0
     max_tokens: int | None = None
     running_s: float = 0.0
@@ -67,7 +67,7 @@ class SlotsSnapshot:
 def slots_snapshot(
     running: Iterable[Sequence], *, num_slots: int, num_waiting: int, now_s: float = 0.0
 ) -> SlotsSnapshot:
-    """The slots of an engine that has so many. now_s: on the engine's clock."""
+    """Return the slots of an engine that has num_slots. now_s: on the engine's clock."""
     slots = [SlotView(id=slot) for slot in range(num_slots)]
     for sequence in running:
         assert sequence.slot is not None  # noqa: S101 - it runs
@@ -83,10 +83,10 @@ def _view(sequence: Sequence, slot: int, now_s: float) -> SlotView:
         key=request.key,
         request_id=request.options.request_id,
         choice=sequence.choice,
-        num_prompt=sequence.num_prompt,
+        num_prompt_tokens=sequence.num_prompt_tokens,
         num_cached=request.num_cached,
-        num_computed=sequence.num_computed,
-        num_generated=sequence.num_known - sequence.num_prompt,
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
         max_tokens=request.params.max_tokens,
         running_s=0.0 if request.started_s is None else now_s - request.started_s,
     )

@@ -1,7 +1,7 @@
-"""The numbers of an engine and its server in Prometheus's text format.
+"""Expose the metrics of an engine and its server in Prometheus's text format.
 
-`python -m paceline.server.exposition > docs/prometheus.md` writes the page about it. Reading the numbers may wait for the
-worker, so nothing here belongs on an event loop.
+`python -m paceline.server.exposition > docs/prometheus.md` generates the page about them. Reading metrics may wait for the
+worker: not on an event loop.
 """
 
 from __future__ import annotations
@@ -19,25 +19,37 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from paceline.engine import metric_table
-from paceline.engine.heartbeat import Heartbeat
-from paceline.engine.histogram import Histogram
-from paceline.engine.metrics_snapshot import MetricsSnapshot, Sample
+from paceline.observability import metric_table
+from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.server import http_metrics, llama_metrics
 from paceline.server.http_metrics import HttpMetrics
 from paceline.server.llama_metrics import LlamaMetrics
 
 ALIVE = "paceline_engine_alive"
+SLEEPING = "paceline_engine_sleeping"
+_SLEEPING_HELP = "1 while the engine's process is let go for want of requests (sleep_idle_s); else 0."
 _ALIVE_HELP = "1 while the engine lives: it is idle, or turns, or another process takes over; else 0."
+
+CRASHES = "paceline_engine_crashes_in_a_row"
+_CRASHES_HELP = (
+    "Crashes of the engine's process, none of which ran for a minute in between; 0 when the present one has."
+)
+BACK_OFF = "paceline_engine_restart_wait_seconds"
+_BACK_OFF_HELP = "Until the engine's process is started again; 0 while it runs or loads."
 
 HELP = {
     **{metric.name: metric.help for metric in metric_table.METRICS},
     ALIVE: _ALIVE_HELP,
+    CRASHES: _CRASHES_HELP,
+    BACK_OFF: _BACK_OFF_HELP,
+    SLEEPING: _SLEEPING_HELP,
     **http_metrics.HELP,
     **{metric.name: metric.help for metric in (*llama_metrics.METRICS, *llama_metrics.RATES)},
 }
 
 
+_GAUGES = (ALIVE, SLEEPING, CRASHES, BACK_OFF)  # of the heartbeat
 _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -46,18 +58,15 @@ _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetric
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a scrape gets."""
+class ScrapeResponse:
+    """The response to a scrape."""
 
     body: bytes
     content_type: str
 
 
 class Exposition:
-    """Everything that one server tells. stats, heartbeat: the engine's; may be called on any thread.
-
-    Raises whatever these raise.
-    """
+    """The metrics of one server. stats, heartbeat: the engine's; called on any thread; what they raise is passed on."""
 
     def __init__(
         self, stats: Callable[[], MetricsSnapshot], heartbeat: Callable[[], Heartbeat], http: HttpMetrics
@@ -69,46 +78,50 @@ class Exposition:
         ProcessCollector(registry=self._registry)
         self._registry.register(_Worker(lambda: heartbeat().worker_pid))
 
-    def answer(self, accept: str = "") -> Answer:
-        """The text in the format that an Accept header asks for. Waits for the engine's numbers."""
+    def scrape(self, accept: str = "") -> ScrapeResponse:
+        """Return the text in the format that an Accept header asks for. Waits for the engine's metrics."""
         encode, content_type = choose_encoder(accept)
-        return Answer(encode(self._registry), content_type)
+        return ScrapeResponse(encode(self._registry), content_type)
 
     def _samples(self) -> Iterator[Sample]:
         snapshot = self._stats()
         yield from snapshot
-        yield Sample(ALIVE, "gauge", (), self._heartbeat().is_alive)
+        heartbeat = self._heartbeat()
+        yield Sample(ALIVE, "gauge", (), heartbeat.is_alive)
+        yield Sample(CRASHES, "gauge", (), heartbeat.num_crashes)
+        yield Sample(BACK_OFF, "gauge", (), heartbeat.restart_in_s or 0.0)
+        yield Sample(SLEEPING, "gauge", (), heartbeat.state == "sleeping")
         yield from self._http.samples()
         yield from self._llama.samples(snapshot)
 
 
 class _Samples(Collector):
-    """Samples as families of the library's."""
+    """Samples as metric families of the client library."""
 
     def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """One family a name."""
+        """Yield one family per name."""
         for _, samples in groupby(self._read(), key=lambda sample: sample.name):
             yield family(list(samples))
 
 
 class _Worker(Collector):
-    """Memory, time and descriptors of the worker process, while there is one."""
+    """Memory, time and file descriptors of the worker process, while there is one."""
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
 
     def collect(self) -> Iterator[Family]:
-        """None where the system does not tell, or it died just now."""
+        """Yield the process metrics; none if the system does not report them or the process has just died."""
         pid = self._pid()
         if pid is not None:
             yield from ProcessCollector(namespace="paceline_worker", pid=lambda: pid, registry=None).collect()
 
 
 def family(samples: list[Sample]) -> Family:
-    """Samples of one name, which differ in their labels."""
+    """Return samples of one name, which differ in their labels, as a family."""
     first = samples[0]
     made = _KINDS[first.kind](first.name, HELP[first.name], labels=[name for name, _ in first.labels])
     for sample in samples:
@@ -123,7 +136,7 @@ def family(samples: list[Sample]) -> Family:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Bounds and how many values were no larger: the format's buckets hold those of all smaller ones."""
+    """Return cumulative buckets, as the format has them, of bounds and counts."""
     bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
@@ -144,14 +157,15 @@ _LLAMA = """\
 llama-server's names, from the same counters. They say what they say there, with these differences: `n_tokens_max` is a gauge,
 since it is no sum, and looks at requests that have ended; `tokens_predicted_seconds_total` adds up the time between the tokens
 of every stream; the two rates are means since the last scrape, as there, so that two scrapers see each other's.
-`spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation.
+`spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation. There is no speculation
+here yet, so all counters of drafts are 0.
 """
 
 
 def markdown() -> str:
-    """The text of `docs/prometheus.md`."""
-    kinds = {http_metrics.SECONDS: "histogram", http_metrics.STREAMS: "gauge", ALIVE: "gauge"}
-    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (ALIVE, *http_metrics.HELP)]
+    """Return the text of `docs/prometheus.md`."""
+    kinds = {http_metrics.SECONDS: "histogram", http_metrics.STREAMS: "gauge", **dict.fromkeys(_GAUGES, "gauge")}
+    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_GAUGES, *http_metrics.HELP)]
     llama = [(one.name, one.kind, one.help) for one in llama_metrics.METRICS]
     llama += [(one.name, "gauge", one.help) for one in llama_metrics.RATES]
     return "\n".join(

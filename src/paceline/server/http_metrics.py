@@ -1,7 +1,6 @@
-"""What the front itself counts: HTTP requests by route and status, open streams, bytes of them.
+"""Count HTTP requests by route and status, open event streams and their bytes.
 
-Whoever answers requests calls it on the event loop, and whoever exports it reads on any thread: a lock is held for as long as
-counting takes.
+Written on the event loop, read on any thread, under a lock.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from paceline.engine.histogram import Tally
-from paceline.engine.metrics_snapshot import Sample
+from paceline.observability.metrics import Tally
+from paceline.observability.metrics_snapshot import Sample
 
 OTHER: Final = "other"
-"""The route of requests that matched none, and of all beyond the number that is kept apart."""
+"""The route of requests that matched none, and of all beyond the maximum number of series."""
 
-_MOST_PLACES = 1000  # of route, method and status: what a stranger sends must not fill memory
+_MAX_SERIES = 1000  # of route, method and status: requests must not fill memory
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 
 REQUESTS: Final = "paceline_http_requests_total"
@@ -44,33 +43,33 @@ class HttpMetrics:
         self._num_bytes = 0
 
     def observe(self, route: str, status: int, seconds: float, *, method: str = "GET") -> None:
-        """A request was answered. route: the path as the server names it, never as it was sent; `OTHER` where none matched."""
+        """Count a request. route: the route's pattern, never the path as sent; `OTHER` where none matched."""
         with self._lock:
-            place = (route, method, status)
-            if place not in self._requests and len(self._requests) >= _MOST_PLACES:
-                route, place = OTHER, (OTHER, OTHER, status)
-            self._requests[place] += 1
+            series = (route, method, status)
+            if series not in self._requests and len(self._requests) >= _MAX_SERIES:
+                route, series = OTHER, (OTHER, OTHER, status)
+            self._requests[series] += 1
             if route not in self._seconds:
                 self._seconds[route] = Tally(_SECONDS)
             self._seconds[route].observe(seconds)
 
     def stream_opened(self) -> None:
-        """A stream of events begins."""
+        """Count an event stream as open."""
         with self._lock:
             self._num_streams += 1
 
     def stream_closed(self) -> None:
-        """It has ended, however that was."""
+        """Count an event stream as ended."""
         with self._lock:
             self._num_streams -= 1
 
     def sent(self, num_bytes: int) -> None:
-        """So many bytes of a stream went out."""
+        """Count bytes of event streams."""
         with self._lock:
             self._num_bytes += num_bytes
 
     def samples(self) -> Iterator[Sample]:
-        """All of it at one moment."""
+        """Yield a consistent snapshot of all samples."""
         with self._lock:
             requests = sorted(self._requests.items())
             seconds = [(route, tally.histogram()) for route, tally in sorted(self._seconds.items())]

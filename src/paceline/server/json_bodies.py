@@ -1,7 +1,7 @@
-"""Routes whose JSON bodies are decoded fast, strictly, and off the event loop where they are large.
+"""JSON bodies: requests decoded fast and strictly, responses encoded fast; large ones off the event loop.
 
-Strictly: no NaN, no lone surrogates, nothing nested too deep, no more fields than a body can mean. FastAPI then checks what
-was decoded.
+Strictly: no NaN, no lone surrogates, no deep nesting, no more fields than a body can mean. FastAPI checks the
+decoded value.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.problems import Problem, Refused
+from paceline.server.api_errors import invalid_request
 
 _SMALL = 1 << 16  # bytes that are decoded within a fraction of a millisecond
-_MOST_FIELDS = 1000
-_MOST_PARTS = 250_000
-_MOST_VALUES = 1 << 20  # token ids of the longest prompt that a model takes
+_MAX_FIELDS = 1000
+_MAX_PARTS = 250_000
+_MAX_VALUES = 1 << 20  # token ids of the longest prompt that a model takes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class JsonRequest(Request):
-    """A request whose `json` is as this module says."""
+    """A request whose `json` decodes strictly, large bodies in a thread."""
 
     async def json(self) -> Any:
-        """The body. Raises `JSONDecodeError`, which FastAPI knows."""
+        """Return the decoded body. Raises `JSONDecodeError`, which FastAPI handles."""
         if not hasattr(self, "_decoded"):
             body = await self.body()
-            self._decoded = decoded(body) if len(body) <= _SMALL else await asyncio.to_thread(decoded, body)
+            self._decoded = decode_json(body) if len(body) <= _SMALL else await asyncio.to_thread(decode_json, body)
         return self._decoded
 
 
 class JsonRoute(APIRoute):
-    """A route that reads such requests."""
+    """A route that reads its body with `JsonRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's, given a `JsonRequest`."""
+        """Return FastAPI's handler, called with a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
@@ -50,8 +50,8 @@ class JsonRoute(APIRoute):
         return handle_json
 
 
-def decoded(body: bytes) -> Any:
-    """The value of a JSON text. Raises `JSONDecodeError`, and `Refused` where it has more fields than any body."""
+def decode_json(body: bytes) -> Any:
+    """Decode a JSON text. Raises `JSONDecodeError`, and `ApiException` for more fields than any body has."""
     if len(body) > _SMALL:
         _check_parts(body)
     try:
@@ -59,33 +59,58 @@ def decoded(body: bytes) -> Any:
     except msgspec.DecodeError as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
     except UnicodeDecodeError as error:
-        raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from None
+        raise json.JSONDecodeError(f"not UTF-8 at byte {error.start}", "", 0) from None
     except RecursionError:
-        raise json.JSONDecodeError("nested too deep", "", 0) from None
-    if isinstance(value, dict) and len(value) > _MOST_FIELDS:
-        raise _refused(f"the body has {len(value)} fields, and at most {_MOST_FIELDS} are read")
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+        raise invalid_request(f"the body has {len(value)} fields, more than the limit of {_MAX_FIELDS}; send less")
     return value
 
 
 def _check_parts(body: bytes) -> None:
-    """Refuses what would take long to take apart, while no other thread runs. Such parts within texts count as well."""
+    """Refuse what takes long to decode, which would block other threads. Parts within strings count as well."""
     count = body.count(b"[") + body.count(b"{") + body.count(b'":')
-    if count > _MOST_PARTS:
-        raise _refused(f"the body has {count} lists, objects and fields, and at most {_MOST_PARTS} are read")
-    if body.count(b",") >= _MOST_VALUES and _has_many_commas(body):
-        raise _refused(f"the body has more than {_MOST_VALUES} values, and no more are read; send less, or text")
+    if count > _MAX_PARTS:
+        raise invalid_request(
+            f"the body has {count} lists, objects and fields, more than the limit of {_MAX_PARTS}; send less"
+        )
+    if body.count(b",") >= _MAX_VALUES and _has_many_commas(body):
+        raise invalid_request(f"the body has more than {_MAX_VALUES} values, which is the limit; send less, or text")
 
 
 def _has_many_commas(body: bytes) -> bool:
-    """Whether as many as that are outside of texts, of which a long one may have any number."""
+    """Return whether there are that many commas outside of strings, of which a long one may have any number."""
     count = end = 0
     for number, text in enumerate(_TEXT.finditer(body)):
         count += body.count(b",", end, text.start())
         end = text.end()
-        if count >= _MOST_VALUES or number >= 3 * _MOST_VALUES:  # so many texts are no JSON, or values of their own
+        if count >= _MAX_VALUES or number >= 3 * _MAX_VALUES:  # so many texts are no JSON, or values of their own
             return True
-    return count + body.count(b",", end) >= _MOST_VALUES
+    return count + body.count(b",", end) >= _MAX_VALUES
 
 
-def _refused(message: str) -> Refused:
-    return Refused(Problem(400, "invalid_request_error", "invalid_params", message))
+_PART = 256  # items of a list that are written together
+
+
+def encode_in_parts(content: Any) -> bytes:
+    """Encode a list, or the lists among an object's values, in parts.
+
+    For threads: no other thread runs during one call of the encoder.
+    """
+    if isinstance(content, dict):
+        members = (msgspec.json.encode(name) + b":" + encode_in_parts(value) for name, value in content.items())
+        return b"{%b}" % b",".join(members)
+    if isinstance(content, list) and len(content) > _PART:
+        starts = range(0, len(content), _PART)
+        return b"[%b]" % b",".join(msgspec.json.encode(content[start : start + _PART])[1:-1] for start in starts)
+    return msgspec.json.encode(content)
+
+
+def json_response(content: Any) -> Response:
+    """Return a 200 with this content."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def large_json_response(content: Any) -> Response:
+    """Return a 200 with this content, encoded in a thread."""
+    return Response(await asyncio.to_thread(encode_in_parts, content), media_type="application/json")

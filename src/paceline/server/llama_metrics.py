@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from paceline.engine import metric_table as table
-from paceline.engine.histogram import Histogram
-from paceline.engine.metric_table import Metric
-from paceline.engine.metrics_snapshot import MetricsSnapshot, Sample
+from paceline.observability import metric_table as table
+from paceline.observability.metric_table import Metric
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 
 Value = Callable[[MetricsSnapshot], float]
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaMetric:
-    """One of them, and what it is made of."""
+    """A metric and the function that computes it."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -27,7 +26,7 @@ class LlamaMetric:
 
 @dataclass(frozen=True, slots=True)
 class LlamaRate:
-    """One that is the quotient of what two counters gained since somebody looked last."""
+    """A gauge: the quotient of two counters' increases since the last scrape."""
 
     name: str
     help: str
@@ -51,6 +50,16 @@ def _count(metric: Metric) -> Value:
     return lambda snapshot: sum(one.count for one in _histograms(snapshot, metric))
 
 
+def _prompt_tokens(snapshot: MetricsSnapshot) -> float:
+    return snapshot.number(table.PREFILL.name) + snapshot.number(table.EMBEDDED_TOKENS.name)
+
+
+def _prompt_s(snapshot: MetricsSnapshot) -> float:
+    ticks = [one for one in snapshot if one.name == table.TICK_S.name and ("kind", "embed") in one.labels]
+    embedding_s = sum(one.value.sum for one in ticks if isinstance(one.value, Histogram))
+    return snapshot.number(table.PREFILL_S.name) + embedding_s
+
+
 def _busy_slots(snapshot: MetricsSnapshot) -> float:
     share = snapshot.histogram(table.OCCUPANCY.name).mean
     return 0.0 if share is None else share * snapshot.number(table.SLOTS.name)
@@ -66,19 +75,25 @@ def _gauge(name: str, text: str, value: Value) -> LlamaMetric:
 
 METRICS: Final = (
     _counter(
-        "prompt_tokens", "Prompt tokens computed; those taken from memory are not among them.", _number(table.PREFILL)
+        "prompt_tokens",
+        "Tokens computed of prompts and of embedded texts; those taken from memory are not among them.",
+        _prompt_tokens,
     ),
     _counter("prompt_tokens_cached", "Prompt tokens taken from memory.", _number(table.PREFIX_TOKENS)),
-    _counter("prompt_seconds", "Seconds of the passes that computed prompt tokens.", _number(table.PREFILL_S)),
+    _counter("prompt_seconds", "Seconds of the passes that computed them.", _prompt_s),
     _counter("tokens_predicted", "Tokens generated.", _number(table.GENERATED)),
     _counter(
         "tokens_predicted_seconds", "Seconds between generated tokens, of all streams together.", _sum(table.ITL_S)
     ),
     _counter("n_decode", "Passes.", _count(table.TICK_S)),
     _gauge("n_tokens_max", "Most tokens of a request that has ended, prompt and answer.", _number(table.TOKENS_MAX)),
-    _counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed.", _number(table.DRAFTED)),
-    _counter("spec_decode_num_accepted_tokens", "Proposed tokens that were kept.", _number(table.ACCEPTED)),
-    _counter("spec_decode_num_drafts", "Passes that verified drafts; there are none.", lambda _: 0.0),
+    _counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed; 0 without it.", _number(table.DRAFTED)),
+    _counter(
+        "spec_decode_num_accepted_tokens",
+        "Proposed tokens that were kept; 0 without speculation.",
+        _number(table.ACCEPTED),
+    ),
+    _counter("spec_decode_num_drafts", "Passes that verified drafts; 0 without speculation.", lambda _: 0.0),
     _gauge("requests_processing", "Slots in which a sequence is.", _number(table.SLOTS_IN_USE)),
     _gauge("requests_deferred", "Requests that wait for their start.", _number(table.QUEUED)),
     _gauge("n_busy_slots_per_decode", "Slots in use at a pass, on average.", _busy_slots),
@@ -100,14 +115,14 @@ RATES: Final = (
 
 
 class LlamaMetrics:
-    """Remembers what the last look saw, for the rates. Any thread."""
+    """Compute llama-server's metrics; remembers the last scrape's counters for the rates. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[float, float]] = {}
 
     def samples(self, snapshot: MetricsSnapshot) -> Iterator[Sample]:
-        """All of them, in the order of the tables."""
+        """Yield all samples in the order of the tables."""
         for metric in METRICS:
             yield Sample(metric.name, metric.kind, (), metric.value(snapshot))
         with self._lock:

@@ -1,16 +1,23 @@
-"""GET /: a small page for people who open the server in a browser. Nothing on it is loaded from elsewhere."""
+"""HTML pages: / for people in a browser, and /docs, the OpenAPI document. They load nothing else and run no scripts."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
 from html import escape
+from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from paceline import __version__
 from paceline.server.service import Service
 
+_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>paceline</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -21,8 +28,8 @@ dt{{float:left;clear:left;width:8rem;color:#666}}dd{{margin:0 0 .3rem 8rem}}a{{c
 """
 
 
-def routes(service: Service) -> APIRouter:
-    """The page."""
+def start_page_routes(service: Service) -> APIRouter:
+    """Return /."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
@@ -38,7 +45,7 @@ def routes(service: Service) -> APIRouter:
                 facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(service)),
                 links=" · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items()),
             ),
-            headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},
+            headers=_HEADERS,
         )
 
     return router
@@ -51,3 +58,167 @@ def _facts(service: Service) -> list[tuple[str, str]]:
         return [*facts, ("slots", str(config.num_slots)), ("state", "ready" if not service.is_draining else "ending")]
     state = "failed to load" if service.failure is not None else f"loading, {service.progress:.0%}"
     return [*facts, ("state", state)]
+
+
+def document_routes(app: FastAPI) -> list[Route]:
+    """Return /openapi.json and /docs of an application with an `openapi_url`; they go before its own routes."""
+    openapi = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
+
+    async def document(request: Request) -> Response:
+        await asyncio.to_thread(app.openapi)  # built once, in a thread: it takes a while
+        answer: Response = await openapi(request)
+        return answer
+
+    async def page(request: Request) -> Response:
+        root = request.scope.get("root_path", "")
+        return HTMLResponse(await asyncio.to_thread(lambda: api_page(app.openapi(), root)), headers=_HEADERS)
+
+    return [
+        Route("/openapi.json", document, include_in_schema=False),
+        Route("/docs", page, include_in_schema=False),
+    ]
+
+
+Schema = Mapping[str, Any]
+
+_OURS: Final = "paceline's own"  # how descriptions begin of fields that no other server has
+
+
+_METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
+_BOUNDS: Final = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {}",
+    "maxItems": "at most {}",
+}
+_CODE: Final = re.compile(r"`([^`]+)`")
+_STYLE: Final = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+a{color:#0645ad}code{font:.9em ui-monospace,monospace}h2{margin:2.5rem 0 .5rem}h3{font-size:1rem;margin:1rem 0 .3rem}
+details{border:1px solid #ccc;border-radius:6px;margin:.4rem 0;padding:0 .8rem}summary{cursor:pointer;padding:.5rem 0}
+summary b{display:inline-block;width:4.5rem;font-size:.85em}summary span{float:right;color:#666}
+table{border-collapse:collapse;width:100%;margin-bottom:1rem}
+td{text-align:left;vertical-align:top;padding:.25rem .6rem .25rem 0;border-top:1px solid #ddd;overflow-wrap:anywhere}
+td:first-child{width:13rem}td:nth-child(2){width:15rem}
+@media(max-width:40rem){summary span{float:none;display:block}}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}a{color:#8ab4f8}details{border-color:#444}
+td{border-color:#333}summary span{color:#999}}
+"""
+
+
+def api_page(document: Mapping[str, Any], root: str = "") -> str:
+    """Return an OpenAPI document as HTML. root: the prefix of the server's routes."""
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    operations = list(_operations(document))
+    tags = list(dict.fromkeys(tag for tag, *_ in operations))
+    schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
+    bodies = "".join(_schema(name, schema) for name, schema in schemas.items())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}: API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
+<body><h1>{title}</h1>
+<p>What can be asked here. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
+What runs here: <a href="{escape(root)}/">start page</a>.</p>
+<p>{" · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Bodies"])}</p>
+{"".join(_group(tag, [one for one in operations if one[0] == tag]) for tag in tags)}
+<h2 id="bodies">Bodies</h2>
+{bodies}
+</body></html>
+"""
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Schema]]:
+    """Yield tag, method, path and description."""
+    for path, methods in document["paths"].items():
+        for method in _METHODS:
+            if method in methods:
+                yield (methods[method].get("tags") or ["others"])[0], method.upper(), path, methods[method]
+
+
+def _group(tag: str, operations: list[tuple[str, str, str, Schema]]) -> str:
+    shown = "".join(_operation(method, path, described) for _, method, path, described in operations)
+    return f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>{shown}'
+
+
+def _operation(method: str, path: str, described: Schema) -> str:
+    head = f"<b>{method}</b><code>{escape(path)}</code> <span>{_text(described.get('summary', ''))}</span>"
+    parts = [f"<p>{_text(described.get('description', ''))}</p>"]
+    if parameters := described.get("parameters"):
+        parts.append("<h3>Parameters</h3>" + _table(_parameter(one) for one in parameters))
+    for kind, content in described.get("requestBody", {}).get("content", {}).items():
+        parts.append(f"<h3>Body</h3><p>{_type(content.get('schema', {}))}, as <code>{escape(kind)}</code></p>")
+    answers = described.get("responses", {}).items()
+    parts.append("<h3>Answers</h3>" + _table(_answer(status, answer) for status, answer in answers))
+    return f"<details><summary>{head}</summary>{''.join(parts)}</details>"
+
+
+def _parameter(parameter: Schema) -> tuple[str, str, str]:
+    schema = parameter.get("schema", {})
+    where = f"in the {parameter['in']}" + (", required" if parameter.get("required") else "")
+    return parameter["name"], f"{_type(schema)}, {where}", _text(parameter.get("description", ""))
+
+
+def _answer(status: str, answer: Schema) -> tuple[str, str, str]:
+    kinds = ", ".join(f"<code>{escape(kind)}</code>" for kind in answer.get("content", {}))
+    return ("any other" if status == "default" else status), kinds, _text(answer.get("description", ""))
+
+
+def _schema(name: str, schema: Schema) -> str:
+    required = schema.get("required", ())
+    fields = (
+        (field, _type(described) + (", required" if field in required else ""), _about(described))
+        for field, described in sorted(
+            schema.get("properties", {}).items(), key=lambda one: _rank(one[1], one[0] in required)
+        )
+    )
+    about = f"<p>{_text(schema.get('description', ''))}</p>"
+    return (
+        f'<details open id="{escape(name)}"><summary><b>{escape(name)}</b></summary>{about}{_table(fields)}</details>'
+    )
+
+
+def _rank(schema: Schema, is_required: bool) -> int:
+    """Sort required fields first, fields that only this server has last."""
+    return 0 if is_required else 2 if schema.get("description", "").startswith(_OURS) else 1
+
+
+def _table(rows: Iterator[tuple[str, str, str]]) -> str:
+    """Return a table; rows are a name as text and two cells of HTML."""
+    shown = (f"<td><code>{escape(name)}</code></td><td>{one}</td><td>{two}</td>" for name, one, two in rows)
+    return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in shown)}</table>"
+
+
+def _type(schema: Schema) -> str:
+    """Return a schema's type in words, as HTML."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return " or ".join(dict.fromkeys(_type(one) for one in schema[several]))
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in values)
+    kind = schema.get("type", "anything")
+    shown = f"list of {_type(schema['items'])}" if kind == "array" and schema.get("items") else escape(str(kind))
+    bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
+    return f"{shown} ({escape(', '.join(bounds))})" if bounds else shown
+
+
+def _about(schema: Schema) -> str:
+    about = _text(schema.get("description", ""))
+    default = schema.get("default")
+    return about if default in (None, "") else f"{about} Default: <code>{escape(json.dumps(default))}</code>"
+
+
+def _text(text: str) -> str:
+    """Return text as HTML, with what stands in backticks as code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _anchor(tag: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", tag.lower())

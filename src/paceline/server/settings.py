@@ -1,4 +1,4 @@
-"""What a server is set up with: one frozen record, resolved once from flags, environment and files."""
+"""The settings of a server: one frozen record, resolved once from flags, environment and files."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key that opens the server. tenant: salts the prefix cache, so that keys of two tenants share nothing."""
+    """An API key. tenant: salts the prefix cache, so that two tenants share no prefixes."""
 
     secret: str = field(repr=False)
     tenant: str = ""
 
 
+def is_socket_path(host: str) -> bool:
+    """Return whether an address to listen on is the path of a Unix socket."""
+    return host.endswith(".sock")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Everything that `paceline serve` resolves. Immutable.
+    """All settings of `paceline serve`. Immutable.
 
     Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
     `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
-    lora_scales (what applies where a request does not say), chat_template (text; None: the model's), chat_template_kwargs
-    (variables for the template; a request's win over them), prefill_assistant (whether an answer goes on with a last message
-    of the assistant's where a request does not say; None: as llama-server has it in its routes and OpenAI in its own),
-    pooling (of embeddings where a request does not say; None: as the model was made), embd_normalize (of llama-server's
-    embeddings where a request does not say: -1 none, 0 by the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm),
-    spm_infill (whether an infill's prompt has its suffix before its prefix).
+    lora_scales (for requests that set none), chat_template (text; None: the model's), chat_template_kwargs
+    (variables for the template; a request's win over them), prefill_assistant (default of requests: whether to continue an
+    assistant's last message; None: as llama-server does in its routes and OpenAI in its own), pooling (default of embeddings;
+    None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by the greatest, 1 taxicab,
+    2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its prefix), special (default
+    of requests: whether control tokens are detokenized).
 
-    Network: host, port (0: any free one), aliases (names of the model; none: its file's), api_keys (none: everybody may),
-    allowed_hosts (names that clients may ask for beside localhost, addresses and host; "*": any; none: these alone, unless
-    there are keys or TLS, which keep strangers' pages out), cors_origins (none: off), ssl_certfile, ssl_keyfile, root_path (a
-    prefix of every route).
+    Network: hosts (addresses, names, or paths of Unix sockets that end in .sock), port (of all of them; 0: any free one, for
+    one address), aliases (names of the model; none: its file's), tags (of the model, as GET /v1/models lists them), api_keys
+    (none: no key is needed), allowed_hosts (names in Host headers beside localhost, addresses and hosts; "*": any; none: these
+    alone, unless there are keys or TLS, which protect from DNS rebinding too), cors_origins (none: off; "localhost":
+    this machine's, any port; "*": all), cors_methods, cors_headers ("*": those that are requested), cors_credentials
+    (whether pages may send cookies), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
-    Limits: max_body_bytes, max_total_body_bytes (of all requests that are being answered; None: four times as many),
+    Limits: max_body_bytes, max_total_body_bytes (of all requests in flight; None: four times as many),
     max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders and idle connections),
-    heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what SIGTERM leaves to running streams),
+    heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what running streams get after SIGTERM),
     timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
@@ -55,13 +62,18 @@ class ServerSettings:
     pooling: str | None = None
     embd_normalize: int = 2
     spm_infill: bool = False
+    special: bool = False
 
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
     aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     api_keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    cors_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
+    cors_headers: tuple[str, ...] = ("*",)
+    cors_credentials: bool = False
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     root_path: str = ""
@@ -89,5 +101,5 @@ class ServerSettings:
 
     @property
     def checks_hosts(self) -> bool:
-        """Whether only certain names are answered to."""
+        """Whether only certain Host headers are allowed."""
         return bool(self.allowed_hosts) or not (self.api_keys or self.ssl_certfile)

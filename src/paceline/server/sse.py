@@ -1,7 +1,7 @@
-"""Server-sent events: a generation's chunks as a stream that always ends in order, and says that it lives while it waits.
+"""Server-sent events: chunks as a stream that always ends in order, with comments while there is nothing to send.
 
-After the 200 there come events, at most one of them a failure, then the one that marks the end. On the event loop; what a
-tick brought to a stream is written at once, and nothing is read from the engine while the client does not read.
+After the 200 come events, at most one of them an error, then the one that marks the end. On the event loop; what a
+tick added to a stream is written at once, and nothing is read from the engine while the client does not read.
 """
 
 from __future__ import annotations
@@ -15,94 +15,94 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.generating import Readable
-from paceline.server.problems import FAILED_ENDINGS, Problem, problem_of, problem_of_ending
+from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiError, api_error_of, api_error_of_finish
+from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
 
 _log = logging.getLogger("paceline.server")
 
 Render = Callable[[int, StreamChunk], Iterable[bytes]]
-"""The JSON of the events that tell a chunk of a prompt; without line breaks."""
+"""Encodes a chunk of a prompt as the JSON of events, without line breaks."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies that gather answers leave this one alone
+    (b"x-accel-buffering", b"no"),  # proxies that buffer responses do not buffer this one
 ]
 _PING = b": ping\n\n"
 
 
 def event_stream(
-    generation: Readable,
+    source: ChunkSource,
     render: Render,
     *,
-    failure: Callable[[Problem], bytes],
+    failure: Callable[[ApiError], bytes],
     done: bytes = b"[DONE]",
 ) -> Response:
-    """The answer to a request that streams; it owns the generation from now on.
+    """Return the streaming response to a request; it closes the source at its end.
 
-    failure: the JSON of the event that tells a problem. done: the data of the last event; empty: none.
+    failure: encodes the event that reports an error. done: data of the last event; empty: none.
     """
-    return EventStream(generation, render, failure, done)
+    return EventStream(source, render, failure, done)
 
 
 class EventStream(Response):
-    """Writes what a generation brings. Its client's hanging up ends the generation, and leaving it in any way does."""
+    """Writes a source's chunks as server-sent events. Leaving it in any way cancels the source."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Readable, render: Render, failure: Callable[[Problem], bytes], done: bytes) -> None:
+    def __init__(self, source: ChunkSource, render: Render, failure: Callable[[ApiError], bytes], done: bytes) -> None:
         super().__init__()
-        self._generation, self._render, self._failure, self._done = generation, render, failure, done
-        self._problem: Problem | None = None
+        self._source, self._render, self._failure, self._done = source, render, failure, done
+        self._api_error: ApiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of ASGI
-        """Sends the whole answer."""
-        async with self._generation:
+        """Send the whole response."""
+        async with self._source:
             await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._own_headers()]})
-            wire = _Wire(send, self._generation.heartbeat_s)
+            wire = _Wire(send, self._source.heartbeat_s)
             try:
                 await self._write(wire)
             finally:
                 wire.close()
 
     async def _write(self, wire: _Wire) -> None:
-        generation = self._generation
+        source = self._source
         try:
-            async for batch in generation.batches():
-                if generation.is_abandoned:
-                    continue  # to its end, which is near
+            async for batch in source.batches():
+                if source.is_disconnected:
+                    continue  # read to the end, which is near
                 data = [b"data: %b\n\n" % event for index, chunk in batch for event in self._events(index, chunk)]
                 if data:
                     await wire.send(b"".join(data))
         except Exception as error:  # noqa: BLE001 - every stream ends in order
             _log.exception("a stream could not be written; it ends with an error")
-            self._problem = self._problem or problem_of(error)
-        generation.cancel()
-        if not generation.is_abandoned:
+            self._api_error = self._api_error or api_error_of(error)
+        source.cancel()
+        if not source.is_disconnected:
             await wire.end(self._ending())
 
     def _events(self, index: int, chunk: StreamChunk) -> Iterable[bytes]:
-        """What a chunk becomes; a failed ending is told at the end, its text at once."""
-        if chunk.finish_reason not in FAILED_ENDINGS:
+        """Return the events of a chunk. A failed ending is reported at the end of the stream, its text at once."""
+        if chunk.finish_reason not in FAILED_FINISH_REASONS:
             return self._render(index, chunk)
-        if self._problem is None and chunk.finish_reason is not None:
-            self._problem = problem_of_ending(chunk.finish_reason, chunk.error)
+        if self._api_error is None and chunk.finish_reason is not None:
+            self._api_error = api_error_of_finish(chunk.finish_reason, chunk.error)
         if not (chunk.text or chunk.token_ids):
             return ()
         return self._render(index, msgspec.structs.replace(chunk, finish_reason=None, usage=None, error=None))
 
     def _ending(self) -> bytes:
-        last = [] if self._problem is None else [self._failure(self._problem)]
+        last = [] if self._api_error is None else [self._failure(self._api_error)]
         return b"".join(b"data: %b\n\n" % event for event in [*last, *([self._done] if self._done else [])])
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        """What a route has added."""
+        """Return the headers that a route has added."""
         return [pair for pair in self.raw_headers if pair[0] not in (b"content-type", b"content-length")]
 
 
 class _Wire:
-    """The way to the client; tells it from time to time that the stream lives while nothing else comes."""
+    """The connection to the client; sends a comment from time to time while no event is sent."""
 
     def __init__(self, send: Send, heartbeat_s: float) -> None:
         self._send, self._heartbeat_s = send, heartbeat_s
@@ -113,18 +113,18 @@ class _Wire:
         self._ping: asyncio.Task[None] | None = None
 
     async def send(self, data: bytes) -> None:
-        """Waits while the client does not read."""
+        """Send events. Waits while the client does not read."""
         self._is_quiet, self._is_sending = False, True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending = False
 
     async def end(self, data: bytes) -> None:
-        """The last of it."""
+        """Send the last events and end the response."""
         self.close()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def close(self) -> None:
-        """Beats no more."""
+        """Stop sending comments."""
         if self._timer is not None:
             self._timer.cancel()
         if self._ping is not None:

@@ -1,11 +1,11 @@
-"""How tokens reach a reader: chunks, the channel between the engine and one reader, and the stream a caller holds.
+"""Streaming: chunks, the channel between the engine and the one reader of a request, and the stream that callers read.
 
-Knows nothing of models or scheduling. The contract is written down in docs/architecture.md, *Streams*.
+Knows nothing of models or scheduling.
 """
 
 from paceline.streaming.channel import StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.feed import END, TIMEOUT, Nothing, StreamFeed, StreamState
+from paceline.streaming.sender import END, TIMEOUT, Nothing, StreamSender, StreamState
 from paceline.streaming.stream import AsyncStream, Stream
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Stream",
     "StreamChannel",
     "StreamChunk",
-    "StreamFeed",
+    "StreamSender",
     "StreamState",
     "TokenLogprobs",
     "Usage",

@@ -1,7 +1,7 @@
-"""What the engine has pushed and the reader has not taken: joined chunks, a token count, and whether that is too much.
+"""Chunks that the engine has pushed and the reader has not taken, coalesced, with a token count for backpressure.
 
-Pure: knows neither threads nor loops; whoever holds one guards it. Joining costs time in proportion to what is joined, and
-a backlog that nobody reads keeps few objects.
+Pure: no threads, no loops; the owner's lock guards it. Coalescing takes time linear in what is joined, and a backlog that is
+never read holds few objects.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _FAN = 64  # chunks that become one
 
 
 class Pieces:
-    """Chunks of one choice, two or more, that its reader will get as one.
+    """Two or more chunks of one choice, which its reader gets as one.
 
-    The list is a number in base 64: every 64 chunks become one, 64 such become one again. So each token is copied once a
-    digit, and 100,000 chunks are held as fewer than 200.
+    Every 64 chunks are joined into one, 64 such into one again, as carrying works in base 64. So each token is copied once
+    per level, and 100,000 chunks are held as fewer than 200.
     """
 
     __slots__ = ("_chunks", "_num_added", "num_tokens")
@@ -26,7 +26,7 @@ class Pieces:
         self.num_tokens = len(first.token_ids) + len(second.token_ids)
 
     def add(self, chunk: StreamChunk) -> None:
-        """Appends the next chunk."""
+        """Append the next chunk."""
         self._chunks.append(chunk)
         self._num_added += 1
         self.num_tokens += len(chunk.token_ids)
@@ -34,7 +34,7 @@ class Pieces:
             self._compact()
 
     def joined(self) -> StreamChunk:
-        """All of them as one."""
+        """Join all chunks into one."""
         return StreamChunk.joined_all(self._chunks)
 
     def _compact(self) -> None:
@@ -45,18 +45,27 @@ class Pieces:
 
 
 class Backlog:
-    """Per choice what waits. A choice is ripe, and may be taken, with `interval` tokens or its ending.
+    """Unread chunks by choice. A choice is ripe, and can be taken, with `interval` tokens or its last chunk.
 
-    ripe: the choices that are, in the order in which they became so. num_tokens: all that wait. num_ripe: of them, those
-    that may be taken. is_behind: more than `limit` could have been taken, and they have not yet fallen to half of it;
-    num_times_behind counts how often that began.
+    Once the backlog is closed everything can be taken, ripe or not.
+
+    Attributes:
+        interval: Tokens that make a choice ripe.
+        ripe: Ripe choices, in the order in which they became so.
+        num_tokens: All unread tokens.
+        num_ripe: Unread tokens that can be taken.
+        is_behind: Whether more than `limit` tokens could be taken, and they have not fallen to half of it since.
+        num_times_behind: How often `is_behind` became true.
     """
 
-    __slots__ = ("_held", "_interval", "_limit", "is_behind", "num_ripe", "num_times_behind", "num_tokens", "ripe")
+    __slots__ = (
+        "_held", "_is_closed", "_limit", "interval", "is_behind", "num_ripe", "num_times_behind", "num_tokens", "ripe",
+    )  # fmt: skip
 
     def __init__(self, interval: int = 1, limit: int | None = None) -> None:
-        self._interval = interval
+        self.interval = interval
         self._limit = limit
+        self._is_closed = False
         self._held: dict[int, StreamChunk | Pieces] = {}
         self.ripe: dict[int, None] = {}
         self.num_tokens = 0
@@ -65,7 +74,7 @@ class Backlog:
         self.num_times_behind = 0
 
     def add(self, chunk: StreamChunk) -> bool:
-        """Takes in what a tick brought to one choice; answers whether the reader has fallen behind by it."""
+        """Add a chunk and return whether the reader has fallen behind by it."""
         choice = chunk.choice
         num_new = len(chunk.token_ids)
         held = self._held.get(choice)
@@ -78,35 +87,51 @@ class Backlog:
         self.num_tokens += num_new
         if choice in self.ripe:
             self.num_ripe += num_new
-        elif held is None and num_new >= self._interval:  # the common case: the reader has taken what was there
+        elif held is None and num_new >= self.interval:  # the common case: the reader has taken what was there
             self.ripe[choice] = None
             self.num_ripe += num_new
-        elif chunk.finish_reason is not None or _count(self._held[choice]) >= self._interval:
+        elif chunk.finish_reason is not None or _count(self._held[choice]) >= self.interval:
             self._ripen(choice)
         return self._limit is not None and self._falls_behind(self._limit)
 
+    def set_interval(self, interval: int) -> bool:
+        """Change the interval and return whether the reader has fallen behind by it. What was ripe stays ripe."""
+        self.interval = interval
+        for choice, held in self._held.items():
+            if choice not in self.ripe and _count(held) >= interval:
+                self._ripen(choice)
+        return self._limit is not None and self._falls_behind(self._limit)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the backlog is closed and something still waits."""
+        return self._is_closed and bool(self._held)
+
     def take(self) -> StreamChunk | Pieces:
-        """Hands out all that waits of the choice that became ripe first; there must be one. See `whole`."""
-        choice = next(iter(self.ripe))
-        del self.ripe[choice]
+        """Remove and return all chunks of the choice that became ripe first; there must be one. See `whole`."""
+        choice = next(iter(self.ripe or self._held))
         held = self._held.pop(choice)
         num_taken = _count(held)
         self.num_tokens -= num_taken
-        self.num_ripe -= num_taken
+        if choice in self.ripe:
+            del self.ripe[choice]
+            self.num_ripe -= num_taken
         if self.is_behind and self._limit is not None and self.num_ripe <= self._limit // 2:
             self.is_behind = False
         return held
 
     def close(self, last: StreamChunk) -> StreamChunk:
-        """Makes ripe whatever is left, and answers the stream's last chunk: with what its choice had, if that was unripe."""
+        """Close the backlog and return the stream's last chunk, joined to what its choice had, if that was unripe.
+
+        The backlog is closed and complete even if the join raises, as it does where memory is short.
+        """
+        self._is_closed = True
         choice = last.choice
         if choice in self._held and choice not in self.ripe:
-            held = self._held.pop(choice)
-            self.num_tokens -= _count(held)
+            held = self._held[choice]
             last = whole(held).joined(last)
-        for other in self._held:
-            if other not in self.ripe:
-                self._ripen(other)
+            del self._held[choice]
+            self.num_tokens -= _count(held)
         return last
 
     def _ripen(self, choice: int) -> None:
@@ -126,5 +151,5 @@ def _count(held: StreamChunk | Pieces) -> int:
 
 
 def whole(held: StreamChunk | Pieces) -> StreamChunk:
-    """The one chunk that was taken. Its time grows with its length: nothing for a lock."""
+    """Return what `take` returned as one chunk. Takes time linear in its length, so call it without the lock."""
     return held.joined() if isinstance(held, Pieces) else held

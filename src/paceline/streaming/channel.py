@@ -1,7 +1,7 @@
 """The queue between the engine and the one reader of a request: the reader's end.
 
-Nobody but the engine pushes, into the feed that `attach` answers (feed.py). The reader may be any one thread or any one
-event loop; cancel() and the properties are for everybody.
+Only the engine pushes, into the sender that `attach` returns (sender.py). The reader may be any one thread or any one
+event loop; cancel() and the properties are for any thread.
 """
 
 from __future__ import annotations
@@ -11,26 +11,37 @@ from collections.abc import Callable
 
 from paceline import validation
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.feed import TIMEOUT, Nothing, StreamFeed, StreamState
 from paceline.streaming.iterators import AsyncChunkIterator, ChunkIterator
+from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
 
 _LONGEST_S = 1e9
 
 
 class StreamChannel:
-    """One request's channel; serves one request and one reader in its life. Make it with `StreamChannel.create()`.
+    """The queue between the engine and the one reader of one request. Make it with `StreamChannel.create()`.
+
+    Every stream has one. To read on another thread than the one that submits, or to start reading before there is a
+    request, make a channel first and pass it to `LLM.stream`:
+
+        channel = StreamChannel.create()
+        reader = threading.Thread(target=channel.consume, args=(print,))
+        reader.start()
+        llm.stream("A fox", channel=channel)
 
     A channel that is collected before its stream has ended cancels the request.
     """
 
     def __init__(self) -> None:
-        self._feed = StreamFeed()
-        self._interval = 1
+        self._sender = StreamSender()
         self._request_index = -1
 
     @classmethod
     def create(cls) -> StreamChannel:
-        """A new channel."""
+        """Make a channel.
+
+        Returns:
+            A channel that is not attached to a request yet.
+        """
         return cls()
 
     def attach(
@@ -41,65 +52,106 @@ class StreamChannel:
         max_buffered_tokens: int | None = None,
         on_cancel: Callable[[], None] | None = None,
         on_backlog: Callable[[], None] | None = None,
-    ) -> StreamFeed:
-        """Begins to serve a request, and answers the engine's end. Hold that and not the channel, see feed.py.
+        on_interval: Callable[[], None] | None = None,
+    ) -> StreamSender:
+        """Attach the channel to a request. The engine holds what this returns, and not the channel, see sender.py.
 
-        interval: tokens that a chunk needs before the reader sees it, the last one aside. max_buffered_tokens: of those
-        that the reader could take, how many may gather before `StreamFeed.is_behind` becomes true; false again at half.
+        No callback may block, and none carries a value: read `is_behind` or `interval` when the engine gets to it. All are
+        dropped at the end of the stream.
 
-        on_cancel is called once, on the thread that cancels; from here if that has happened already. on_backlog is called
-        whenever `is_behind` has changed: to true on the thread that pushes, to false on the one that reads. Two such calls
-        may overtake each other, so they carry nothing: look at `is_behind`, which is kept under the lock, when the engine
-        gets to it. Neither may block. on_cancel may come out of a garbage collection, on any thread and in the middle of
-        anything, so that it must take no lock which that thread could hold: `queue.SimpleQueue.put` is made for this, an
-        `Event` is not. Both are forgotten at the end.
-        Raises `InvalidParams` where the channel has served before, or a value is out of its range.
+        Args:
+            request_index: The caller's number of the request.
+            interval: Tokens per chunk; one that was set on the channel applies instead.
+            max_buffered_tokens: Readable tokens beyond which `is_behind` becomes true; it becomes false again at half.
+            on_cancel: Called once, on the thread that cancels; from here if that has happened already. It may run inside a
+                garbage collection, on any thread, so that it must take no lock which that thread could hold:
+                `queue.SimpleQueue.put` is made for this, `Event.set` is not.
+            on_backlog: Called after each change of `is_behind`: to true on the thread that pushes, to false on the one that
+                reads. Two calls may overtake each other.
+            on_interval: Called after each change of `interval`, on the thread that changes it.
+
+        Returns:
+            The engine's end of the channel.
+
+        Raises:
+            InvalidParams: The channel has served before, or a value is out of its range.
         """
-        self._feed.attach(interval, max_buffered_tokens, on_cancel, on_backlog)
-        self._interval = interval
+        self._sender.attach(interval, max_buffered_tokens, on_cancel, on_backlog, on_interval)
         self._request_index = request_index
-        return self._feed
+        return self._sender
+
+    def check_new(self) -> None:
+        """Check that the channel can serve a request.
+
+        Raises:
+            InvalidParams: It is attached to a request, or was.
+        """
+        self._sender.check_new()
 
     # ---- the reader
 
     def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """The next chunk; `TIMEOUT` where none came in time (None waits for ever), `END` after the terminal one.
+        """Return the next chunk, waiting for it if need be.
 
-        Raises `EngineStopped` in a forked child, where nothing more can come; so does whatever else waits.
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all.
+
+        Returns:
+            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
+
+        Raises:
+            EngineStopped: This process was forked from the engine's, so that nothing can come.
         """
         timeout_s = _seconds(timeout_s)
-        taken = self._feed.take()
-        while taken is TIMEOUT and timeout_s != 0 and self._feed.wait(timeout_s):
-            taken = self._feed.take()
+        taken = self._sender.take()
+        while taken is TIMEOUT and timeout_s != 0 and self._sender.wait(timeout_s):
+            taken = self._sender.take()
         return taken
 
     async def get_async(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """As `get`, for an event loop. Cancelling the task that waits takes nothing out of the channel."""
+        """Return the next chunk, on an event loop. Cancelling the task that waits takes nothing out of the channel.
+
+        Args:
+            timeout_s: As for `get`.
+
+        Returns:
+            As `get` does.
+
+        Raises:
+            EngineStopped: As `get` does.
+        """
         timeout_s = _seconds(timeout_s)
-        taken = self._feed.take()
+        taken = self._sender.take()
         if taken is not TIMEOUT or timeout_s == 0:
             return taken
         try:
             async with asyncio.timeout(timeout_s):
                 while taken is TIMEOUT:
-                    await self._feed.wait_async()
-                    taken = self._feed.take()
+                    await self._sender.wait_async()
+                    taken = self._sender.take()
         except TimeoutError:
             pass  # nothing was taken: that is done last
         return taken
 
     def __iter__(self) -> ChunkIterator:
-        """Every chunk to the terminal one. Leaving the loop before cancels the request."""
+        """Iterate over every chunk up to the terminal one. Leaving the loop before cancels the request."""
         return ChunkIterator(self.get, self.cancel)
 
     def __aiter__(self) -> AsyncChunkIterator:
-        """As `__iter__`, for an event loop; cancelling the task that reads cancels the request too."""
+        """Iterate on an event loop; cancelling the task that reads cancels the request too."""
         return AsyncChunkIterator(self.get_async, self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason:
-        """Calls the handler with every chunk and answers the `finish_reason`. Not for the engine's own thread.
+        """Call a function with every chunk. Not for the engine's own thread.
 
-        An exception of the handler cancels the request and is raised here.
+        Args:
+            handler: Called on this thread. Its exception cancels the request and is raised here.
+
+        Returns:
+            The finish reason of the choice that ended last.
+
+        Raises:
+            EngineStopped: As `get` does.
         """
         for chunk in self:
             try:
@@ -113,76 +165,110 @@ class StreamChannel:
         return reason
 
     def wait_finished(self, timeout_s: float | None = None) -> bool:
-        """Waits for the terminal chunk, asleep all the while, and takes nothing; answers whether it is there."""
-        return self._feed.wait_finished(_seconds(timeout_s))
+        """Wait for the terminal chunk without taking anything.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit.
+
+        Returns:
+            Whether it has come.
+
+        Raises:
+            EngineStopped: As `get` does.
+        """
+        return self._sender.wait_finished(_seconds(timeout_s))
 
     async def finished(self) -> None:
-        """As `wait_finished`, for an event loop, without a limit."""
-        await self._feed.wait_finished_async()
+        """Wait for the terminal chunk, on an event loop, without a timeout."""
+        await self._sender.wait_finished_async()
 
     def wait_released(self, timeout_s: float | None = None) -> bool:
-        """Waits until the slot is free and its memory reclaimable; answers whether that is so."""
-        return self._feed.wait_released(_seconds(timeout_s))
+        """Wait until the request's slot is free and its KV cells can be reused.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit.
+
+        Returns:
+            Whether that is so.
+
+        Raises:
+            EngineStopped: As `get` does.
+        """
+        return self._sender.wait_released(_seconds(timeout_s))
 
     async def released(self) -> None:
-        """As `wait_released`, for an event loop, without a limit."""
-        await self._feed.wait_released_async()
+        """Wait until the slot is free, on an event loop, without a timeout."""
+        await self._sender.wait_released_async()
 
-    # ---- anybody
+    # ---- any thread
 
     def cancel(self) -> None:
-        """Asks the engine to end the request. Idempotent, never blocks, drops nothing; after the end it does nothing."""
-        self._feed.cancel()
+        """Ask the engine to end the request. Idempotent, never blocks, drops no chunk; no effect after the end."""
+        self._sender.cancel()
 
     def __del__(self) -> None:
-        self._feed.cancel()
+        self._sender.cancel()
 
     @property
     def state(self) -> StreamState:
-        """Where the channel is in its life."""
-        return self._feed.state
+        """Whether the channel is new, attached to a request, or finished."""
+        return self._sender.state
 
     @property
     def is_finished(self) -> bool:
-        """Whether the terminal chunk is there, or was taken."""
-        return self._feed.is_finished
+        """Whether the terminal chunk has come."""
+        return self._sender.is_finished
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody cancelled before the end."""
-        return self._feed.is_cancelled
+        """Whether the request was cancelled before its end."""
+        return self._sender.is_cancelled
 
     @property
     def is_released(self) -> bool:
-        """Whether the request's slot is free and its memory reclaimable."""
-        return self._feed.is_released
+        """Whether the request's slot is free and its KV cells can be reused."""
+        return self._sender.is_released
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The terminal chunk's, of the choice that ended last; None before the end."""
-        terminal = self._feed.terminal
+        """Why the choice that ended last did; None before the end."""
+        terminal = self._sender.terminal
         return None if terminal is None else terminal.finish_reason
 
     @property
     def usage(self) -> Usage | None:
-        """What the request took; None before the end."""
-        terminal = self._feed.terminal
+        """Token counts and times; None before the end."""
+        terminal = self._sender.terminal
         return None if terminal is None else terminal.usage
 
     @property
     def interval(self) -> int:
-        """Tokens that a chunk needs before the reader sees it."""
-        return self._interval
+        """Tokens per chunk, at least 1; the last chunk of a choice may have fewer.
+
+        May be set at any time, by any thread: before the channel is attached, and while the stream runs. Waiting tokens that
+        suffice for the new interval can be read at once; what could be read before still can. No effect after the end.
+        Setting a value out of range raises `InvalidParams` and changes nothing.
+        """
+        return self._sender.interval
+
+    @interval.setter
+    def interval(self, interval: int) -> None:
+        self._sender.set_interval(interval)
+
+    @property
+    def own_interval(self) -> int | None:
+        """The interval that was set on the channel; None if none was, so that the request's option applies."""
+        return self._sender.own_interval
 
     @property
     def request_index(self) -> int:
-        """The request's place in its caller's batch; -1 before it was attached."""
-        return self._request_index
+        """The caller's number of the request; -1 before the channel is attached."""
+        return -1 if self._sender.state is StreamState.NEW else self._request_index
 
     @property
     def num_buffered(self) -> int:
-        """Tokens that the reader has not taken yet."""
-        return self._feed.num_buffered
+        """Tokens that were generated and not read yet."""
+        return self._sender.num_buffered
 
 
 def _seconds(timeout_s: float | None) -> float | None:

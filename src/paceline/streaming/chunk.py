@@ -1,4 +1,4 @@
-"""What a reader of a stream gets at once, and why a stream ends. Frozen records; any thread."""
+"""The chunks of a stream and its finish reasons. Frozen records; any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from paceline.errors import PacelineError
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. Within one tick the one that stands first here wins."""
+    """Why a choice ended. If several apply in one tick, the one listed first wins.
+
+    ERROR: it failed; the chunk has the error. CANCELLED: by the caller, or by leaving the stream. DEADLINE: a timeout of
+    `RequestOptions`. SHUTDOWN: the engine stopped. SLOW_READER: its reader fell behind. STOP: a stop string or stop token.
+    END: the model's end-of-generation token. LENGTH: max_tokens, or the context is full.
+    """
 
     ERROR = "error"
     CANCELLED = "cancelled"
@@ -26,7 +31,7 @@ class FinishReason(Enum):
 
     @property
     def rank(self) -> int:
-        """Its place in that order; lower wins."""
+        """The place in that order; lower wins."""
         return _RANKS[self]
 
 
@@ -35,7 +40,13 @@ _RANKS = {reason: rank for rank, reason in enumerate(FinishReason)}
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token: its natural-log probability, and the most likely tokens' ids and theirs, most likely first."""
+    """Log-probabilities at the position of one token, natural logarithms.
+
+    Attributes:
+        own: Log-probability of the token itself.
+        token_ids: Ids of the most likely tokens, most likely first.
+        values: Their log-probabilities.
+    """
 
     own: float
     token_ids: tuple[int, ...] = ()
@@ -44,10 +55,19 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request took. Tokens are counts, times are seconds.
+    """Token counts and times of a request.
 
-    cached_tokens: of the prompt, taken from memory instead of computed; cached_from says where they were ("running",
-    "device", "host"). draft_tokens were proposed, accepted_tokens of them kept. ttft_s: from submit to the first token.
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Prompt tokens whose KV was reused instead of computed.
+        cached_from: Where it was: "running", "device" or "host"; None if nothing was reused.
+        completion_tokens: Generated tokens, of all choices.
+        draft_tokens: Tokens that speculation proposed.
+        accepted_tokens: Draft tokens that were accepted.
+        queue_s: Seconds in the queue.
+        prefill_s: Seconds from the start of prefill to the first token.
+        decode_s: Seconds from the first token to the end.
+        ttft_s: Seconds from submit to the first token; None without one.
     """
 
     prompt_tokens: int = 0
@@ -65,12 +85,19 @@ class Usage:
 class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of one choice of a stream.
 
-    index: of its first token among the choice's generated tokens. token_ids and logprobs belong together, one each.
-    text: what became readable, well-formed by itself; it may lag behind the tokens by an unfinished character or a
-    possible stop. finish_reason: set on the last chunk of a choice, and with it `stop`, the stop string or the id that
-    ended it, and `stop_token_ids`, the tokens that this took and that are in no token_ids. prompt_logprobs: one for each
-    prompt token but the first, where they were asked for. error: why a choice failed. usage: on the terminal chunk, which
-    is the last of the stream.
+    Attributes:
+        index: Place of its first token among the choice's generated tokens.
+        token_ids: The generated tokens.
+        text: Text that became complete; well-formed UTF-8. It may lag behind the tokens by an unfinished character or a
+            possible stop string.
+        logprobs: One per token of token_ids, if requested.
+        choice: The choice that it belongs to.
+        prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
+        finish_reason: Why the choice ended; on its last chunk.
+        stop: The stop string or token id that ended it, with the reason STOP.
+        stop_token_ids: Tokens of the stop, which are in no token_ids.
+        usage: Token counts and times; on the terminal chunk, the last of the stream.
+        error: Why the choice failed, with the reason ERROR.
     """
 
     index: int
@@ -86,12 +113,26 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     error: PacelineError | None = None
 
     def joined(self, later: StreamChunk) -> StreamChunk:
-        """This chunk and the next one of the same choice as one; nothing is lost, the later one's ending stands."""
+        """Join this chunk with the next one of the same choice; the later one's ending stands.
+
+        Args:
+            later: The chunk that follows this one.
+
+        Returns:
+            One chunk with the tokens and texts of both.
+        """
         return StreamChunk.joined_all((self, later))
 
     @staticmethod
     def joined_all(chunks: Sequence[StreamChunk]) -> StreamChunk:
-        """Chunks of one choice that follow each other, at least one, as one chunk, in time that grows with their length."""
+        """Join consecutive chunks of one choice, in time linear in their length.
+
+        Args:
+            chunks: At least one chunk.
+
+        Returns:
+            One chunk with the tokens and texts of all.
+        """
         if len(chunks) == 1:
             return chunks[0]
         return msgspec.structs.replace(

@@ -1,7 +1,7 @@
-"""A reader's loop over chunks. Leaving it in any way cancels: the loop drops its iterator, and that is noticed.
+"""Iterators over the chunks of a stream that cancel when the loop is left: the loop drops them, and `__del__` runs.
 
-Objects and not generators: a generator that was never started ends without a word, and one of an event loop is closed only
-when the loop comes to it.
+They are objects and not generators: a generator that was never started is dropped without running its `finally`, and an
+async one is closed only when the event loop comes to it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from paceline.streaming.chunk import StreamChunk
-from paceline.streaming.feed import Nothing
+from paceline.streaming.sender import Nothing
 
 
 class ChunkIterator:
-    """Every chunk that `get` answers. `cancel` is called where the loop is left, which after the end changes nothing."""
+    """Iterates over the chunks that `get` returns; calls `cancel` when the loop is left, which has no effect after the end."""
 
     def __init__(self, get: Callable[[], StreamChunk | Nothing], cancel: Callable[[], None]) -> None:
         self._get = get
@@ -37,7 +37,7 @@ class ChunkIterator:
 
 
 class AsyncChunkIterator:
-    """As `ChunkIterator`, for an event loop; cancelling the task that waits in it is leaving too."""
+    """As `ChunkIterator`, for an event loop; cancelling the task that waits in it also cancels the request."""
 
     def __init__(self, get: Callable[[], Awaitable[StreamChunk | Nothing]], cancel: Callable[[], None]) -> None:
         self._get = get

@@ -1,7 +1,7 @@
-"""What a caller holds while a request runs: a channel to read, the error it may end with, and whatever must live meanwhile.
+"""The streams that callers read while a request runs: `Stream` for threads, `AsyncStream` for event loops.
 
-Knows nothing of engines: the front door hands in a channel that is attached, or a way to get one. One reader; `cancel` and
-the properties are for any thread.
+They know no engine: the front door passes an attached channel, or a function that returns one. One reader; `cancel` and the
+properties are for any thread.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+from paceline import validation
 from paceline.errors import Closed, PacelineError
+from paceline.request import MAX_INTERVAL
 from paceline.streaming.channel import StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.feed import END, Nothing
 from paceline.streaming.iterators import AsyncChunkIterator, ChunkIterator
+from paceline.streaming.sender import END, Nothing
 
 Opener = Callable[[], Awaitable[StreamChannel]]
 
 
-class _Reader:
-    """What both kinds of stream know about their channel."""
+class _BaseStream:
+    """The base of both kinds of stream."""
 
-    def __init__(self, channel: StreamChannel | None, keep_alive: object) -> None:
+    def __init__(self, channel: StreamChannel | None, keep_alive: object, request_index: int) -> None:
         self._channel = channel
+        self._request_index = request_index
         self._keep_alive = keep_alive
         self._error: PacelineError | None = None
         self._is_cancelled = False
         self._is_closed = False
 
     def cancel(self) -> None:
-        """Asks the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
         self._is_cancelled = True
-        if self._channel is not None:  # else whoever sets it looks at the flag afterwards
+        if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
             self._channel.cancel()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last chunk is there, or was read."""
+        """Whether the terminal chunk has come."""
         return self._channel is not None and self._channel.is_finished
 
     @property
@@ -48,12 +51,12 @@ class _Reader:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the choice that ended last did; None before. Where n > 1, each choice's last chunk has its own reason."""
+        """Why the choice that ended last did; None before the end. If n > 1, each choice's last chunk has its own reason."""
         return None if self._channel is None else self._channel.finish_reason
 
     @property
     def usage(self) -> Usage | None:
-        """What the request took; None before the end."""
+        """Token counts and times; None before the end."""
         return None if self._channel is None else self._channel.usage
 
     @property
@@ -63,8 +66,13 @@ class _Reader:
 
     @property
     def num_buffered(self) -> int:
-        """Tokens that wait to be read."""
+        """Tokens that were generated and not read yet."""
         return 0 if self._channel is None else self._channel.num_buffered
+
+    @property
+    def request_index(self) -> int:
+        """The number that the caller gave the request."""
+        return self._request_index
 
     def _close(self) -> None:
         self.cancel()
@@ -86,23 +94,48 @@ class _Reader:
         return self._read(taken)
 
 
-class Stream(_Reader):
-    """The chunks of one request, as they come: `for chunk in stream`.
+class Stream(_BaseStream):
+    """The chunks of one request as they are generated: `for chunk in stream`.
 
-    Leaving the loop in any way cancels the request, and so does leaving a `with` block, `close()`, or forgetting the stream.
-    A loop yields every chunk to the last one, which has the finish reason; where a chunk had an error, the loop raises the
-    first such error after the last chunk. To take single chunks use `get`.
+    Leaving the loop cancels the request, and so does leaving a `with` block, `close()`, or dropping the stream. A loop
+    yields every chunk up to the terminal one, which has the finish reason. If a chunk had an error, the loop raises the
+    first such error after the terminal chunk. To take single chunks use `get`.
+
+        with llm.stream("Once upon a time", max_tokens=40) as stream:
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
     """
 
     def __init__(self, channel: StreamChannel, *, keep_alive: object = None) -> None:
-        """channel: attached. keep_alive: held until the stream is closed or collected."""
-        super().__init__(channel, keep_alive)
+        """Wrap a channel.
+
+        Args:
+            channel: A channel that is attached to a request.
+            keep_alive: An object to hold until the stream is closed or collected.
+        """
+        super().__init__(channel, keep_alive, channel.request_index)
         self._attached = channel
 
-    def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """The next chunk; `TIMEOUT` where none came in time (None waits for ever), `END` after the last one.
+    @property
+    def interval(self) -> int:
+        """Tokens per chunk, the last chunk aside. May be set by any thread; see `StreamChannel.interval`."""
+        return self._attached.interval
 
-        Raises `Closed` after `close()`, and no error of the request's: see `error`.
+    @interval.setter
+    def interval(self, interval: int) -> None:
+        self._attached.interval = interval
+
+    def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
+        """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all.
+
+        Returns:
+            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
+
+        Raises:
+            Closed: The stream was closed.
         """
         self._check_open()
         return self._read(self._attached.get(timeout_s))
@@ -111,9 +144,16 @@ class Stream(_Reader):
         return ChunkIterator(lambda: self._read_in_loop(self.get()), self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason | None:
-        """Calls the handler with every chunk, then answers the `finish_reason`, or raises the first error of a chunk.
+        """Call a function with every chunk.
 
-        An exception of the handler cancels the request and is raised here.
+        Args:
+            handler: Called on this thread. Its exception cancels the request and is raised here.
+
+        Returns:
+            The finish reason of the choice that ended last.
+
+        Raises:
+            PacelineError: The first error of a chunk, after the terminal chunk.
         """
         for chunk in self:
             try:
@@ -124,11 +164,18 @@ class Stream(_Reader):
         return self.finish_reason
 
     def wait_released(self, timeout_s: float | None = None) -> bool:
-        """Waits until the request's slot is free and its memory reclaimable; answers whether that is so."""
+        """Wait until the request's slot is free and its KV cells can be reused.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit.
+
+        Returns:
+            Whether that is so.
+        """
         return self._attached.wait_released(timeout_s)
 
     def close(self) -> None:
-        """Cancels what has not ended, and reads no more. Does not wait; see `wait_released`."""
+        """Cancel the request if it has not ended, and read no more. Does not wait; see `wait_released`."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -141,21 +188,52 @@ class Stream(_Reader):
         self._close()
 
 
-class AsyncStream(_Reader):
+class AsyncStream(_BaseStream):
     """The chunks of one request, for an event loop: `async with ... as stream: async for chunk in stream`.
 
-    The request is submitted when the block is entered, or where there is none by the first chunk that is asked for; a
-    refusal (`QueueFull`, `PromptTooLong`) is raised there. Otherwise as `Stream`. Cancelling the task that reads cancels
-    the request, also while it is being submitted.
+    The request is submitted when the block is entered, or else by reading the first chunk; errors such as `QueueFull` and
+    `PromptTooLong` are raised there. Otherwise as `Stream`. Cancelling the task that reads cancels the request, also while
+    it is being submitted.
     """
 
-    def __init__(self, opener: Opener, *, keep_alive: object = None) -> None:
-        """opener: called once, submits the request and answers its channel. keep_alive: as for `Stream`."""
-        super().__init__(None, keep_alive)
+    def __init__(self, opener: Opener, *, interval: int = 1, request_index: int = 0, keep_alive: object = None) -> None:
+        """Prepare a stream; nothing is submitted yet.
+
+        Args:
+            opener: Submits the request and returns its channel; called once.
+            interval: Tokens per chunk that the request will have.
+            request_index: The caller's number of the request.
+            keep_alive: An object to hold until the stream is closed or collected.
+        """
+        super().__init__(None, keep_alive, request_index)
         self._opener: Opener | None = opener
+        self._interval = interval
+        self._has_set_interval = False
+
+    @property
+    def interval(self) -> int:
+        """Tokens per chunk, the last chunk aside; see `Stream.interval`. May be set before the request is submitted."""
+        return self._interval if self._channel is None else self._channel.interval
+
+    @interval.setter
+    def interval(self, interval: int) -> None:
+        self._interval = validation.integer("interval", interval, 1, MAX_INTERVAL)
+        self._has_set_interval = True
+        if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
+            self._channel.interval = interval
 
     async def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """As `Stream.get`. The time begins when the request is submitted."""
+        """Return the next chunk, as `Stream.get` does.
+
+        Args:
+            timeout_s: How long to wait, in seconds, from when the request is submitted; None: without limit.
+
+        Returns:
+            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
+
+        Raises:
+            Closed: The stream was closed.
+        """
         channel = await self._open()
         return self._read(await channel.get_async(timeout_s))
 
@@ -166,12 +244,12 @@ class AsyncStream(_Reader):
         return AsyncChunkIterator(get, self.cancel)
 
     async def released(self) -> None:
-        """Waits until the request's slot is free and its memory reclaimable; not at all where it was never submitted."""
+        """Wait until the request's slot is free and its KV cells can be reused; return at once if it was never submitted."""
         if self._channel is not None:
             await self._channel.released()
 
     async def aclose(self) -> None:
-        """Cancels what has not ended, and reads no more. Does not wait; see `released`."""
+        """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -189,6 +267,8 @@ class AsyncStream(_Reader):
             self._channel = await self._submit()
             if self._is_cancelled:  # meanwhile, by another task or thread
                 self._channel.cancel()
+            if self._has_set_interval:
+                self._channel.interval = self._interval
             self._check_open()
         return self._channel
 
@@ -209,7 +289,7 @@ _abandoned: set[asyncio.Future[StreamChannel]] = set()  # an event loop alone do
 
 
 def _abandon(submitting: asyncio.Future[StreamChannel]) -> None:
-    """Cancels the request that comes of it, if one does."""
+    """Cancel the request once it is submitted, if it is accepted."""
     _abandoned.add(submitting)
     submitting.add_done_callback(_cancel_submitted)
 

@@ -1,12 +1,13 @@
-"""How threads and event loops wait for a channel without costing the engine anything while nobody does.
+"""Waiting for a channel, by threads and event loops, at no cost to the engine while no reader waits.
 
-Who waits leaves a waker in a list that the channel's lock guards; who changes something takes the list and calls the
-wakers after letting the lock go. A waker never blocks, never raises, and may be called when nobody waits any more.
+A reader that waits adds a waker to a list that the channel's lock guards. The engine takes the list when it changes
+something, and calls the wakers after releasing the lock. A waker never blocks, and may be called after its reader has left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import weakref
@@ -14,11 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
+_log = logging.getLogger("paceline.streaming")
+
 Waker = Callable[[], None]
 
 
 class Waiters:
-    """Those who wait for one thing to become true of a channel; each has a waker."""
+    """The wakers of all readers that wait for one condition of a channel."""
 
     __slots__ = ("_lock", "wakers")
 
@@ -27,12 +30,30 @@ class Waiters:
         self.wakers: list[Waker] = []
 
     def take(self) -> list[Waker]:
-        """Everybody who waits; the caller holds the lock, and calls `wake` without it."""
+        """Remove and return all wakers. The caller holds the lock, and calls `wake` after releasing it."""
         wakers, self.wakers = self.wakers, []
         return wakers
 
+    def wake_all(self) -> None:
+        """Wake each of them, even if waking another one fails; one that was not woken stays for the next call.
+
+        The caller does not hold the lock. Does not raise: a failure is logged after the others were woken.
+        """
+        with self._lock:
+            wakers = self.take()
+        failure: Exception | None = None
+        for waker in wakers:
+            try:
+                waker()
+            except Exception as error:  # noqa: BLE001 - what fails is one reader's; memory is short, for instance
+                failure = error
+                with self._lock:
+                    self.wakers.append(waker)
+        if failure is not None:
+            _log.error("a reader could not be woken", exc_info=failure)
+
     def wait(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Blocks the thread until `is_ready`, asked under the lock, or until the time is over; answers which."""
+        """Block the thread until `is_ready`, called under the lock, or the timeout; return whether it is ready."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             bell = threading.Lock()
@@ -44,7 +65,7 @@ class Waiters:
                 return self._leave(is_ready, bell.release)
 
     async def wait_async(self, is_ready: Callable[[], bool]) -> None:
-        """As `wait`, for an event loop and without a limit."""
+        """Wait until `is_ready`, on an event loop, without a timeout."""
         bell = _bell_of_this_loop()
         while True:
             future, waker = bell.expect()
@@ -73,16 +94,16 @@ class Waiters:
 
 
 def wake(wakers: Iterable[Waker]) -> None:
-    """Calls each."""
+    """Call each waker."""
     for waker in wakers:
         waker()
 
 
 class LoopBell:
-    """Wakes the coroutines of one event loop, from any thread.
+    """Wakes coroutines of one event loop from any thread.
 
-    Calling a loop from another thread costs a write to its pipe. All that is due when the loop comes to answer is answered
-    at once, so the streams of a tick cost one write together.
+    `call_soon_threadsafe` costs a write to the loop's pipe. One call wakes every coroutine that is due by the time it runs,
+    so that all streams of a tick cost one write.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,28 +112,31 @@ class LoopBell:
         self._has_rung = False
 
     def belongs_to(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it wakes this loop's coroutines."""
+        """Return whether it wakes this loop's coroutines."""
         return self._loop() is loop
 
     def expect(self) -> tuple[asyncio.Future[None], Waker]:
-        """Something to await, and what ends the waiting. On the loop's thread."""
+        """Return a future to await, and the waker that resolves it. On the loop's thread."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         return future, partial(self._ring, future)
 
     def _ring(self, future: asyncio.Future[None]) -> None:
         self._due.append(future)
-        if self._has_rung:  # read after the append: the answer to that ring will find the future
+        if self._has_rung:  # read after the append: the pending call will find the future
             return
         self._has_rung = True
         loop = self._loop()
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(self._answer)
+                loop.call_soon_threadsafe(self._resolve_due)
         except RuntimeError:  # the loop is closed: there is no reader any more
             self._due.clear()
             self._has_rung = False
+        except BaseException:  # out of memory: the next ring tries again, for all that are due
+            self._has_rung = False
+            raise
 
-    def _answer(self) -> None:
+    def _resolve_due(self) -> None:
         self._has_rung = False
         while self._due:
             future = self._due.popleft()

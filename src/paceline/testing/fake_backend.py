@@ -1,7 +1,7 @@
-"""A backend without a model: the next token is a hash of what lies in the sequence's memory.
+"""A backend without a model: the next token is a hash of what the sequence's cells hold.
 
-So neither batching, nor chunking, nor sharing can change an answer, unless the engine makes a mistake: a token at a wrong
-place, or a wrong copy, changes everything after it. Tokens 0 to 255 are the bytes, 256 ends generation, 257 begins a text.
+So neither batching, nor chunking, nor sharing can change the output, unless the engine makes a mistake: a token at a wrong
+position, or a wrong copy, changes everything after it. Tokens 0 to 255 are the bytes, 256 ends generation, 257 begins a text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from paceline.engine.backend import Lora
 from paceline.engine.text_requests import check_adapters
 from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.limits import Vocabulary
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
@@ -29,7 +29,7 @@ Failure = Callable[[int, Many[Row]], Exception | None]
 
 @dataclass(frozen=True, slots=True)
 class FakeCost:
-    """What a pass takes on the manual clock: base_s + token_s for each of its tokens; saved_token_s: each that is saved."""
+    """The time of a pass on the manual clock: base_s + token_s for each of its tokens; saved_token_s for each saved token."""
 
     base_s: float = 0.01
     token_s: float = 0.001
@@ -37,9 +37,9 @@ class FakeCost:
 
 
 class FakeSampler:
-    """Draws from a hash. Obeys seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids.
+    """Draws from a hash. Honours seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids.
 
-    With mirostat a draw depends on all draws before, as it does with the real one.
+    With mirostat a draw depends on all draws before, as in the real sampler.
     """
 
     def __init__(self, params: SamplingParams, choice: int, eos_every: int) -> None:
@@ -49,7 +49,7 @@ class FakeSampler:
         self.mood = 0
 
     def draw(self, history: int) -> int:
-        """The next token after tokens of this hash."""
+        """Return the next token after tokens of this hash."""
         value = mix(history ^ self._key ^ self.mood)
         if self._params.mirostat:
             self.mood = mix(self.mood + value)
@@ -72,20 +72,20 @@ class FakeSampler:
             return EOS
         value //= self._eos_every
         if value % 8 == 0:
-            return value // 8 % 256  # any byte, so that characters come in pieces and broken
+            return value // 8 % 256  # any byte, so that characters are split and invalid
         return _LETTERS[value // 8 % len(_LETTERS)]
 
 
 class FakeBackend:
-    """Computes on hashes; see the module.
+    """A backend that computes on hashes; see the module.
 
-    num_cells, num_seq_ids: the size of its memory; kind and window: its manners (`fake_memory`). eos_every: one token of so
-    many ends an answer. cost and clock: what time passes take. fail: called with the number of the pass and its rows; an
-    exception that it answers is raised, and nothing is kept. fail_row: the same for one row's draw. adapters: names that
-    `lora` may use; they change what lies in memory, and so what is drawn.
+    num_cells, num_seq_ids: the size of its memory; kind and window: its rules (`fake_memory`). eos_every: one in this many
+    tokens ends generation. cost and clock: the time that passes take. fail: called with the number of the pass and its rows;
+    an exception that it returns is raised, and nothing is stored. fail_row: the same for one row's draw. adapters: names
+    that `lora` may use; they change what the cells hold, and so what is drawn.
     """
 
-    def __init__(  # noqa: PLR0913 - one option for each manner
+    def __init__(  # noqa: PLR0913 - one option for each behaviour
         self,
         *,
         num_cells: int = 4096,
@@ -111,85 +111,80 @@ class FakeBackend:
         self._fail, self._fail_row = fail, fail_row
         self._adapters = frozenset(adapters)
 
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The names that `lora` may use."""
+        return self._adapters
+
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text: its bytes."""
+        """Encode a text to its bytes."""
         return list(text.encode())
 
     def make_samplers(self, params: SamplingParams, _prompt: list[int]) -> tuple[FakeSampler, ...]:
-        """One for each choice. Grammars and the like raise `Unsupported`."""
+        """Make a sampler for each choice. Raises `Unsupported` for grammars and schemas."""
         if params.grammar or params.json_schema or params.regex or params.choice:
-            raise Unsupported("the fake backend knows no grammars")
+            raise Unsupported("the fake backend supports no grammars")
         return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
-        """Its draws depend on their number, with mirostat on its state as well."""
+        """Advance a sampler: its draws depend on their number, with mirostat on its state as well."""
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         sampler.num_generated = len(token_ids)
         if state is not None:
             sampler.num_generated, sampler.mood = map(int, state.split(b" "))
 
     def sampler_state(self, sampler: object) -> bytes:
-        """How many it has drawn, and what mirostat makes of them."""
+        """Return the number of its draws and the state of mirostat."""
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         return b"%d %d" % (sampler.num_generated, sampler.mood)
 
-    def prepare_embedding(self, pooling: str | None) -> str:
-        """Everything is pooled in the same way."""
+    def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:  # noqa: ARG002 - it has room for any
+        """Return the pooling, which makes no difference to the cost."""
         return pooling or "mean"
 
-    def max_embedding_tokens(self, _pooling: str) -> int:
-        """As much as fits into a memory."""
-        return self.memory.num_cells
-
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """As the kind of memory allows."""
+        """Copy as the kind of memory allows."""
         self.memory.copy(from_seq_id, to_seq_id, num_tokens)
 
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
-        """As the kind of memory allows."""
+        """Save as the kind of memory allows."""
         if self._clock is not None:
             self._clock.advance(self._cost.saved_token_s * (end - start))
         return self.memory.save(seq_id, start, end)
 
     def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
-        """Adds what was saved."""
+        """Append saved tokens."""
         self.memory.load(seq_id, data, start, end)
 
     def remove(self, seq_id: int) -> None:
-        """Empties a sequence id."""
+        """Remove a sequence."""
         self.memory.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """All rows, or none of them. Raises `InvalidParams` for adapters that it was not given."""
+        """Compute all rows, or none of them. Raises `InvalidParams` for unknown adapters."""
         check_adapters(lora, sorted(self._adapters))
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
             if row.position != self.memory.length(row.sequence.seq_id):
-                raise InvalidParams(f"sequence {row.sequence.seq_id} does not go on at {row.position}")
+                raise InvalidParams(f"sequence {row.sequence.seq_id} does not continue at {row.position}")
         self.memory.needs(sum(len(row.token_ids) for row in rows))
         return [self._compute(row, lora) for row in rows]
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Three numbers for each text, which depend on its tokens and the way of pooling."""
+        """Return three numbers for each text, or with "none" for each token; they depend on tokens and pooling."""
         self._begin((), sum(map(len, texts)))
-        vectors = []
-        for text in texts:
-            value = mix(len(pooling or ""))
-            for token_id in text:
-                value = mix(value + token_id + 1)
-            vectors.append([(value >> shift & 0xFFFF) / 65536 for shift in (0, 16, 32)])
-        return vectors
+        return [_numbers(text, pooling) for text in texts]
 
     def positions(self, seq_id: int) -> int:
-        """Tokens that a sequence id holds."""
+        """Return the number of tokens that a sequence id holds."""
         return self.memory.length(seq_id)
 
     def abort(self) -> None:
-        """A pass takes no time here."""
+        """Do nothing: passes take no time."""
 
     def close(self) -> None:
-        """Notes it down."""
+        """Set `is_closed`."""
         self.is_closed = True
 
     def _begin(self, rows: Many[Row], num_tokens: int) -> None:
@@ -212,7 +207,7 @@ class FakeBackend:
             return RowOutput(error=error)
         output = RowOutput()
         if row.targets:
-            before = self.memory.hashes(sequence.seq_id)[row.position :]  # of all up to the token that a target follows
+            before = self.memory.hashes(sequence.seq_id)[row.position :]  # up to the token before each target
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
@@ -226,3 +221,12 @@ class FakeBackend:
         k = row.num_logprobs or 0
         own = -(mix(history + token_id) % 1000) / 100
         return TokenLogprobs(own, tuple(range(k)), tuple(-float(rank) for rank in range(k)))
+
+
+def _numbers(text: list[int], pooling: str | None) -> list[Any]:
+    if pooling == "none":
+        return [_numbers([token_id], "last") for token_id in text]
+    value = mix(len(pooling or ""))
+    for token_id in text:
+        value = mix(value + token_id + 1)
+    return [(value >> shift & 0xFFFF) / 65536 for shift in (0, 16, 32)]

@@ -1,14 +1,16 @@
-"""An engine in a process of its own that runs the fake backend: for what happens between processes, without a model."""
+"""A worker engine on the fake backend, for tests of what happens between processes, without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from paceline.engine.isolation.restarts import RestartLimits
-from paceline.engine.process_engine import ProcessEngine, Trial
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.worker_engine import Trial, WorkerEngine
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.limits import Limits, Vocabulary
+from paceline.scheduling.limits import Limits
 from paceline.testing.fake_backend import BOS, FakeBackend
 
 DEFAULT_BACKEND = "paceline.testing.fake_process:make_backend"
@@ -16,10 +18,11 @@ _N_VOCAB = 258
 
 
 class FakeTokenizer:
-    """Bytes are tokens."""
+    """A tokenizer whose tokens are bytes."""
 
     n_vocab = _N_VOCAB
     bos = BOS
+    special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
         return list(text.encode())
@@ -29,7 +32,7 @@ class FakeTokenizer:
 
 
 class FakeFrontModel:
-    """What a front knows of the fake backend's model."""
+    """The fake backend's model, as the front process knows it."""
 
     def __init__(self) -> None:
         self._backend = FakeBackend()
@@ -42,20 +45,20 @@ class FakeFrontModel:
         self._backend.make_samplers(params, [])
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """There is nothing to know."""
+        """Do nothing: there are no facts."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no memory."""
 
 
 def make_backend(options: Mapping[str, Any]) -> tuple[FakeBackend, Limits]:
-    """In the worker: a backend with these options of `FakeBackend`, and its limits."""
+    """Make, in the worker, a backend with these options of `FakeBackend`, and its limits."""
     backend = FakeBackend(**options)
     return backend, limits_of(backend, options.get("num_seq_ids", 8))
 
 
 def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
-    """What a fake backend with so many sequence ids allows; where paths can be kept, half of them are for that."""
+    """Return the limits of a fake backend; where prefixes can be cached, half of the sequence ids are for them."""
     memory = backend.memory
     num_slots = num_seq_ids // 2 if memory.kind == "attention" else num_seq_ids
     return Limits(
@@ -76,18 +79,21 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
     )
 
 
-def fake_process_engine(
+def fake_worker_engine(
     *,
     backend: str = DEFAULT_BACKEND,
     backend_options: Mapping[str, Any] | None = None,
     restarts: RestartLimits | None = None,
     **options: Any,
-) -> ProcessEngine:
-    """An engine whose worker runs what `backend` names: a function of its options that answers a `FakeBackend` and limits."""
+) -> WorkerEngine:
+    """Make an engine with a worker process on a fake backend.
+
+    backend: names a function of `backend_options` that returns a `FakeBackend` and its limits.
+    """
     trial = Trial(
         model=FakeFrontModel(),
         backend=backend,
         backend_options=backend_options or {},
         restarts=restarts or RestartLimits(),
     )
-    return ProcessEngine("no-model", {"isolation": "process", **options}, trial)
+    return WorkerEngine("no-model", {"isolation": "process", **options}, trial)

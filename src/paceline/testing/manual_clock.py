@@ -1,4 +1,4 @@
-"""A clock that goes when it is told."""
+"""A clock that advances only by calls."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from paceline import validation
 
 
 class ManualClock:
-    """Time for tests without sleeps; a `Clock` of the engine's."""
+    """A `Clock` for tests without sleeps."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
 
     def now(self) -> float:
-        """Seconds, as far as `advance` has come."""
+        """Return the current time in seconds."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Lets so much time pass."""
+        """Advance the time."""
         self._now_s += validation.number("seconds", seconds, 0)

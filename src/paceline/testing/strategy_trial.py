@@ -1,7 +1,7 @@
-"""A small make-believe engine for trying batch strategies out: slots that are refilled for ever, and no model.
+"""A simulated engine for checks of batch strategies: slots that are always refilled, and no model.
 
-Deterministic: the same seed gives the same sequences and, with the same plans, the same ticks. Knows nothing of rules;
-`strategy_check` asks for views, has them planned and hands the shares back.
+Deterministic: the same seed gives the same sequences and, with the same plans, the same ticks. Checks no rules:
+`strategy_check` takes views from it, has them planned and passes the plans back.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from paceline.scheduling.view import Share, View
+from paceline.scheduling.view import SchedulerView, TokenAllocation
 
 TICK_S = 1.0
-"""How long every tick takes here."""
+"""Duration of every tick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,9 @@ class TrialSequence:
     """A `SequenceView` with plain values."""
 
     key: int
-    num_prompt: int
-    num_known: int
-    num_computed: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
     limit: int
     is_decoding: bool
     order: int
@@ -32,14 +32,14 @@ class TrialSequence:
     priority: int
 
     @property
-    def num_left(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Known but not computed."""
-        return self.num_known - self.num_computed
+        return self.num_tokens - self.num_computed_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCost:
-    """A `TickCost` of so many seconds a pass, a token, and a token and cell."""
+    """A `TickCost` in seconds a pass, a token, and a token and cell."""
 
     pass_s: float = 0.01
     token_s: float = 0.003
@@ -51,11 +51,12 @@ class TrialCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What arrives, and where it runs. max_first_prompt, max_prompt: sizes of the first prompts, one a slot, and of the others.
+class TrialLoad:
+    """The requests that arrive, and the slots they run in.
 
-    max_generated: tokens that a sequence generates; max_drafts: proposed to it in a tick. first_priority,
-    last_priority: of the first ones and of the others.
+    max_first_prompt, max_prompt: largest prompts, of the first requests (one a slot) and of the others. max_generated: most
+    tokens that a sequence generates; max_drafts: most drafts of a tick. first_priority, last_priority: of the first requests
+    and of the others.
     """
 
     num_slots: int
@@ -71,7 +72,7 @@ class Load:
 
     @property
     def patience_ticks(self) -> int:
-        """In how many ticks each sequence must be done: several times what slow but fair strategies take."""
+        """Ticks in which each sequence must finish: several times what slow but fair strategies take."""
         service = min(16, max(1, self.budget // 2))
         prefill = self.num_slots * -(-max(self.max_first_prompt, self.max_prompt) // service)
         decode = self.max_generated * (1 + self.max_drafts) * (8 + 2 * -(-self.num_slots // self.budget))
@@ -80,24 +81,24 @@ class Load:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningTrial:
     """A sequence in its slot."""
 
     key: int
-    num_prompt: int
-    num_known: int
+    num_prompt_tokens: int
+    num_tokens: int
     num_to_generate: int
     priority: int
     admitted_tick: int
     last_tick: int
-    num_computed: int = 0
+    num_computed_tokens: int = 0
     is_decoding: bool = False
 
 
-class Trial:
-    """Slots that are always full: where a sequence is done, the next one begins."""
+class StrategyTrial:
+    """Slots that are always full: where a sequence finishes, the next one starts."""
 
-    def __init__(self, load: Load, seed: int) -> None:
+    def __init__(self, load: TrialLoad, seed: int) -> None:
         self.load = load
         self.tick = 0
         self.num_done = 0
@@ -105,13 +106,13 @@ class Trial:
         self._num_arrived = 0
         self._slots = [self._arrive(load.max_first_prompt, load.first_priority) for _ in range(load.num_slots)]
 
-    def view(self) -> View:
-        """The view of the next tick."""
+    def view(self) -> SchedulerView:
+        """Return the view of the next tick."""
         self.tick += 1
-        return View(
+        return SchedulerView(
             sequences=tuple(self._seen(running) for running in self._slots),
             chunk_size=self.load.chunk_size,
-            num_cells=sum(running.num_computed for running in self._slots),
+            num_cells=sum(running.num_computed_tokens for running in self._slots),
             tick=self.tick,
             now_s=self.tick * TICK_S,
             itl_target_s=0.25,
@@ -119,8 +120,8 @@ class Trial:
             cost=TrialCost(token_s=self.load.token_s),
         )
 
-    def apply(self, shares: Sequence[Share]) -> None:
-        """Computes a plan that keeps the rules."""
+    def apply(self, shares: Sequence[TokenAllocation]) -> None:
+        """Compute a plan that keeps the rules."""
         given = {share.key: share.num_tokens for share in shares}
         for slot, running in enumerate(self._slots):
             if running.key in given:
@@ -130,20 +131,20 @@ class Trial:
                     self._slots[slot] = self._arrive(self.load.max_prompt, self.load.last_priority)
 
     def oldest(self) -> tuple[int, int]:
-        """Key and age in ticks of the sequence that is in its slot for the longest time."""
+        """Return key and age in ticks of the sequence that has been in its slot for the longest time."""
         running = min(self._slots, key=lambda one: one.admitted_tick)
         return running.key, self.tick - running.admitted_tick
 
     def num_rest_of(self, num_first: int) -> int:
-        """How many of the first sequences that arrived are not done."""
+        """Return how many of the first sequences that arrived have not finished."""
         return sum(running.key < num_first for running in self._slots)
 
-    def _arrive(self, max_prompt: int, priority: int) -> _Running:
-        num_prompt = self._random.randint(1, max_prompt)
-        running = _Running(
+    def _arrive(self, max_prompt: int, priority: int) -> _RunningTrial:
+        num_prompt_tokens = self._random.randint(1, max_prompt)
+        running = _RunningTrial(
             key=self._num_arrived,
-            num_prompt=num_prompt,
-            num_known=num_prompt,
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=num_prompt_tokens,
             num_to_generate=self._random.randint(1, self.load.max_generated),
             priority=priority,
             admitted_tick=self.tick,
@@ -152,14 +153,14 @@ class Trial:
         self._num_arrived += 1
         return running
 
-    def _seen(self, running: _Running) -> TrialSequence:
-        num_left = running.num_known - running.num_computed
+    def _seen(self, running: _RunningTrial) -> TrialSequence:
+        num_uncomputed_tokens = running.num_tokens - running.num_computed_tokens
         return TrialSequence(
             key=running.key,
-            num_prompt=running.num_prompt,
-            num_known=running.num_known,
-            num_computed=running.num_computed,
-            limit=min(num_left, self.load.chunk_size),
+            num_prompt_tokens=running.num_prompt_tokens,
+            num_tokens=running.num_tokens,
+            num_computed_tokens=running.num_computed_tokens,
+            limit=min(num_uncomputed_tokens, self.load.chunk_size),
             is_decoding=running.is_decoding,
             order=running.key,
             submitted_s=running.admitted_tick * TICK_S,
@@ -167,10 +168,10 @@ class Trial:
             priority=running.priority,
         )
 
-    def _compute(self, running: _Running, num_tokens: int) -> None:
-        running.num_computed += num_tokens
+    def _compute(self, running: _RunningTrial, num_tokens: int) -> None:
+        running.num_computed_tokens += num_tokens
         running.last_tick = self.tick
-        if running.num_computed == running.num_known:
+        if running.num_computed_tokens == running.num_tokens:
             running.is_decoding = True
             running.num_to_generate -= 1
-            running.num_known += 1 + self._random.randint(0, self.load.max_drafts)
+            running.num_tokens += 1 + self._random.randint(0, self.load.max_drafts)

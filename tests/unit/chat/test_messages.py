@@ -1,10 +1,10 @@
-"""What the messages of a chat may be, and how a wrong one is answered."""
+"""Which messages a chat may have, and the errors for others."""
 
 from __future__ import annotations
 
 import pytest
 
-from paceline.chat.messages import ROLES, checked_messages
+from paceline.chat.messages import ROLES, parse_messages
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 
@@ -15,7 +15,7 @@ def test_texts_and_text_parts_become_plain_mappings() -> None:
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}], "name": "Ann"},
         {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "annotations": []},
     ]
-    assert checked_messages(messages) == [
+    assert parse_messages(messages) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}], "name": "Ann"},
         {"role": "assistant", "content": ""},
@@ -23,28 +23,28 @@ def test_texts_and_text_parts_become_plain_mappings() -> None:
 
 
 def test_a_refusal_counts_as_what_the_assistant_said() -> None:
-    """An answer that was a refusal keeps its words, as a field and as a part."""
+    """A refusal is the content of its message, as a field and as a part."""
     part = {"type": "refusal", "refusal": "No."}
-    told = checked_messages(
+    parsed = parse_messages(
         [{"role": "assistant", "refusal": "No."}, {"role": "assistant", "content": [part], "refusal": "x"}]
     )
-    assert told[0]["content"] == "No."
-    assert told[1]["content"] == [{"type": "text", "text": "No."}]
+    assert parsed[0]["content"] == "No."
+    assert parsed[1]["content"] == [{"type": "text", "text": "No."}]
 
 
 def test_the_callers_objects_are_left_alone() -> None:
     """What comes out shares nothing with what went in."""
     part = {"type": "text", "text": "a"}
     message = {"role": "user", "content": [part]}
-    (told,) = checked_messages([message])
-    told["content"][0]["text"] = "b"
+    (parsed,) = parse_messages([message])
+    parsed["content"][0]["text"] = "b"
     assert message == {"role": "user", "content": [{"type": "text", "text": "a"}]}
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in ("tool", "function")] + ["ipython", "critic_2"])
 def test_roles_are_plain_words(role: str) -> None:
     """Models may know more roles than OpenAI does."""
-    assert checked_messages([{"role": role, "content": "x"}])[0]["role"] == role
+    assert parse_messages([{"role": role, "content": "x"}])[0]["role"] == role
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_roles_are_plain_words(role: str) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_message_is_refused_and_its_place_named(messages: object, words: str) -> None:
-    """Every error is the caller's and says where."""
+    """Every error names its place in the messages."""
     with pytest.raises(InvalidParams, match=words):
-        checked_messages(messages)
+        parse_messages(messages)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_a_wrong_message_is_refused_and_its_place_named(messages: object, words:
 def test_what_is_known_but_not_served_says_so(message: object, words: str) -> None:
     """Nothing of a message is dropped in silence."""
     with pytest.raises(Unsupported, match=words):
-        checked_messages([message])
+        parse_messages([message])
 
 
 def test_the_error_names_the_field_it_was_asked_for() -> None:
     """A route may call its field otherwise."""
     with pytest.raises(InvalidType, match=r"prompt\[0\] must be an object"):
-        checked_messages([5], "prompt")
+        parse_messages([5], "prompt")

@@ -1,4 +1,4 @@
-"""Who speaks next in a conversation."""
+"""Whether a prompt continues the last message of a conversation or begins a new one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.chat.turns import Turn, next_turn
+from paceline.chat import Turn, next_turn
 from paceline.errors import InvalidParams
 
 USER = {"role": "user", "content": "Hi"}
@@ -30,21 +30,28 @@ BEGUN = {"role": "assistant", "content": "Hello"}
 def test_a_last_message_is_continued_where_that_is_asked_for(
     last: Any, asked: Any, generates: bool, continues: bool
 ) -> None:
-    """By the request, or, of the assistant's, by how the server is set; else an answer begins."""
+    """The request decides, or for an assistant's message `prefills`; otherwise a new message begins."""
     messages = [USER, last]
     assert next_turn(messages, **asked) == Turn(messages, generates, continues)
 
 
 def test_an_empty_beginning_is_none() -> None:
-    """The answer begins after what came before it."""
-    for nothing in ("", [], [{"type": "text", "text": ""}]):
+    """A new message begins after the one before it."""
+    for nothing in ("", [{"type": "text", "text": ""}]):
         assert next_turn([USER, {**BEGUN, "content": nothing}], prefills=True) == Turn([USER])
 
 
 def test_what_excludes_each_other_is_refused() -> None:
-    """Both ways to end a prompt; two beginnings of an answer, where one is taken for granted."""
+    """Both ways to end a prompt exclude each other, and only one message can be continued."""
     with pytest.raises(InvalidParams, match="exclude each other"):
         next_turn([BEGUN], continues=True, generates=True)
     with pytest.raises(InvalidParams, match="two of the assistant's"):
         next_turn([USER, BEGUN, BEGUN], prefills=True)
     assert next_turn([USER, BEGUN, BEGUN], continues=True).continue_final_message
+
+
+def test_a_malformed_conversation_is_refused_and_a_good_one_is_parsed() -> None:
+    """A turn has plain messages: what `parse_messages` returns."""
+    with pytest.raises(InvalidParams, match=r"messages\[0\]\.role is missing"):
+        next_turn([{"content": "x"}])
+    assert next_turn([{**USER, "tool_calls": []}]) == Turn([USER])

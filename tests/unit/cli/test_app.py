@@ -36,7 +36,7 @@ def test_version_is_one_line() -> None:
 
 @pytest.mark.parametrize("args", [["--version"], ["--help"], ["generate", "--help"], ["demo", "--help"]])
 def test_help_and_version_load_neither_the_core_nor_numpy(args: list[str]) -> None:
-    """They answer at once: nothing heavy is imported for them."""
+    """They return at once: nothing heavy is imported for them."""
     code = (
         "import atexit, sys\n"
         "heavy = {'paceline._native', 'paceline.runtime', 'numpy'}\n"
@@ -84,7 +84,7 @@ def test_help_is_plain_text_where_no_terminal_is() -> None:
     ],
 )
 def test_wrong_usage_exits_with_2(args: list[str]) -> None:
-    """Nothing is loaded and nothing written to stdout; stderr says what is wrong."""
+    """Nothing is loaded and nothing written to stdout; stderr names the error."""
     result = invoke(*args)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: " in result.stderr or "Usage: " in result.stderr
@@ -125,7 +125,7 @@ def test_ctrl_c_while_stdin_is_read_exits_with_130(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_output_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is told in one line."""
+    """A full disk is reported in one line."""
 
     def failing() -> None:
         """Fail."""
@@ -137,7 +137,7 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_a_programming_error_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody foresaw keeps its traceback."""
+    """An unexpected exception keeps its traceback."""
 
     def failing() -> None:
         """Fail."""

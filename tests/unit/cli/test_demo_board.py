@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.cli.demo_board import Board
-from paceline.scheduling.instrument import RequestRecord, RowRecord, TickRecord
+from paceline.cli.demo_instruments import SlotBoard
+from paceline.scheduling.telemetry import RequestRecord, RowRecord, TickRecord
 
 
-def queued(board: Board, key: int, *, prompt_tokens: int = 10, num_choices: int = 1) -> None:
+def queued(board: SlotBoard, key: int, *, prompt_tokens: int = 10, num_choices: int = 1) -> None:
     board.request_queued(
         RequestRecord(
             key=key, request_id=None, kind="generate", prompt_tokens=prompt_tokens, num_choices=num_choices,
@@ -15,7 +15,7 @@ def queued(board: Board, key: int, *, prompt_tokens: int = 10, num_choices: int 
     )  # fmt: skip
 
 
-def ticked(board: Board, *rows: RowRecord, num_waiting: int = 0) -> None:
+def ticked(board: SlotBoard, *rows: RowRecord, num_waiting: int = 0) -> None:
     board.tick_finished(
         TickRecord(
             index=1, kind="generate", start_s=0.0, elapsed_s=0.1, step_s=0.1, rows=rows, num_slots=4, num_running=1,
@@ -33,47 +33,51 @@ def row(slot: int, key: int, position: int, num_tokens: int, num_new: int, choic
 
 def test_a_sequence_is_followed_from_its_prompt_to_its_end() -> None:
     """It reads, then writes, and stays to be seen when it has left."""
-    board = Board()
+    board = SlotBoard()
     queued(board, 71)
     queued(board, 72)
     board.request_started(72, 0, 3, 0.0)
-    assert board.seats()[3].state == "prefill" and board.seats()[3].order == 1
+    assert board.occupants()[3].state == "prefill" and board.occupants()[3].order == 1
     ticked(board, row(3, 72, 0, 6, 0), num_waiting=1)
-    assert (board.seats()[3].state, board.seats()[3].num_computed, board.num_waiting) == ("prefill", 6, 1)
+    assert (board.occupants()[3].state, board.occupants()[3].num_computed_tokens, board.num_waiting) == (
+        "prefill",
+        6,
+        1,
+    )
     ticked(board, row(3, 72, 6, 4, 1))
-    assert (board.seats()[3].state, board.seats()[3].num_generated, board.num_running) == ("decode", 1, 1)
+    assert (board.occupants()[3].state, board.occupants()[3].num_generated, board.num_running) == ("decode", 1, 1)
     board.slot_freed(72, 0, 3, 1.0)
-    assert (board.seats()[3].state, board.num_running, board.num_ticks, board.num_generated) == ("left", 0, 2, 1)
+    assert (board.occupants()[3].state, board.num_running, board.num_ticks, board.num_generated) == ("left", 0, 2, 1)
 
 
 def test_the_row_of_a_sequence_that_has_just_left_counts_and_does_not_bring_it_back() -> None:
-    """A tick is told after the ends that it brought."""
-    board = Board()
+    """The hook of a tick comes after those of the ends in it."""
+    board = SlotBoard()
     queued(board, 1)
     board.request_started(1, 0, 0, 0.0)
     board.slot_freed(1, 0, 0, 1.0)
     ticked(board, row(0, 1, 0, 10, 1))
-    assert (board.seats()[0].state, board.seats()[0].num_generated, board.num_generated) == ("left", 1, 1)
+    assert (board.occupants()[0].state, board.occupants()[0].num_generated, board.num_generated) == ("left", 1, 1)
 
 
 def test_the_row_of_another_choice_is_not_its_own() -> None:
     """A slot that changed hands keeps the numbers apart."""
-    board = Board()
+    board = SlotBoard()
     queued(board, 1, num_choices=2)
     board.request_started(1, 1, 0, 0.0)
     ticked(board, row(0, 1, 0, 10, 1, choice=0))
-    assert board.seats()[0].num_generated == 0
+    assert board.occupants()[0].num_generated == 0
 
 
 def test_a_pause_shows_until_the_reader_is_back() -> None:
-    """Both answers of a request pause, and one that has left is paused no more."""
-    board = Board()
+    """Both choices of a request pause, and one that has left is no longer paused."""
+    board = SlotBoard()
     queued(board, 1, num_choices=2)
     board.request_started(1, 0, 0, 0.0)
     board.request_started(1, 1, 1, 0.0)
     board.paused(1, True, 0.0)
-    assert [seat.state for seat in board.seats().values()] == ["paused", "paused"]
+    assert [occupant.state for occupant in board.occupants().values()] == ["paused", "paused"]
     board.slot_freed(1, 1, 1, 0.0)
-    assert [seat.state for seat in board.seats().values()] == ["paused", "left"]
+    assert [occupant.state for occupant in board.occupants().values()] == ["paused", "left"]
     board.paused(1, False, 0.0)
-    assert board.seats()[0].state == "prefill"
+    assert board.occupants()[0].state == "prefill"

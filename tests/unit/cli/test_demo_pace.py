@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.demo_pace import Pace
-from paceline.scheduling.instrument import EndRecord, Instrument, RequestRecord, RowRecord, TickRecord
+from paceline.cli.demo_instruments import Pacer
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming import FinishReason, Usage
 from paceline.testing.manual_clock import ManualClock
 
@@ -13,7 +14,7 @@ from paceline.testing.manual_clock import ManualClock
 class Rehearsal:
     """A request of three tokens; its ticks take 10 ms each."""
 
-    def __init__(self, pace: Pace, clock: ManualClock) -> None:
+    def __init__(self, pace: Pacer, clock: ManualClock) -> None:
         self.pace, self.clock = pace, clock
 
     def tick(self, index: int) -> None:
@@ -57,9 +58,9 @@ class Resting:
         return self.is_hurried
 
 
-def rehearsed(ticks_per_s: float, *, is_hurried: bool = False) -> tuple[Pace, ManualClock]:
+def rehearsed(ticks_per_s: float, *, is_hurried: bool = False) -> tuple[Pacer, ManualClock]:
     clock = ManualClock()
-    pace = Pace(ticks_per_s, clock)
+    pace = Pacer(ticks_per_s, clock)
     pace._hurry = Resting(clock)  # type: ignore[assignment]
     pace._hurry.is_hurried = is_hurried  # type: ignore[attr-defined]
     Rehearsal(pace, clock).play()
@@ -102,4 +103,4 @@ def test_a_moment_within_a_rest_is_its_beginning() -> None:
 def test_every_hook_reaches_the_metrics() -> None:
     """A hook that is added to the engine must be added here."""
     hooks = {name for name, value in vars(Instrument).items() if callable(value) and not name.startswith("_")}
-    assert hooks <= vars(Pace).keys()
+    assert hooks <= vars(Pacer).keys()

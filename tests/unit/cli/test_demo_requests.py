@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import demo_prompts
+from paceline.cli import demo_requests
 from paceline.cli.demo_requests import DemoRequest, buffered, limited, read_requests, requests_of, seeded
 from paceline.errors import InvalidParams, InvalidType
 
@@ -101,13 +101,13 @@ def test_seeds_count_on_and_spare_those_that_were_said() -> None:
 
 
 def test_a_limit_of_the_backlog_spares_those_that_were_said() -> None:
-    """What a request says of its own reader stays."""
+    """A limit of the request's own stays."""
     asked = requests_of(["a", {"prompt": "b", "max_buffered_tokens": 7}], "")
     assert [one.options["max_buffered_tokens"] for one in buffered(asked, 16)] == [16, 7]
 
 
-@pytest.mark.parametrize("ours", [demo_prompts.FOR_DEMO_MODEL, demo_prompts.FOR_ANY_MODEL])
+@pytest.mark.parametrize("ours", [demo_requests.FOR_DEMO_MODEL, demo_requests.FOR_ANY_MODEL])
 def test_our_own_requests_are_eight_and_right(ours: Any) -> None:
-    """They pass the checks of a file, and one of them wants two answers."""
+    """They pass the checks of a file, and one of them has two choices."""
     found = requests_of(ours, "ours")
     assert len(found) == 8 and sum(one.num_choices for one in found) == 9

@@ -8,14 +8,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from paceline.cli.demo_screen import Line, Picture, tail
+from paceline.cli.demo_screen import SlotLine, SlotPicture, tail
 
 LINES = (
-    Line(slot=1, label="#1", state="prefill", is_live=True, done=300, total=900),
-    Line(slot=2, label="#6b", state="decode", is_live=True, done=64, total=256, text="there lived\na fox called Wendy"),
-    Line(slot=3, label="#4", state="end", done=14, total=60, text="[b]Yo[/b] \x1b[2J :smile:"),
-    Line(slot=4, label="#7", state="paused", is_live=True, done=8, text="x" * 90),
-    Line(slot=5),
+    SlotLine(slot=1, label="#1", state="prefill", is_live=True, done=300, total=900),
+    SlotLine(
+        slot=2, label="#6b", state="decode", is_live=True, done=64, total=256, text="there lived\na fox called Wendy"
+    ),
+    SlotLine(slot=3, label="#4", state="end", done=14, total=60, text="[b]Yo[/b] \x1b[2J :smile:"),
+    SlotLine(slot=4, label="#7", state="paused", is_live=True, done=8, text="x" * 90),
+    SlotLine(slot=5),
 )
 
 
@@ -28,7 +30,7 @@ def shown(width: int, height: int = 30, **changes: object) -> list[str]:
         file=io.StringIO(), width=width, height=height, record=True, force_terminal=True, color_system="truecolor",
         no_color=False, legacy_windows=False,
     )  # fmt: skip
-    console.print(Picture(**(facts | changes)))  # type: ignore[arg-type]
+    console.print(SlotPicture(**(facts | changes)))  # type: ignore[arg-type]
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -77,7 +79,7 @@ def test_a_low_terminal_shows_some_slots_and_how_many_more_there_are() -> None:
 
 
 def test_at_the_end_there_is_no_speed_any_more() -> None:
-    """The last picture says how many have ended."""
+    """The last picture shows how many have ended."""
     assert shown(100, num_ended=6, hint="")[-1] == " 6/6 ended"
 
 

@@ -1,4 +1,4 @@
-"""The streams of a demo, its keys, and what it tells of them; on channels without an engine."""
+"""The streams of a demo, its keys, and its report; on channels without an engine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import demo_summary
-from paceline.cli.demo_board import Board
-from paceline.cli.demo_live import Live, Speed
-from paceline.cli.demo_pace import Pace
+from paceline.cli import demo_streams
+from paceline.cli.demo_instruments import Pacer, SlotBoard
 from paceline.cli.demo_requests import requests_of
-from paceline.cli.demo_streams import Streams
+from paceline.cli.demo_screen import LiveScreen, TokenRate
+from paceline.cli.demo_streams import DemoStreams
 from paceline.errors import DecodeError, PromptTooLong
-from paceline.scheduling.instrument import RequestRecord
+from paceline.scheduling.telemetry import RequestRecord
 from paceline.streaming import FinishReason, Stream, StreamChannel, StreamChunk, Usage
 
 
@@ -22,33 +21,33 @@ class Engine:
     """Hands out streams that the test feeds; refuses the prompt "long"."""
 
     def __init__(self) -> None:
-        self.feeds: list[Any] = []
+        self.senders: list[Any] = []
         self.cancelled: list[int] = []
 
     def stream(self, prompt: object, **options: Any) -> Stream:
         if prompt == "long":
             raise PromptTooLong("the prompt is\ntoo long")
-        channel, index = StreamChannel.create(), len(self.feeds)
-        self.feeds.append(channel.attach(on_cancel=lambda: self.cancelled.append(index)))
+        channel, index = StreamChannel.create(), len(self.senders)
+        self.senders.append(channel.attach(on_cancel=lambda: self.cancelled.append(index)))
         return Stream(channel)
 
     def push(self, index: int, text: str, choice: int = 0) -> None:
-        self.feeds[index].push(StreamChunk(index=0, token_ids=(1,), text=text, choice=choice))
+        self.senders[index].push(StreamChunk(index=0, token_ids=(1,), text=text, choice=choice))
 
     def end(self, index: int, choice: int = 0, **changes: Any) -> None:
         facts = {"finish_reason": FinishReason.END, "usage": Usage(prompt_tokens=3, completion_tokens=2)} | changes
-        self.feeds[index].finish(StreamChunk(index=1, choice=choice, **facts))
+        self.senders[index].finish(StreamChunk(index=1, choice=choice, **facts))
 
 
-def submitted(*items: Any) -> tuple[Engine, Streams]:
-    engine, streams = Engine(), Streams()
+def submitted(*items: Any) -> tuple[Engine, DemoStreams]:
+    engine, streams = Engine(), DemoStreams()
     streams.submit(engine, requests_of(items, "test"))  # type: ignore[arg-type]
     return engine, streams
 
 
-def live(streams: Streams, *slots: int) -> Live:
+def live(streams: DemoStreams, *slots: int) -> LiveScreen:
     """A picture in which request number i is in slot slots[i], from 0."""
-    board = Board()
+    board = SlotBoard()
     for key, slot in enumerate(slots):
         board.request_queued(
             RequestRecord(
@@ -57,22 +56,22 @@ def live(streams: Streams, *slots: int) -> Live:
             )
         )  # fmt: skip
         board.request_started(key, 0, slot, 0.0)
-    return Live(streams, board, num_slots=4, title="", keys=None)
+    return LiveScreen(streams, board, num_slots=4, title="", keys=None)
 
 
 def test_what_comes_is_kept_by_answer_until_the_end() -> None:
-    """Text and tokens of two answers do not mix, and it is over only with the last chunk."""
+    """Text and tokens of two choices do not mix, and it is over only with the last chunk."""
     engine, streams = submitted({"prompt": "a", "n": 2})
     (running,) = streams
     engine.push(0, "one", 0)
     engine.push(0, "two", 1)
     streams.take()
-    assert [answer.text for answer in running.answers] == ["one", "two"] and not streams.are_over
-    engine.feeds[0].push(StreamChunk(index=1, choice=1, finish_reason=FinishReason.LENGTH))
+    assert [choice.text for choice in running.choices] == ["one", "two"] and not streams.are_over
+    engine.senders[0].push(StreamChunk(index=1, choice=1, finish_reason=FinishReason.LENGTH))
     engine.end(0, text="!")
     streams.take()
-    assert [answer.text for answer in running.answers] == ["one!", "two"] and streams.are_over
-    assert [answer.reason for answer in running.answers] == ["end", "length"]
+    assert [choice.text for choice in running.choices] == ["one!", "two"] and streams.are_over
+    assert [choice.reason for choice in running.choices] == ["end", "length"]
 
 
 def test_a_refused_request_leaves_the_others_alone() -> None:
@@ -92,12 +91,12 @@ def test_a_stream_that_an_engine_ends_without_numbers_is_over() -> None:
     streams.take()
     (running,) = streams
     assert running.is_over and isinstance(running.error, DecodeError)
-    assert demo_summary.result_lines(running) == ["#1 failed (gone), 0 tokens: "]
+    assert demo_streams.result_lines(running) == ["#1 failed (gone), 0 tokens: "]
 
 
 def test_a_request_that_is_submitted_after_the_end_was_asked_for_is_cancelled() -> None:
     """Ctrl-C may come while requests are still being submitted."""
-    engine, streams = Engine(), Streams()
+    engine, streams = Engine(), DemoStreams()
     streams.cancel_all()
     streams.submit(engine, requests_of(["a"], ""))  # type: ignore[arg-type]
     assert engine.cancelled == [0]
@@ -122,12 +121,12 @@ def test_p_and_a_digit_stop_a_reader_and_start_it_again() -> None:
     engine.push(0, "x")
     engine.push(1, "y")
     streams.take()
-    assert (first.answers[0].text, second.answers[0].text) == ("", "y")
+    assert (first.choices[0].text, second.choices[0].text) == ("", "y")
     assert keys.picture().lines[0].state == "unread"
     for key in "p1":
         keys.press(key)
     streams.take()
-    assert first.answers[0].text == "x" and engine.cancelled == []
+    assert first.choices[0].text == "x" and engine.cancelled == []
 
 
 def test_p_and_p_stop_all_readers_and_start_them_again() -> None:
@@ -156,7 +155,7 @@ def test_q_cancels_all_and_reads_what_is_left() -> None:
         engine.end(index, finish_reason=FinishReason.CANCELLED)
     streams.take()
     assert streams.are_over
-    assert demo_summary.result_lines(next(iter(streams))) == ["#1 interrupted, 0 tokens: "]
+    assert demo_streams.result_lines(next(iter(streams))) == ["#1 interrupted, 0 tokens: "]
 
 
 def test_keys_tell_what_they_do() -> None:
@@ -173,18 +172,18 @@ def test_keys_tell_what_they_do() -> None:
 def test_speed_is_that_of_the_last_frames() -> None:
     """Nothing at first; then tokens by the time since the oldest frame that is remembered."""
     now = iter([0.0, 1.0, 2.0])
-    speed = Speed(clock=lambda: next(now))
+    speed = TokenRate(clock=lambda: next(now))
     assert [speed.at(count) for count in (10, 30, 70)] == [0, 20, 30]
 
 
 def test_results_are_one_line_an_answer() -> None:
-    """Line breaks of a text are spaces, and the number says which answer of which request it is."""
+    """Line breaks of a text are spaces, and the number names the request and its choice."""
     engine, streams = submitted("long", {"prompt": "b", "n": 2})
     engine.push(0, "a\n\nb", 0)
-    engine.feeds[0].push(StreamChunk(index=1, choice=1, finish_reason=FinishReason.STOP, stop="END"))
+    engine.senders[0].push(StreamChunk(index=1, choice=1, finish_reason=FinishReason.STOP, stop="END"))
     engine.end(0)
     streams.take()
-    lines = [line for running in streams for line in demo_summary.result_lines(running)]
+    lines = [line for running in streams for line in demo_streams.result_lines(running)]
     assert lines == [
         "#1 refused: the prompt is too long",
         "#2.1 ended by itself, 1 token: a b",
@@ -198,11 +197,11 @@ def test_json_has_every_result_and_the_figures() -> None:
     engine.push(0, "é")
     engine.end(0, stop=2)
     streams.take()
-    answer = json.loads(demo_summary.as_json(streams, demo_summary.figures(streams, Pace(0)), seed=7, load_s=0.5))
-    refused, done = answer["results"]
+    report = json.loads(demo_streams.run_json(streams, demo_streams.run_figures(streams, Pacer(0)), seed=7, load_s=0.5))
+    refused, done = report["results"]
     assert refused["error"] == {"code": "prompt_too_long", "message": "the prompt is\ntoo long"}
     assert refused["answers"] == [] and refused["usage"] is None
     assert done["answers"] == [{"text": "é", "token_ids": [1], "finish_reason": "end", "stop": None}]
     assert done["error"] is None and done["usage"]["completion_tokens"] == 2
-    assert answer["summary"]["ttft_p50_s"] is None and answer["summary"]["requests"] == 2
-    assert (answer["summary"]["seed"], answer["summary"]["load_s"]) == (7, 0.5)
+    assert report["summary"]["ttft_p50_s"] is None and report["summary"]["requests"] == 2
+    assert (report["summary"]["seed"], report["summary"]["load_s"]) == (7, 0.5)

@@ -1,4 +1,4 @@
-"""A trace that cannot be written: nobody is disturbed, and the reason is there at the end."""
+"""A trace that cannot be written: the demo continues, and reports the reason at its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.demo_trace import TraceFile
+from paceline.cli.demo_instruments import TraceFile
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no file here is always full")
@@ -32,7 +32,7 @@ def test_what_cannot_be_written_is_told_and_not_raised(flushes: bool) -> None:
             file.flush()
             assert file.problem is not None
             file.write("two\n")
-    assert file.problem == "the trace /dev/full is not whole: No space left on device"
+    assert file.problem == "the trace /dev/full is incomplete: No space left on device"
 
 
 def test_a_file_that_cannot_be_opened_raises(tmp_path: Path) -> None:

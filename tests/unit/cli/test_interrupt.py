@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from paceline.cli.interrupt import Stop, run
+from paceline.cli.interrupt import StopSignal, run
 from paceline.errors import Aborted
 
 
@@ -17,7 +17,7 @@ def interrupt() -> None:
 
 
 def test_the_result_of_the_work_comes_back() -> None:
-    """What the work returns is the answer."""
+    """`run` returns what the work returns."""
     assert run(lambda _: 7) == 7
 
 
@@ -36,7 +36,7 @@ def test_ctrl_c_sets_the_event_and_waits_for_the_end_of_the_work() -> None:
     """The work sees the wish to stop, comes to its end, and only then is the interrupt raised."""
     ended = []
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopSignal) -> None:
         interrupt()
         assert stop.event.wait(30)
         ended.append(True)
@@ -50,7 +50,7 @@ def test_a_call_that_begins_after_the_request_is_aborted_too() -> None:
     """The abort is repeated until the work ends, so that none falls between two calls."""
     aborts = threading.Semaphore(0)
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopSignal) -> None:
         with stop.aborting(aborts.release):
             interrupt()
             for _ in range(3):
@@ -64,7 +64,7 @@ def test_a_call_that_begins_after_the_request_is_aborted_too() -> None:
 def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
     """Without Ctrl-C, `Aborted` is not taken for an interrupt."""
 
-    def work(_: Stop) -> None:
+    def work(_: StopSignal) -> None:
         raise Aborted("somebody else")
 
     with pytest.raises(Aborted):
@@ -72,9 +72,9 @@ def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
 
 
 def test_an_error_on_the_way_to_the_stop_is_not_hidden() -> None:
-    """What goes wrong after Ctrl-C is still told."""
+    """An error after Ctrl-C is still raised."""
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopSignal) -> None:
         interrupt()
         assert stop.event.wait(30)
         raise ValueError("while stopping")
@@ -89,7 +89,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopSignal) -> None:
         interrupt()
         assert stop.event.wait(30)
         assert codes == []
@@ -113,7 +113,7 @@ def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
 
-        def work(stop: Stop) -> bool:
+        def work(stop: StopSignal) -> bool:
             interrupt()
             return stop.requested
 

@@ -98,7 +98,7 @@ def test_a_signal_that_ends_the_process_restores_the_mode_and_ends_it(screen: Pt
     code = (
         "import resource, signal, sys\n"
         "from paceline.cli.keys import Keys\n"
-        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # whoever runs the tests in the background may have it ignored
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # tests in the background may run with it ignored
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "with Keys(0) as keys:\n"
         "    print('ready', flush=True)\n"

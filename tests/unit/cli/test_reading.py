@@ -21,7 +21,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     [(b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", ""), ("é\nb".encode(), "é\nb")],
 )
 def test_stdin_loses_one_line_break_at_its_end(monkeypatch: pytest.MonkeyPatch, data: bytes, text: str) -> None:
-    """`echo` adds one that nobody means; everything else stays."""
+    """`echo` adds a line break; everything else stays."""
     stdin(monkeypatch, data)
     assert reading.argument_or_stdin("PROMPT", "-") == text
 
@@ -34,7 +34,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_place(monkeypatch: pytest
 
 
 def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without stdin says so."""
+    """A process without stdin gets an error that names it."""
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidParams, match="closed"):
         reading.stdin_text()

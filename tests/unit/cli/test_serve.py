@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli import server_log
 from paceline.cli.app import build_app
+from paceline.cli.serve import set_up_logging
 from paceline.server.settings import ServerSettings
 
 LOGGERS = ("paceline", "uvicorn", "paceline.server.access")
@@ -117,7 +117,7 @@ def test_help_is_grouped_and_fits_into_the_terminal(server: Server, columns: int
 
 
 def test_help_loads_neither_the_core_nor_the_web_framework() -> None:
-    """It answers at once."""
+    """It returns at once."""
     import subprocess
 
     code = (
@@ -161,7 +161,7 @@ def test_the_configuration_says_where_everything_came_from(server: Server, tmp_p
 
 def test_the_log_has_a_time_a_level_and_a_name_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The access log's lines are JSON and stand alone."""
-    server_log.set_up(ServerSettings())
+    set_up_logging(ServerSettings())
     logging.getLogger("paceline.engine").warning("short of %s", "memory")
     logging.getLogger("paceline.engine").debug("not shown")
     logging.getLogger("paceline.server.access").info('{"status": 200}')
@@ -173,7 +173,7 @@ def test_the_log_has_a_time_a_level_and_a_name_a_line(capsys: pytest.CaptureFixt
 def test_the_log_can_be_json_in_a_file(tmp_path: Path) -> None:
     """An object a line, tracebacks in it."""
     path = tmp_path / "server.log"
-    server_log.set_up(ServerSettings(log_level="error", log_json=True, log_file=path))
+    set_up_logging(ServerSettings(log_level="error", log_json=True, log_file=path))
     try:
         int("no")
     except ValueError:
@@ -186,7 +186,7 @@ def test_the_log_can_be_json_in_a_file(tmp_path: Path) -> None:
 
 def test_the_log_can_be_off(capsys: pytest.CaptureFixture[str]) -> None:
     """Then nothing is written, whatever it is."""
-    server_log.set_up(ServerSettings(log_level="off"))
+    set_up_logging(ServerSettings(log_level="off"))
     logging.getLogger("paceline.server").critical("gone")
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,7 @@ from paceline.cli import terminal
 
 
 class Screen(io.StringIO):
-    """A stream that somebody looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True

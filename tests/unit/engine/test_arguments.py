@@ -7,13 +7,13 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
 from paceline.errors import InvalidParams, InvalidType
+from paceline.observability.instruments import Instrument
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
-from paceline.scheduling.instrument import Instrument
 
 
 def test_every_keyword_reaches_its_owner() -> None:
-    """Engine, model and context options are told apart, and none is dropped (lcx 1.13 option_forwarding)."""
+    """Engine, model and context options are told apart, and none is dropped."""
     arguments = engine_arguments(
         {
             "num_slots": 3,
@@ -43,7 +43,7 @@ def test_an_unknown_keyword_is_answered_with_the_nearest(name: str, nearest: str
 
 @pytest.mark.parametrize("name", ["n_seq_max", "n_outputs_max", "embeddings", "kv_unified"])
 def test_what_follows_from_others_cannot_be_given(name: str) -> None:
-    """Options of a context that the engine decides are unknown to it (edge 80)."""
+    """Options of a context that the engine decides are unknown to it."""
     with pytest.raises(TypeError):
         engine_arguments({name: 1})
 
@@ -60,16 +60,17 @@ def test_what_follows_from_others_cannot_be_given(name: str) -> None:
         {"max_tick_ms": 0},
         {"max_tick_ms": float("nan")},
         {"max_queue_tokens": 0},
+        {"max_embedding_tokens": 0},
     ],
 )
 def test_a_configuration_with_which_nothing_could_run_is_refused(options: dict[str, object]) -> None:
-    """Zero slots, zero time and the like name the field (edge 80)."""
+    """Zero slots, zero time and the like name the field."""
     with pytest.raises(InvalidParams, match=next(iter(options))):
         engine_arguments(options)
 
 
 def test_sampling_keywords_change_the_params_and_the_others_are_options() -> None:
-    """What is given with a request goes over what was there; defaults come from the engine (lcx 1.13 option_forwarding)."""
+    """What is given with a request goes over what was there; defaults come from the engine."""
     defaults = SamplingParams(temperature=0.1, top_k=7)
     params, options = request_arguments(defaults, None, {"top_k": 3, "priority": 2})
     assert (params.temperature, params.top_k, options.priority) == (0.1, 3, 2)
@@ -94,7 +95,7 @@ def test_an_unknown_request_keyword_is_answered_with_the_nearest(name: str, near
 
 
 def test_an_answer_nobody_reads_before_its_end_wakes_nobody() -> None:
-    """Blocking generation takes one chunk, and what is about reading is refused with the way out (edge rule 24, 82)."""
+    """Blocking generation takes one chunk, and what is about reading is refused with the way out."""
     params, options = collected_arguments(SamplingParams(), None, {"top_k": 3, "priority": 3})
     assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)
     assert options.interval > 100_000
@@ -151,7 +152,7 @@ def test_params_must_be_params() -> None:
     ],
 )
 def test_bad_options_are_refused_before_any_work(options: dict[str, object]) -> None:
-    """The field is named; nothing is clamped (edge rule 16, 26, 56; lcx M5)."""
+    """The field is named; nothing is clamped."""
     with pytest.raises(InvalidParams, match=next(iter(options))):
         request_arguments(SamplingParams(), None, options)
 
@@ -160,7 +161,7 @@ def test_bad_options_are_refused_before_any_work(options: dict[str, object]) -> 
     "options", [{"max_tokens": -1}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 1.5}, {"n": 0}]
 )
 def test_bad_sampling_is_refused_before_any_work(options: dict[str, object]) -> None:
-    """Documented ranges hold for keywords too (lcx M4, M5)."""
+    """Documented ranges hold for keywords too."""
     with pytest.raises(InvalidParams, match=next(iter(options))):
         request_arguments(SamplingParams(), None, options)
 

@@ -48,8 +48,8 @@ class OnePlace:
             raise QueueFull("full")
         self.is_taken = True
         channel = _Released(self)
-        feed = channel.attach(request_index=request_index)
-        feed.finish(StreamChunk(index=0, finish_reason=FinishReason.LENGTH))
+        sender = channel.attach(request_index=request_index)
+        sender.finish(StreamChunk(index=0, finish_reason=FinishReason.LENGTH))
         return channel
 
 
@@ -85,7 +85,7 @@ def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
 def ended_with(*errors: PacelineError | None) -> StreamChannel:
     """A channel of so many choices, of which some failed."""
     channel = StreamChannel.create()
-    feed = channel.attach()
+    sender = channel.attach()
     chunks = [
         StreamChunk(
             index=0,
@@ -97,8 +97,8 @@ def ended_with(*errors: PacelineError | None) -> StreamChannel:
         for choice, error in enumerate(errors)
     ]
     for chunk in chunks[:-1]:
-        feed.push(chunk)
-    feed.finish(chunks[-1])
+        sender.push(chunk)
+    sender.finish(chunks[-1])
     return channel
 
 

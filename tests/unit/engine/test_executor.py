@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.engine.executor import Executor, as_paceline_error
 from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
+from paceline.kv_cache import Copy, Remove, Save
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
-from paceline.scheduling.plan import Copy, EmbeddingPlan, Remove, Row, RowOutput, Save, StepPlan
+from paceline.scheduling.plan import EmbeddingPlan, Row, RowOutput, StepPlan
 from paceline.testing.manual_clock import ManualClock
 
 Step = Callable[[list[int]], None]
@@ -46,8 +48,9 @@ class Recording:
         self.calls.append(("remove", seq_id))
 
 
-def row(name: int, sequence: Any = None) -> Row:
-    return Row(sequence if sequence is not None else object(), name, [1], True, [], None)
+def row(name: int, seq_id: int = 0) -> Row:
+    sequence: Any = SimpleNamespace(seq_id=seq_id)
+    return Row(sequence, name, [1], True, [], None)
 
 
 def ran(step: Step, num_rows: int) -> tuple[Recording, list[RowOutput], int]:
@@ -74,7 +77,7 @@ def test_a_pass_that_succeeds_is_made_once() -> None:
 
 @pytest.mark.parametrize("bad", [(0,), (4,), (7,), (0, 7), (2, 3), tuple(range(8))])
 def test_each_culprit_is_found_and_only_culprits_fail(bad: tuple[int, ...]) -> None:
-    """Rows come back in their order, sound ones computed exactly once, poisonous ones with their error (edge 64, 65)."""
+    """Rows come back in their order, sound ones computed exactly once, poisonous ones with their error."""
     backend, rows, num_passes = ran(poison(*bad), 8)
     assert [isinstance(one.error, DecodeError) and not one.computed for one in rows] == [i in bad for i in range(8)]
     assert [one.token_ids for index, one in enumerate(rows) if index not in bad] == [
@@ -133,20 +136,22 @@ def test_what_ends_a_program_passes(error: type[BaseException]) -> None:
 def test_operations_come_first_and_in_order() -> None:
     """The memory is made ready before the pass, one operation after the other."""
     backend = Recording()
-    plan = StepPlan([Remove(3), Copy(1, 3, 7, object()), Remove(1)], [row(0)])  # type: ignore[arg-type]
+    plan = StepPlan([Remove(3), Copy(1, 3, 7), Remove(1)], [row(0)])
     Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
     assert backend.calls == [("remove", 3), ("copy", 1, 3, 7), ("remove", 1), [0]]
 
 
 def test_a_copy_that_fails_is_its_sequences_alone() -> None:
     """Its row is not computed and has the error; the others are."""
-    backend, broken = Recording(), object()
-    plan = StepPlan([Copy(1, 9, 7, broken)], [row(0), row(1, broken), row(2)])  # type: ignore[arg-type]
+    backend = Recording()
+    plan = StepPlan([Copy(1, 9, 7)], [row(0), row(1, 9), row(2)])
     output = Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
     assert backend.calls[-1] == [0, 2]
     assert [one.computed for one in output.rows] == [True, False, True]
     assert str(output.rows[1].error) == "RuntimeError: no copy"
-    alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7, broken)], [row(1, broken)]))  # type: ignore[arg-type]
+    assert output.transfers is not None
+    assert output.transfers.failed_seq_ids == {9}
+    alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7)], [row(1, 9)]))  # type: ignore[arg-type]
     assert [one.computed for one in alone.rows] == [False]
     assert alone.num_passes == 0
 
@@ -164,7 +169,8 @@ def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.Lo
     saves = [Save(1, start, end, (), b"", is_whole=False) for start, end in ((0, 5), (5, 7))]
     for _ in range(2):
         output = executor.run(StepPlan([*saves], [row(0)]))
-        assert [data for _, data in output.saved] == ["saved"]
+        assert output.transfers is not None
+        assert [data for _, data in output.transfers.saved] == ["saved"]
         assert [one.computed for one in output.rows] == [True]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("paceline.engine", "WARNING")

@@ -1,4 +1,4 @@
-"""Signs of life, judged by a clock that a test moves, and those of real threads and processes."""
+"""Signs of life of real threads and processes."""
 
 from __future__ import annotations
 
@@ -10,69 +10,16 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running
 
-from paceline.engine.heartbeat import LONGEST_SILENCE_S, LONGEST_TICK_S, Heartbeat, Pulse, Sign, heartbeat_of, starting
-from paceline.engine.isolation.black_box import Beat, BlackBox
-from paceline.engine.isolation.restarts import RestartLimits
-from paceline.engine.process_engine import ProcessEngine
+from paceline.engine.worker.black_box import Beat, BlackBox
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.worker_engine import WorkerEngine
+from paceline.observability.heartbeat import Sign
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import StreamChunk
-from paceline.testing.fake_process import fake_process_engine
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_process import fake_worker_engine
 
 LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
-
-
-def test_an_idle_loop_lives_however_long_it_is_idle() -> None:
-    """Nobody wants anything, and that is no illness."""
-    clock = ManualClock()
-    pulse = Pulse(clock)
-    pulse.tick()
-    pulse.rest()
-    clock.advance(10_000)
-    heart = heartbeat_of(pulse.sign, clock.now())
-    assert heart == Heartbeat(is_alive=True, state="idle", state_s=10_000)
-    assert heart.is_idle
-
-
-def test_a_tick_may_take_long_but_not_for_ever() -> None:
-    """Up to the bound it lives, beyond it does not; the next turn starts anew."""
-    clock = ManualClock()
-    pulse = Pulse(clock)
-    pulse.tick()
-    clock.advance(LONGEST_TICK_S)
-    assert heartbeat_of(pulse.sign, clock.now()) == Heartbeat(is_alive=True, state="ticking", state_s=LONGEST_TICK_S)
-    clock.advance(1)
-    assert not heartbeat_of(pulse.sign, clock.now()).is_alive
-    pulse.tick()
-    assert heartbeat_of(pulse.sign, clock.now()).is_alive
-
-
-def test_a_loop_that_ended_is_not_alive() -> None:
-    """At once."""
-    clock = ManualClock()
-    pulse = Pulse(clock)
-    pulse.end()
-    assert heartbeat_of(pulse.sign, clock.now()) == Heartbeat(is_alive=False, state="ended", state_s=0)
-
-
-def test_a_silent_process_is_not_alive_even_if_it_said_that_it_was_idle() -> None:
-    """A stopped process says nothing, and its last word may have been good."""
-    sign = Sign("idle", 5.0)
-    assert heartbeat_of(sign, 9.0, silent_s=LONGEST_SILENCE_S).is_alive
-    assert not heartbeat_of(sign, 9.0, silent_s=LONGEST_SILENCE_S + 1).is_alive
-
-
-def test_a_process_that_starts_is_alive_however_long_it_loads() -> None:
-    """Large models take minutes."""
-    assert starting(3000.0, worker_pid=7, num_restarts=2) == Heartbeat(
-        is_alive=True, state="starting", state_s=3000.0, worker_pid=7, num_restarts=2
-    )
-
-
-def test_a_sign_from_another_thread_may_be_newer_than_the_time_it_is_compared_with() -> None:
-    """Then it is just now."""
-    assert heartbeat_of(Sign("ticking", 5.001), 5.0).state_s == 0
 
 
 @pytest.mark.parametrize("sign", [None, Sign("idle", 12.5), Sign("ticking", 12.5)])
@@ -137,7 +84,7 @@ def wait_until(is_so: Any) -> None:
     raise AssertionError("it never was so")
 
 
-def start(engine: ProcessEngine) -> Any:
+def start(engine: WorkerEngine) -> Any:
     request = engine.prepare("on and on", SamplingParams(seed=1, max_tokens=None), RequestOptions())
     channel = engine.accept(request)
     assert isinstance(channel.get(), StreamChunk)
@@ -146,7 +93,7 @@ def start(engine: ProcessEngine) -> Any:
 
 def test_a_front_knows_its_worker_s_heart() -> None:
     """The worker's idleness and ticks, its process, its replacement after a death, and the end of it all."""
-    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
+    engine = fake_worker_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
     try:
         first = engine.worker_pid
         wait_until(lambda: engine.heartbeat().is_idle)
@@ -167,7 +114,7 @@ def test_a_front_knows_its_worker_s_heart() -> None:
 
 def test_a_front_that_is_out_of_restarts_is_not_alive() -> None:
     """The worker died more often than it may."""
-    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(max_restarts=0))
+    engine = fake_worker_engine(backend_options=LONG, restarts=RestartLimits(max_restarts=0))
     try:
         assert engine.worker_pid is not None
         os.kill(engine.worker_pid, signal.SIGKILL)
@@ -179,7 +126,7 @@ def test_a_front_that_is_out_of_restarts_is_not_alive() -> None:
 
 def test_a_worker_that_was_stopped_grows_silent() -> None:
     """Whatever it said last, the time since then goes on; told to go on, it speaks again."""
-    engine = fake_process_engine(backend_options=LONG)
+    engine = fake_worker_engine(backend_options=LONG)
     pid = engine.worker_pid
     assert pid is not None
     try:

@@ -41,7 +41,7 @@ def test_commands_come_out_in_order_and_once() -> None:
 
 
 def test_keys_are_unique_grow_and_are_never_zero() -> None:
-    """No two requests have the same key, whatever thread asks for it (edge 53)."""
+    """No two requests have the same key, whatever thread asks for it."""
     inbox, taken = Inbox(1), [list[int]() for _ in range(4)]
     in_threads(*(lambda keys=keys: keys.extend(inbox.next_key() for _ in range(200)) for keys in taken))
     assert all(keys == sorted(keys) for keys in taken)
@@ -71,7 +71,7 @@ def test_a_command_wakes_who_waits() -> None:
 
 
 def test_the_backlog_is_bounded_and_an_ending_makes_room() -> None:
-    """As many requests as may be open are accepted, the next is refused at once, until one ends (edge 57, 79; lcx H4)."""
+    """As many requests as may be open are accepted, the next is refused at once, until one ends."""
     inbox = Inbox(3)
     accepted = [submit(inbox) for _ in range(3)]
     with pytest.raises(QueueFull, match="holds 3 requests"):
@@ -101,7 +101,7 @@ def test_prompt_tokens_that_wait_are_bounded() -> None:
 
 
 def test_a_refused_request_reserves_nothing() -> None:
-    """Neither a place nor prompt tokens of what was refused are counted (edge 89)."""
+    """Neither a place nor prompt tokens of what was refused are counted."""
     inbox = Inbox(2, 10)
     kept = submit(inbox, "x" * 9)
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_a_request_that_has_ended_is_not_taken_any_more() -> None:
 
 
 def test_a_closed_inbox_refuses_requests_and_nothing_else() -> None:
-    """After closing submit raises, while cancels, pauses and stops pass (edge 69, 72)."""
+    """After closing submit raises, while cancels, pauses and stops pass."""
     inbox = Inbox(10)
     kept = submit(inbox)
     inbox.close()
@@ -140,7 +140,7 @@ def test_a_closed_inbox_refuses_requests_and_nothing_else() -> None:
 
 
 def test_commands_are_never_lost_to_a_full_queue() -> None:
-    """Where no request has room, cancels and stops still get through (edge 59, 77)."""
+    """Where no request has room, cancels and stops still get through."""
     inbox = Inbox(1)
     kept = submit(inbox)
     with pytest.raises(QueueFull):
@@ -165,7 +165,7 @@ def test_waiting_for_the_last_request() -> None:
 
 
 def test_accepting_and_closing_exclude_each_other() -> None:
-    """Whatever was accepted beside a close is in the queue; whatever was not has raised (edge 72, 73)."""
+    """Whatever was accepted beside a close is in the queue; whatever was not has raised."""
     for _ in range(200):
         inbox, accepted = Inbox(100), [0, 0]
 
@@ -188,7 +188,7 @@ def test_accepting_and_closing_exclude_each_other() -> None:
 
 
 def test_a_cancel_out_of_a_garbage_collection_takes_no_lock() -> None:
-    """A command may be put while the same thread is in the middle of accepting (edge 59)."""
+    """A command may be put while the same thread is in the middle of accepting."""
     inbox = Inbox(10)
 
     class Dropped:

@@ -61,7 +61,7 @@ def test_text_and_ids_become_ids() -> None:
 
 @pytest.mark.parametrize("prompt", [[], (), np.array([], dtype=np.int32)])
 def test_an_empty_prompt_is_refused(prompt: object) -> None:
-    """There is nothing to go on from, and a hint says so (lcx 1.13 server_smoke, log 4)."""
+    """There is nothing to go on from, and a hint says so."""
     with pytest.raises(InvalidParams, match="no tokens"):
         ids_of(prompt)
     with pytest.raises(InvalidParams, match="no tokens"):
@@ -70,7 +70,7 @@ def test_an_empty_prompt_is_refused(prompt: object) -> None:
 
 @pytest.mark.parametrize("prompt", [[-1], [300], [10_000_000], [1, True], [1.5], ["a"], b"ab", None, 7, {"a": 1}])
 def test_what_is_no_prompt_is_refused(prompt: object) -> None:
-    """Ids beyond the vocabulary, other types and text that is none raise before anything begins (edge 56; lcx M3)."""
+    """Ids beyond the vocabulary, other types and text that is none raise before anything begins."""
     with pytest.raises(InvalidParams):
         ids_of(prompt)
     if isinstance(prompt, bytes):
@@ -84,7 +84,7 @@ def fit(num_tokens: int, max_positions: int, *, max_tokens: int | None = 256, tr
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
-    """Nothing is cut silently; a prompt of exactly all positions is accepted (lcx 1.13 server_smoke)."""
+    """Nothing is cut silently; a prompt of exactly all positions is accepted."""
     assert fit(100, 100) == list(range(100))
     with pytest.raises(PromptTooLong, match=r"101 tokens, and a sequence can have 100.*truncate="):
         fit(101, 100)

@@ -29,7 +29,7 @@ def completion(index: int = 0, error: PacelineError | None = None) -> Completion
 
 
 def test_chunks_become_a_completion() -> None:
-    """Texts and ids of each choice are joined; the first one's fields are the completion's own (edge rule 24)."""
+    """Texts and ids of each choice are joined; the first one's fields are the completion's own."""
     whole = completion()
     assert (whole.text, whole.token_ids, whole.finish_reason) == ("abc", (1, 2, 3), FinishReason.LENGTH)
     assert [choice.text for choice in whole.choices] == ["abc", "x"]
@@ -77,7 +77,7 @@ def test_the_terminal_chunk_ends_every_choice_that_has_not_ended() -> None:
 
 
 def test_a_list_has_every_outcome() -> None:
-    """All completions, or one error that has the outcome of every prompt, in order (edge 36, 76)."""
+    """All completions, or one error that has the outcome of every prompt, in order."""
     good = [completion(index) for index in range(2)]
     assert batch_outcome(good) == good
     assert batch_outcome([]) == []

@@ -14,7 +14,8 @@ from tests.running_engine import LONG_S, Running, in_threads
 
 from paceline.engine.commands import Export
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
-from paceline.scheduling.instrument import Instrument, TickRecord
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 
 Ended = FinishReason.END, FinishReason.LENGTH, FinishReason.STOP
@@ -30,7 +31,7 @@ def text_of(channel: StreamChannel) -> str:
 
 
 def test_submit_returns_while_the_engine_is_busy() -> None:
-    """A request is accepted while a pass runs, and its answer comes when there is one (edge 41, 52, 83)."""
+    """A request is accepted while a pass runs, and its answer comes when there is one."""
     with Running() as engine:
         engine.hold()
         first = engine.submit("one", max_tokens=5)
@@ -44,7 +45,7 @@ def test_submit_returns_while_the_engine_is_busy() -> None:
 
 
 def test_streams_are_what_they_are_alone() -> None:
-    """Twenty requests at once on four slots read as each does by itself (edge rule 24, 42)."""
+    """Twenty requests at once on four slots read as each does by itself."""
     with Running() as engine:
         prompts = [f"prompt {index}" for index in range(20)]
         together = [text_of(channel) for channel in [engine.submit(prompt, max_tokens=20) for prompt in prompts]]
@@ -53,7 +54,7 @@ def test_streams_are_what_they_are_alone() -> None:
 
 
 def test_many_threads_submit_at_the_same_time() -> None:
-    """Eight threads with twenty-five requests each: all complete, nothing is queued or resident then (edge 71)."""
+    """Eight threads with twenty-five requests each: all complete, nothing is queued or resident then."""
     with Running() as engine:
         reasons: list[FinishReason | None] = []
 
@@ -72,7 +73,7 @@ def test_many_threads_submit_at_the_same_time() -> None:
 
 
 def test_a_cancel_from_another_thread_frees_the_slot_in_one_tick() -> None:
-    """The pass that runs is the last one; then the terminal chunk and the release are there (edge rule 6, rule 7, 61)."""
+    """The pass that runs is the last one; then the terminal chunk and the release are there."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         engine.hold()
         channel = engine.submit("on and on", max_tokens=None)
@@ -88,7 +89,7 @@ def test_a_cancel_from_another_thread_frees_the_slot_in_one_tick() -> None:
 
 
 def test_consume_delivers_everything_and_the_terminal_chunk_after_a_cancel() -> None:
-    """Whoever cancels while another consumes loses nothing that was queued, and sees CANCELLED (edge 32, G)."""
+    """Whoever cancels while another consumes loses nothing that was queued, and sees CANCELLED."""
     with Running(eos_every=10**9) as engine:
         channel = engine.submit("on and on", max_tokens=None)
         seen: list[StreamChunk] = []
@@ -105,7 +106,7 @@ def test_consume_delivers_everything_and_the_terminal_chunk_after_a_cancel() -> 
 
 
 def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
-    """What is cancelled before it has a slot ends without being computed (edge rule 10, 58, 60, 63)."""
+    """What is cancelled before it has a slot ends without being computed."""
     with Running(num_slots=1) as engine:
         engine.hold()
         first = engine.submit("first", max_tokens=3)
@@ -121,7 +122,7 @@ def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
 
 
 def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
-    """A caller that goes away does not keep others waiting until its answer is complete (lcx C3, C4, 1.13 server_smoke)."""
+    """A caller that goes away does not keep others waiting until its answer is complete."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         left = engine.submit("a long one", max_tokens=None)
         waiting = engine.submit("next", max_tokens=3, ignore_eos=True)
@@ -134,7 +135,7 @@ def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
 
 
 def test_a_forgotten_stream_frees_its_slot() -> None:
-    """The collector ends what nobody can read any more (lcx C3)."""
+    """The collector ends what nobody can read any more."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         channel = engine.submit("a long one", max_tokens=None)
         channel.get(LONG_S)
@@ -144,7 +145,7 @@ def test_a_forgotten_stream_frees_its_slot() -> None:
 
 
 def test_the_backlog_is_bounded() -> None:
-    """As many as may be open are accepted and complete, the next is refused at once (edge 57, 79; lcx H4, 1.13 server_smoke)."""
+    """As many as may be open are accepted and complete, the next is refused at once."""
     with Running(max_requests=6, num_slots=2) as engine:
         engine.hold()
         accepted = [engine.submit("hello", max_tokens=4) for _ in range(6)]
@@ -156,7 +157,7 @@ def test_the_backlog_is_bounded() -> None:
 
 
 def test_a_failed_pass_ends_the_culprit_alone() -> None:
-    """Every pass with the poisonous request fails; the others read as they do alone (edge 64, 65; lcx 1.13 server_smoke)."""
+    """Every pass with the poisonous request fails; the others read as they do alone."""
     with Running(num_slots=4) as engine:
         alone = [text_of(engine.submit(f"sound {index}", max_tokens=15)) for index in range(3)]
         engine.hold()
@@ -165,7 +166,7 @@ def test_a_failed_pass_ends_the_culprit_alone() -> None:
         bad = engine.request("bad", max_tokens=15)
         engine.faults.poisonous.add(bad.key)
         good = [engine.submit(f"sound {index}", max_tokens=15) for index in range(3)]
-        channel = engine.delivery.submit(bad, 0)
+        channel = engine.router.submit(bad, 0)
         engine.backend.gate.set()
         assert [text_of(one) for one in good] == alone
         *_, last = channel
@@ -175,7 +176,7 @@ def test_a_failed_pass_ends_the_culprit_alone() -> None:
 
 
 def test_an_error_that_is_not_ours_ends_a_stream_and_not_the_thread() -> None:
-    """A pass that raises anything becomes an `EngineError` that carries it, and the next request works (edge 64, 65, 66)."""
+    """A pass that raises anything becomes an `EngineError` that carries it, and the next request works."""
     with Running() as engine:
         engine.faults.next_passes.append(ZeroDivisionError("a bug"))
         *_, last = engine.submit("hello")
@@ -188,18 +189,18 @@ def test_an_error_that_is_not_ours_ends_a_stream_and_not_the_thread() -> None:
 
 
 def test_a_row_that_cannot_be_drawn_ends_alone() -> None:
-    """An error of one draw ends that stream with what it had until then (edge 64)."""
+    """An error of one draw ends that stream with what it had until then."""
     with Running() as engine:
         bad = engine.request("bad", max_tokens=30, ignore_eos=True)
         engine.faults.undrawable.add(bad.key)
-        channel, other = engine.delivery.submit(bad, 0), engine.submit("good", max_tokens=5, ignore_eos=True)
+        channel, other = engine.router.submit(bad, 0), engine.submit("good", max_tokens=5, ignore_eos=True)
         *_, last = channel
         assert isinstance(last.error, SamplingError)
         assert reason_of(other) is FinishReason.LENGTH
 
 
 def test_a_tick_that_raises_ends_all_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A mistake of the engine's own is logged, everything open ends with an error, the next request works (edge rule 15, 92)."""
+    """A mistake of the engine's own is logged, everything open ends with an error, the next request works."""
     with Running() as engine:
 
         def broken(plan: Any, output: Any) -> Any:
@@ -246,7 +247,7 @@ def test_what_ended_before_its_turn_is_not_computed() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_end_of_the_thread_ends_every_stream() -> None:
-    """Where even failing fails, readers still get their terminal chunk, and submit is refused (edge rule 15, 30, 92)."""
+    """Where even failing fails, readers still get their terminal chunk, and submit is refused."""
     engine = Running()
     engine.hold()
     channel, vectors = engine.submit("hello"), engine.embed("text")
@@ -268,7 +269,7 @@ def test_the_end_of_the_thread_ends_every_stream() -> None:
 
 
 def test_shutdown_that_drains_lets_everything_finish() -> None:
-    """Running and queued requests complete; then the memory is given back (edge 67)."""
+    """Running and queued requests complete; then the memory is given back."""
     engine = Running(num_slots=1)
     channels = [engine.submit(f"request {index}", max_tokens=10) for index in range(6)]
     vectors = engine.embed("one", "two")
@@ -279,7 +280,7 @@ def test_shutdown_that_drains_lets_everything_finish() -> None:
 
 
 def test_shutdown_ends_what_runs_and_what_waits() -> None:
-    """Without drain streams end with SHUTDOWN, futures with an error, though a pass was in the way (edge 68, 77, 78, 93)."""
+    """Without drain streams end with SHUTDOWN, futures with an error, though a pass was in the way."""
     engine = Running(num_slots=2, max_requests=8, eos_every=10**9)
     engine.hold()
     channels = [engine.submit("for ever", max_tokens=None) for _ in range(7)]
@@ -297,7 +298,7 @@ def test_shutdown_ends_what_runs_and_what_waits() -> None:
 
 
 def test_shutdown_wakes_readers_that_are_parked() -> None:
-    """A thread that waits for a chunk gets the terminal one (edge 24, 25, 34, 68; lcx C3)."""
+    """A thread that waits for a chunk gets the terminal one."""
     engine = Running(num_slots=1, eos_every=10**9)
     engine.hold()
     channel = engine.submit("for ever")
@@ -322,7 +323,7 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
 
 
 def test_submit_after_shutdown_is_refused() -> None:
-    """And so is everything else that would start something (edge 69)."""
+    """And so is everything else that would start something."""
     engine = Running()
     engine.close()
     for start in (engine.submit, engine.embed):
@@ -331,7 +332,7 @@ def test_submit_after_shutdown_is_refused() -> None:
 
 
 def test_shutdown_joins_once_under_contention() -> None:
-    """Four threads close in different ways at the same time, and once more afterwards (edge 81; lcx 1.13 generator)."""
+    """Four threads close in different ways at the same time, and once more afterwards."""
     engine = Running()
     channels = [engine.submit("hello", max_tokens=5) for _ in range(8)]
     in_threads(*(lambda drain=drain: engine.close(drain=drain) for drain in (True, False, True, False)))
@@ -340,7 +341,7 @@ def test_shutdown_joins_once_under_contention() -> None:
 
 
 def test_submit_racing_shutdown_never_strands_an_accepted_request() -> None:
-    """In two hundred rounds, whoever got a channel got a terminal chunk, and with drain a completed one (edge 72, 73, 88)."""
+    """In two hundred rounds, whoever got a channel got a terminal chunk, and with drain a completed one."""
     for round_number in range(200):
         engine = Running(num_slots=2, num_cells=100)
         drain = round_number % 2 == 0
@@ -359,7 +360,7 @@ def test_submit_racing_shutdown_never_strands_an_accepted_request() -> None:
 
 
 def test_a_stream_outlives_its_engine() -> None:
-    """Chunks can be read, waited for and cancelled after the engine is gone (edge 74)."""
+    """Chunks can be read, waited for and cancelled after the engine is gone."""
     engine = Running()
     channel, vectors = engine.submit("hello", max_tokens=4, ignore_eos=True), engine.embed("text")
     engine.close(drain=True)
@@ -375,7 +376,7 @@ def test_a_stream_outlives_its_engine() -> None:
 
 
 def test_the_outcome_of_one_request_is_not_that_of_another() -> None:
-    """A cancelled stream beside one that goes on, an embedding beside both: each has its own ending (edge 76)."""
+    """A cancelled stream beside one that goes on, an embedding beside both: each has its own ending."""
     with Running(eos_every=10**9) as engine:
         engine.hold()
         left, other = engine.submit("leave", max_tokens=None), engine.submit("stay", max_tokens=6)
@@ -397,7 +398,7 @@ def test_a_deadline_wakes_an_idle_engine() -> None:
 
 
 def test_a_slow_reader_stops_its_own_stream_and_no_other() -> None:
-    """The engine waits for no reader, keeps little for a slow one, and goes on when he is back (edge rule 26, H)."""
+    """The engine waits for no reader, keeps little for a slow one, and goes on when he is back."""
     with Running(num_slots=2, eos_every=10**9) as engine:
         slow = engine.submit("slow", max_tokens=200, max_buffered_tokens=10)
         assert reason_of(engine.submit("quick", max_tokens=100)) is FinishReason.LENGTH
@@ -415,7 +416,7 @@ def test_a_slow_reader_that_was_to_be_cut_off_is() -> None:
 
 
 def test_close_may_come_from_the_engines_own_thread() -> None:
-    """An instrument that closes the engine does not wait for itself (edge 70)."""
+    """An instrument that closes the engine does not wait for itself."""
     closing: list[Running] = []
 
     class Closer(Instrument):
@@ -432,7 +433,7 @@ def test_close_may_come_from_the_engines_own_thread() -> None:
 
 
 def test_commands_do_not_wait_while_ticks_follow_each_other() -> None:
-    """Submits and cancels are looked at in every tick, however busy the engine is (lcx H7)."""
+    """Submits and cancels are looked at in every tick, however busy the engine is."""
     with Running(eos_every=10**9, num_cells=200_000) as engine:
         busy = engine.submit("busy", max_tokens=None)
         for _ in range(20):
@@ -491,7 +492,7 @@ def test_a_mistake_within_an_ending_leaves_nobody_behind(caplog: pytest.LogCaptu
         first = engine.submit("hello")
         engine.wait_for_pass()
         second = engine.submit("queued")
-        engine.scheduler._endings.finish = broken  # type: ignore[method-assign]
+        engine.scheduler._finisher.finish = broken  # type: ignore[method-assign]
         engine.scheduler.apply = broken_once  # type: ignore[method-assign]
         engine.backend.gate.set()
         assert reason_of(first) is FinishReason.ERROR
@@ -534,6 +535,6 @@ def test_a_question_to_an_engine_that_has_ended_is_answered() -> None:
     """Nobody waits for an answer that cannot come."""
     engine = Running()
     engine.close()
-    future = engine.delivery.ask(Export(1, (), b""))
+    future = engine.router.ask(Export(1, (), b""))
     with pytest.raises(EngineStopped):
         future.result(LONG_S)

@@ -12,16 +12,16 @@ from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine.commands import Inspect
-from paceline.engine.isolation.restarts import RestartLimits
-from paceline.engine.mapped import mapped
-from paceline.engine.process_engine import ProcessEngine
+from paceline.engine.pending_results import map_future
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.events import Inspected
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView, slots_snapshot
 from paceline.streaming import StreamChannel, StreamChunk
-from paceline.testing.fake_process import fake_process_engine
+from paceline.testing.fake_process import fake_worker_engine
 
 LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
 
@@ -49,10 +49,15 @@ def test_a_slot_says_what_its_sequence_is_at() -> None:
     world = World(limits={"num_slots": 2, "chunk_size": 4, "n_batch": 4}, eos_every=10**9)
     outcome = world.submit([1, 2, 3, 4, 5, 6], max_tokens=5, request_id="mine")
     first = ask(world).slots[0]
-    assert (first.state, first.num_prompt, first.num_computed, first.num_generated) == ("prefilling", 6, 4, 0)
+    assert (first.state, first.num_prompt_tokens, first.num_computed_tokens, first.num_generated) == (
+        "prefilling",
+        6,
+        4,
+        0,
+    )
     assert (first.is_processing, first.key, first.request_id) == (True, outcome.request.key, "mine")
     second, idle = ask(world)
-    assert (second.state, second.num_computed, second.num_generated) == ("decoding", 6, 1)
+    assert (second.state, second.num_computed_tokens, second.num_generated) == ("decoding", 6, 1)
     assert (second.max_tokens, second.num_remaining) == (5, 4)
     assert second.running_s > first.running_s >= 0
     assert idle == SlotView(id=1)
@@ -97,14 +102,14 @@ def test_an_engine_with_a_thread_answers_between_two_ticks() -> None:
         engine.hold()
         channel = engine.submit("on and on", max_tokens=None)
         engine.wait_for_pass()
-        asked = engine.delivery.ask(Inspect(engine.inbox.next_key()))
+        asked = engine.router.ask(Inspect(engine.inbox.next_key()))
         assert not asked.done()
         engine.backend.gate.set()
         (found,) = asked.result(LONG_S)
         assert [slot.is_processing for slot in found] == [True, False]
         channel.cancel()
         assert channel.wait_released(LONG_S)
-        (found,) = engine.delivery.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+        (found,) = engine.router.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
         assert found.num_processing == 0
 
 
@@ -113,10 +118,10 @@ def test_an_engine_that_is_closed_answers_with_that() -> None:
     with Running() as engine:
         engine.close()
         with pytest.raises(EngineStopped):
-            engine.delivery.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+            engine.router.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
 
 
-def start(engine: ProcessEngine, **options: Any) -> StreamChannel:
+def start(engine: WorkerEngine, **options: Any) -> StreamChannel:
     params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True)
     channel = engine.accept(engine.prepare("on and on", params, RequestOptions(**options)))
     assert isinstance(channel.get(), StreamChunk)
@@ -125,12 +130,12 @@ def start(engine: ProcessEngine, **options: Any) -> StreamChannel:
 
 def test_a_front_asks_its_worker() -> None:
     """The request's own name and key come back, also after another worker has gone on with it; closed, it says so."""
-    engine = fake_process_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
+    engine = fake_worker_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
     try:
         assert [slot.is_processing for slot in engine.slots()] == [False] * engine.limits.num_slots
         channel = start(engine, request_id="mine")
         (slot,) = [slot for slot in engine.slots() if slot.is_processing]
-        assert (slot.request_id, slot.num_prompt, slot.state) == ("mine", len("on and on"), "decoding")
+        assert (slot.request_id, slot.num_prompt_tokens, slot.state) == ("mine", len("on and on"), "decoding")
         assert engine.worker_pid is not None
         os.kill(engine.worker_pid, signal.SIGKILL)
         while (found := engine.slots()).num_processing == 0:  # the next one loads, and all that is there waits
@@ -145,7 +150,7 @@ def test_a_front_asks_its_worker() -> None:
         engine.slots()
 
 
-async def asked(engine: ProcessEngine) -> SlotsSnapshot:
+async def asked(engine: WorkerEngine) -> SlotsSnapshot:
     return await asyncio.wrap_future(engine.ask_slots())
 
 
@@ -155,8 +160,8 @@ def test_whoever_stops_waiting_for_an_answer_hinders_nobody() -> None:
         engine.hold()
         channel = engine.submit("one")
         engine.wait_for_pass()
-        question = engine.delivery.ask(Inspect(engine.inbox.next_key()))
-        answer = mapped(question, lambda found: found[0])
+        question = engine.router.ask(Inspect(engine.inbox.next_key()))
+        answer = map_future(question, lambda found: found[0])
         assert answer.cancel()
         engine.backend.gate.set()
         assert question.result(LONG_S)
@@ -167,7 +172,7 @@ def test_whoever_stops_waiting_for_an_answer_hinders_nobody() -> None:
 def test_an_answer_that_cannot_be_made_is_an_error_of_whoever_waits() -> None:
     """Not of the thread that answers."""
     with Running() as engine:
-        question = engine.delivery.ask(Inspect(engine.inbox.next_key()))
-        answer = mapped(question, lambda found: found[1])
+        question = engine.router.ask(Inspect(engine.inbox.next_key()))
+        answer = map_future(question, lambda found: found[1])
         with pytest.raises(IndexError):
             answer.result(LONG_S)

@@ -152,3 +152,15 @@ def test_usage_and_deadlines() -> None:
     usage = one.usage(5.0)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.queue_s, usage.prefill_s) == (7, 0, 1.0, 4.0)
     assert one.record().kind == "embed"
+
+
+def test_an_embedding_does_not_wait_for_the_time_of_one_that_has_ended() -> None:
+    """Beside a stream each request that comes to an empty queue has the next tick, whatever earlier ones took."""
+    world = World()
+    world.submit("hello", max_tokens=400, ignore_eos=True)
+    world.tick(5)
+    for _ in range(4):
+        key = world.submit_embedding(["a long text " * 4])
+        world.tick()
+        assert key in world.embedded
+        world.tick(3)

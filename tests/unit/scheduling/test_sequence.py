@@ -10,6 +10,7 @@ import pytest
 from tests.engine_world import World
 
 from paceline.errors import DecodeError
+from paceline.scheduling.finisher import due_reason
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.streaming import FinishReason
 
@@ -28,8 +29,8 @@ def sequence_of(**options: Any) -> Sequence:
 def test_work_is_what_is_known_and_not_computed() -> None:
     """After a tick one token is left: the one that was drawn; then it decodes."""
     sequence = sequence_of()
-    assert (sequence.num_prompt, sequence.num_known, sequence.num_computed) == (5, 6, 5)
-    assert sequence.num_left == 1
+    assert (sequence.num_prompt_tokens, sequence.num_tokens, sequence.num_computed_tokens) == (5, 6, 5)
+    assert sequence.num_uncomputed_tokens == 1
     assert sequence.is_decoding
 
 
@@ -39,11 +40,11 @@ def test_a_prompt_in_parts_does_not_decode() -> None:
     outcome = world.submit("hello")
     world.tick()
     (sequence,) = outcome.request.sequences
-    assert (sequence.num_left, sequence.is_decoding) == (1, False)
+    assert (sequence.num_uncomputed_tokens, sequence.is_decoding) == (1, False)
 
 
 def test_the_reason_of_the_higher_rank_stays() -> None:
-    """Whatever comes together and in whatever order, the one of the highest rank is latched (edge rule 14)."""
+    """Whatever comes together and in whatever order, the one of the highest rank is latched."""
     for one, other in itertools.product(FinishReason, FinishReason):
         sequence = sequence_of()
         sequence.end(one)
@@ -105,5 +106,19 @@ def test_turns_follow_priority_and_arrival_and_waiting() -> None:
     world.clock.advance(10.5)
     outcomes += [world.submit("c", priority=0), world.submit("d", priority=5)]
     world.tick()
-    waiting = [sequence.request.key for sequence in world.scheduler._waiting]
+    waiting = [sequence.request.key for sequence in world.scheduler._queue]
     assert waiting == [outcomes[index].request.key for index in (4, 2, 1, 3)]
+
+
+def test_of_several_reasons_to_end_a_request_the_first_in_order_is_due() -> None:
+    """A cancel wins over a deadline, a deadline over a shutdown, and a slow reader comes last."""
+    _, request = submitted(timeout_s=5)
+    late_s = request.deadline_s()
+    request.is_slow = request.cancelled = True
+    assert due_reason(request, late_s, is_stopping=True) is FinishReason.CANCELLED
+    request.cancelled = False
+    assert due_reason(request, late_s, is_stopping=True) is FinishReason.DEADLINE
+    assert due_reason(request, late_s - 0.1, is_stopping=True) is FinishReason.SHUTDOWN
+    assert due_reason(request, late_s - 0.1) is FinishReason.SLOW_READER
+    request.is_slow = False
+    assert due_reason(request, late_s - 0.1) is None

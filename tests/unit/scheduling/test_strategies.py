@@ -11,7 +11,7 @@ from paceline.scheduling.strategies.balanced import Balanced
 from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
 from paceline.scheduling.strategies.paced import Paced
 from paceline.scheduling.strategies.prefill_priority import PrefillPriority
-from paceline.scheduling.view import BatchStrategy, View
+from paceline.scheduling.view import BatchStrategy, SchedulerView
 from paceline.testing.strategy_trial import TrialCost, TrialSequence
 
 TICK = 100
@@ -20,9 +20,9 @@ TICK = 100
 def decoder(key: int, *, last_tick: int = TICK - 1, limit: int = 1) -> TrialSequence:
     return TrialSequence(
         key=key,
-        num_prompt=10,
-        num_known=20 + limit,
-        num_computed=20,
+        num_prompt_tokens=10,
+        num_tokens=20 + limit,
+        num_computed_tokens=20,
         limit=limit,
         is_decoding=True,
         order=key,
@@ -34,7 +34,7 @@ def decoder(key: int, *, last_tick: int = TICK - 1, limit: int = 1) -> TrialSequ
 
 def prompt(
     key: int,
-    num_left: int,
+    num_uncomputed_tokens: int,
     *,
     limit: int | None = None,
     last_tick: int = TICK - 1,
@@ -43,10 +43,10 @@ def prompt(
 ) -> TrialSequence:
     return TrialSequence(
         key=key,
-        num_prompt=num_left,
-        num_known=num_left,
-        num_computed=0,
-        limit=min(num_left, 512) if limit is None else limit,
+        num_prompt_tokens=num_uncomputed_tokens,
+        num_tokens=num_uncomputed_tokens,
+        num_computed_tokens=0,
+        limit=min(num_uncomputed_tokens, 512) if limit is None else limit,
         is_decoding=False,
         order=key,
         submitted_s=float(key) if submitted_s is None else submitted_s,
@@ -66,7 +66,7 @@ def planned(strategy: BatchStrategy, budget: int, *sequences: TrialSequence, **c
         "max_tick_s": 1.0,
         "cost": TrialCost(pass_s=0.01, token_s=0.001, cell_s=0.0),
     }
-    view = View(sequences=sequences, **(options | changes))
+    view = SchedulerView(sequences=sequences, **(options | changes))
     return {share.key: share.num_tokens for share in strategy.plan(view, budget)}
 
 

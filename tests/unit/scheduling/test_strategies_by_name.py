@@ -20,6 +20,8 @@ from paceline.scheduling.strategies.prefill_priority import PrefillPriority
 from paceline.scheduling.view import BatchStrategy
 
 OWN = """
+from typing import Literal, Optional
+
 class Own:
     def plan(self, view, budget):
         return []
@@ -27,6 +29,19 @@ class Own:
 class Needs(Own):
     def __init__(self, size):
         self.size = size
+
+class Typed(Own):
+    def __init__(
+        self, *, count: int, rate: float, fine: bool, word: str, mode: Literal["fast", "exact"] = "exact",
+        limit: Optional[int] = 5, either: int | float | None = None, any=None
+    ):
+        self.given = dict(
+            count=count, rate=rate, fine=fine, word=word, mode=mode, limit=limit, either=either, any=any
+        )
+
+class Any_(Own):
+    def __init__(self, **given):
+        self.given = given
 
 class Outer:
     ready = Own()
@@ -134,6 +149,82 @@ def test_a_class_instead_of_an_object_is_refused_with_the_way_out() -> None:
         resolve_strategy(Paced)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "paced:patience=4,stretch=1.5",
+        "paced:patience = 4 , stretch = 1.5",
+        {"name": "paced", "patience": 4, "stretch": 1.5},
+    ],
+)
+def test_a_name_takes_options_as_text_or_as_a_mapping(value: Any) -> None:
+    """They are what the class is called with; those that are not named keep their defaults."""
+    strategy = resolve_strategy(value)
+    assert isinstance(strategy, Paced)
+    assert (strategy._patience, strategy._stretch, strategy._least_tokens) == (4, 1.5, 16)
+
+
+def test_options_are_read_by_the_types_of_the_class(own_module: str) -> None:
+    """Integers, numbers, booleans, texts, choices and their unions; without an annotation by what the text looks like."""
+    text = "count=3,rate=2,fine=off,word=7,mode=fast,limit=none,either=4.5,any=1e3"
+    typed = {
+        "count": 3,
+        "rate": 2,
+        "fine": False,
+        "word": "7",
+        "mode": "fast",
+        "limit": None,
+        "either": 4.5,
+        "any": 1e3,
+    }
+    wanted = {**typed, "rate": 2.0}
+    for value in (f"{own_module}:Typed:{text}", {"name": f"{own_module}:Typed", **typed}):
+        given = resolve_strategy(value).given  # type: ignore[attr-defined]
+        assert given == wanted
+        assert {name: type(each) for name, each in given.items()} == {name: type(each) for name, each in wanted.items()}
+    assert resolve_strategy(f"{own_module}:Any_:a=1,b=x").given == {"a": 1, "b": "x"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("paced:patienc=4", r"strategy 'paced': unknown option 'patienc'; did you mean 'patience'\?"),
+        ({"name": "paced", "zzz": 4}, "unknown option 'zzz'; known are least_growth, least_tokens, patience, stretch"),
+        ("balanced:patience=4", "strategy 'balanced' takes no options, not 'patience'"),
+        ("paced:patience=4.5", "strategy 'paced': patience must be an integer, not '4.5'"),
+        ("paced:patience=", "strategy 'paced': patience must be an integer, not ''"),
+        ("paced:patience=0", "strategy 'paced': patience must be an integer >= 1, not 0"),
+        ("paced:stretch=nan", "strategy 'paced': stretch must be a finite number, not 'nan'"),
+        ({"name": "paced", "patience": True}, "strategy 'paced': patience must be an integer, not True"),
+        ({"name": "paced", "patience": "4"}, "strategy 'paced': patience must be an integer, not '4'"),
+        ("paced:patience=4,patience=5", "strategy names the option 'patience' twice"),
+        ("paced:patience=4,stretch", "strategy must be NAME:KEY=VALUE"),
+        ("paced:patience", "strategy 'paced' takes options as paced:KEY=VALUE,KEY=VALUE, not 'patience'"),
+        ({"patience": 4}, "strategy is a mapping without the key 'name'"),
+        ({"name": 4}, r"strategy\['name'\] must be a str, not 4"),
+        ("own_strategies:Outer.ready:a=1", "leads to a Own that is made already, and takes no options"),
+        ("own_strategies:Typed:mode=slow", "mode must be one of 'fast', 'exact', not 'slow'"),
+        ("own_strategies:Typed:fine=yes", "fine must be True or False, not 'yes'"),
+        ("own_strategies:Typed:either=x", "either must be a finite number, not 'x'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_with_its_strategy(own_module: str, value: Any, message: str) -> None:
+    """The option, its value and what may be; afterwards the right one works."""
+    with pytest.raises(InvalidParams, match=message):
+        resolve_strategy(value)
+    assert isinstance(resolve_strategy("paced:patience=4"), Paced)
+
+
+def test_a_name_is_checked_without_importing_what_is_not_shipped() -> None:
+    """Options of shipped ones are checked whole; of others, the syntax."""
+    strategies.check_strategy_name("no_such_module:Own:size=3")
+    strategies.check_strategy_name(Paced())
+    strategies.check_strategy_name("paced:patience=4")
+    for value in ("paced:patienc=4", "no_such_module:Own:size=3,"):
+        with pytest.raises(InvalidParams):
+            strategies.check_strategy_name(value)
+
+
 def test_strategies_are_loaded_when_they_are_asked_for() -> None:
     """Asking for one does not import the others."""
     code = (
@@ -141,4 +232,4 @@ def test_strategies_are_loaded_when_they_are_asked_for() -> None:
         "print(sorted(m.rsplit('.', 1)[1] for m in sys.modules if m.startswith('paceline.scheduling.strategies.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "['balanced', 'filling']"
+    assert done.stdout.strip() == "['balanced', 'batch_builder', 'options']"

@@ -11,10 +11,10 @@ import pytest
 
 from paceline.errors import InvalidParams, InvalidType, StrategyError
 from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
-from paceline.scheduling.view import Share, View
+from paceline.scheduling.view import SchedulerView, TokenAllocation
 from paceline.testing import check_strategy
 
-Change = Callable[[list[Share], View, int], Any]
+Change = Callable[[list[TokenAllocation], SchedulerView, int], Any]
 
 
 class Changed:
@@ -23,20 +23,20 @@ class Changed:
     def __init__(self, change: Change) -> None:
         self._change = change
 
-    def plan(self, view: View, budget: int) -> Any:
+    def plan(self, view: SchedulerView, budget: int) -> Any:
         return self._change(DecodeMaximal().plan(view, budget), view, budget)
 
 
-def over_budget(shares: list[Share], view: View, budget: int) -> list[Share]:
-    return [Share(sequence.key, sequence.limit) for sequence in view.sequences]
+def over_budget(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
+    return [TokenAllocation(sequence.key, sequence.limit) for sequence in view.sequences]
 
 
-def over_limit(shares: list[Share], view: View, budget: int) -> list[Share]:
+def over_limit(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
     limit = next(sequence.limit for sequence in view.sequences if sequence.key == shares[0].key)
-    return [Share(shares[0].key, limit + 1), *shares[1:]]
+    return [TokenAllocation(shares[0].key, limit + 1), *shares[1:]]
 
 
-def raising(shares: list[Share], view: View, budget: int) -> list[Share]:
+def raising(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
     raise KeyError("slot 3")
 
 
@@ -53,20 +53,26 @@ def test_the_shipped_strategies_pass(name: str, seed: int) -> None:
         (over_budget, r"planned \d+ tokens, over the budget of \d+"),
         (over_limit, r"planned \d+ tokens for key \d+, which may have 1 to \d+"),
         (lambda shares, view, budget: [*shares, shares[0]], "not in the view or came before"),
-        (lambda shares, view, budget: [*shares[1:], Share(10**6, 1)], "planned key 1000000, which is not in the view"),
-        (lambda shares, view, budget: [Share(shares[0].key, 0), *shares[1:]], "planned 0 tokens"),
-        (lambda shares, view, budget: [Share(shares[0].key, -1), *shares[1:]], "planned -1 tokens"),
         (
-            lambda shares, view, budget: [Share(shares[0].key, True), *shares[1:]],
+            lambda shares, view, budget: [*shares[1:], TokenAllocation(10**6, 1)],
+            "planned key 1000000, which is not in the view",
+        ),
+        (lambda shares, view, budget: [TokenAllocation(shares[0].key, 0), *shares[1:]], "planned 0 tokens"),
+        (lambda shares, view, budget: [TokenAllocation(shares[0].key, -1), *shares[1:]], "planned -1 tokens"),
+        (
+            lambda shares, view, budget: [TokenAllocation(shares[0].key, True), *shares[1:]],
             "must plan an int of tokens, not True",
         ),
-        (lambda shares, view, budget: [Share(shares[0].key, 1.0), *shares[1:]], "must plan an int of tokens, not 1.0"),  # type: ignore[arg-type]
+        (
+            lambda shares, view, budget: [TokenAllocation(shares[0].key, 1.0), *shares[1:]],
+            "must plan an int of tokens, not 1.0",
+        ),  # type: ignore[arg-type]
         (lambda shares, view, budget: [], "planned nothing, though there is work"),
-        (lambda shares, view, budget: None, "must answer a list or a tuple of Share, not None"),
-        (lambda shares, view, budget: iter(shares), "must answer a list or a tuple of Share"),
+        (lambda shares, view, budget: None, "must return a list or a tuple of TokenAllocation, not None"),
+        (lambda shares, view, budget: iter(shares), "must return a list or a tuple of TokenAllocation"),
         (
             lambda shares, view, budget: [(share.key, share.num_tokens) for share in shares],
-            r"must answer Shares, not \(",
+            r"must return TokenAllocations, not \(",
         ),
         (raising, "raised KeyError"),
     ],
@@ -76,7 +82,7 @@ def test_a_plan_against_the_rules_is_named(change: Change, message: str) -> None
     with pytest.raises(StrategyError, match=message) as caught:
         check_strategy(Changed(change))
     assert str(caught.value).startswith("batch strategy Changed ")
-    assert "it was asked in tick " in str(caught.value)
+    assert "in tick " in str(caught.value)
 
 
 def test_an_error_of_the_strategy_is_the_cause() -> None:
@@ -89,7 +95,7 @@ def test_an_error_of_the_strategy_is_the_cause() -> None:
 def test_a_strategy_that_changes_the_view_fails() -> None:
     """The sequences of a view are read-only, and the error says who tried."""
 
-    def change(shares: list[Share], view: View, budget: int) -> list[Share]:
+    def change(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
         view.sequences[0].limit = 1  # type: ignore[misc]
         return shares
 
@@ -103,11 +109,11 @@ class Counting:
     def __init__(self) -> None:
         self._num_plans = 0
 
-    def plan(self, view: View, budget: int) -> Sequence[Share]:
+    def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
         self._num_plans += 1
         shares = DecodeMaximal().plan(view, budget)
         if self._num_plans % 3 == 0 and shares[0].num_tokens > 1:
-            shares[0] = Share(shares[0].key, shares[0].num_tokens - 1)
+            shares[0] = TokenAllocation(shares[0].key, shares[0].num_tokens - 1)
         return shares
 
 
@@ -117,10 +123,10 @@ class Remembering:
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
-    def plan(self, view: View, budget: int) -> Sequence[Share]:
+    def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
         fresh = [sequence for sequence in view.sequences if sequence.key not in self._seen]
         self._seen.update(sequence.key for sequence in view.sequences)
-        return [Share(sequence.key, 1) for sequence in (fresh or view.sequences)[:budget]]
+        return [TokenAllocation(sequence.key, 1) for sequence in (fresh or view.sequences)[:budget]]
 
 
 @pytest.mark.parametrize("strategy", [Counting(), Remembering()])
@@ -136,11 +142,11 @@ class Ordered:
     def __init__(self, key: Callable[[Any], Any]) -> None:
         self._key = key
 
-    def plan(self, view: View, budget: int) -> Sequence[Share]:
+    def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
         shares = []
         for sequence in sorted(view.sequences, key=self._key):
             if budget:
-                shares.append(Share(sequence.key, min(sequence.limit, budget)))
+                shares.append(TokenAllocation(sequence.key, min(sequence.limit, budget)))
                 budget -= shares[-1].num_tokens
         return shares
 
@@ -150,13 +156,13 @@ class Ordered:
     [
         pytest.param(lambda one: -one.order, id="newest first"),
         pytest.param(lambda one: (-one.priority, one.order), id="strictly by priority"),
-        pytest.param(lambda one: (not one.is_decoding, one.num_left, -one.order), id="shortest first"),
+        pytest.param(lambda one: (not one.is_decoding, one.num_uncomputed_tokens, -one.order), id="shortest first"),
         pytest.param(lambda one: one.key % 5, id="by key"),
     ],
 )
 def test_a_strategy_that_starves_somebody_is_found(key: Callable[[Any], Any]) -> None:
     """Somebody who is never served while others keep coming is named."""
-    with pytest.raises(StrategyError, match=r"Ordered starves sequence \d+, which is not done after \d+ ticks"):
+    with pytest.raises(StrategyError, match=r"Ordered starves sequence \d+, which has not finished after \d+ ticks"):
         check_strategy(Ordered(key))
 
 

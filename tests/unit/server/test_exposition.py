@@ -11,10 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.engine_world import World
 
-from paceline.engine.heartbeat import Heartbeat
-from paceline.engine.histogram import Histogram
-from paceline.engine.metric_table import NAMES
-from paceline.engine.metrics_snapshot import MetricsSnapshot
+from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.metric_table import NAMES
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.server import exposition, http_metrics
 from paceline.server.exposition import ALIVE, Exposition
 from paceline.server.http_metrics import OTHER, HttpMetrics
@@ -104,7 +103,7 @@ def told(snapshot: MetricsSnapshot) -> Values:
 def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: Any) -> None:
     """Each number and each bucket of a snapshot is read back by the library's own parser, in the format that was asked for."""
     snapshot = busy_world().metrics.snapshot()
-    answer = exposed(snapshot).answer(accept)
+    answer = exposed(snapshot).scrape(accept)
     assert answer.content_type.startswith(content_type)
     found = values(answer.body.decode(), parse)
     ours = {place: value for place, value in found.items() if place[0].startswith(tuple(NAMES))}
@@ -116,7 +115,7 @@ def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: 
 
 def test_names_are_a_promise() -> None:
     """Ours, llama-server's, the process's: dashboards rely on them."""
-    text = exposed(busy_world().metrics.snapshot()).answer().body.decode()
+    text = exposed(busy_world().metrics.snapshot()).scrape().body.decode()
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(set(families)) == len(families)
     assert [name for name in families if name.startswith("llamacpp:")] == list(LLAMA)
@@ -127,12 +126,19 @@ def test_names_are_a_promise() -> None:
 
 
 def test_llama_server_s_names_tell_what_ours_tell() -> None:
-    """From the same counters."""
+    """From the same counters; prompts and embedded texts count together, tokens and seconds alike."""
     snapshot = busy_world().metrics.snapshot()
-    found = {name: value for (name, _), value in values(exposed(snapshot).answer().body.decode()).items()}
-    assert found["llamacpp:prompt_tokens_total"] == snapshot.number("paceline_prefill_tokens_total") > 0
+    embedded, embedding_s = snapshot.number("paceline_embedded_tokens_total"), 0.0
+    for sample in snapshot:
+        if sample.name == "paceline_tick_seconds" and sample.labels == (("kind", "embed"),):
+            assert isinstance(sample.value, Histogram)
+            embedding_s = sample.value.sum
+    assert embedded > 0
+    assert embedding_s > 0
+    found = {name: value for (name, _), value in values(exposed(snapshot).scrape().body.decode()).items()}
+    assert found["llamacpp:prompt_tokens_total"] == snapshot.number("paceline_prefill_tokens_total") + embedded
     assert found["llamacpp:prompt_tokens_cached_total"] == snapshot.number("paceline_prefix_hit_tokens_total") > 0
-    assert found["llamacpp:prompt_seconds_total"] == snapshot.number("paceline_prefill_seconds_total") > 0
+    assert found["llamacpp:prompt_seconds_total"] == snapshot.number("paceline_prefill_seconds_total") + embedding_s
     assert found["llamacpp:tokens_predicted_total"] == snapshot.number("paceline_tokens_generated_total") > 0
     assert found["llamacpp:tokens_predicted_seconds_total"] == snapshot.histogram("paceline_itl_seconds").sum > 0
     ticks = [snapshot.histogram("paceline_tick_seconds", kind).count for kind in ("generate", "embed")]
@@ -149,7 +155,7 @@ def test_requests_that_run_and_wait_are_told_apart() -> None:
     for _ in range(5):
         world.submit("on and on", max_tokens=None)
     world.tick(2)
-    found = values(exposed(world.metrics.snapshot()).answer().body.decode())
+    found = values(exposed(world.metrics.snapshot()).scrape().body.decode())
     assert (found["llamacpp:requests_processing", ()], found["llamacpp:requests_deferred", ()]) == (2, 3)
 
 
@@ -190,7 +196,7 @@ def test_what_the_server_counts_is_told_too() -> None:
 
 
 def told_by(http: HttpMetrics) -> Values:
-    return values(exposed(World().metrics.snapshot(), http).answer().body.decode())
+    return values(exposed(World().metrics.snapshot(), http).scrape().body.decode())
 
 
 def test_strangers_cannot_fill_memory_with_places() -> None:
@@ -207,15 +213,15 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
 def test_a_worker_is_told_of_by_its_process_while_there_is_one() -> None:
     """Any process will do here: this one."""
     snapshot = World().metrics.snapshot()
-    there = values(exposed(snapshot, worker_pid=os.getpid()).answer().body.decode())
+    there = values(exposed(snapshot, worker_pid=os.getpid()).scrape().body.decode())
     assert there["paceline_worker_process_open_fds", ()] > 0
-    gone = values(exposed(snapshot, worker_pid=None).answer().body.decode())
+    gone = values(exposed(snapshot, worker_pid=None).scrape().body.decode())
     assert not [name for name, _ in gone if name.startswith("paceline_worker")]
 
 
 def test_an_engine_that_does_not_live_is_told_by_a_zero() -> None:
     """For alarms."""
-    found = values(exposed(World().metrics.snapshot(), is_alive=False).answer().body.decode())
+    found = values(exposed(World().metrics.snapshot(), is_alive=False).scrape().body.decode())
     assert found[ALIVE, ()] == 0
 
 

@@ -12,8 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server import http_metrics
 from paceline.server.http_metrics import HttpMetrics
-from paceline.server.middleware.http_counts import HttpCounts
-from paceline.server.middleware.request_ids import RequestIds
+from paceline.server.middleware.recording import HttpCounts, RequestIds
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -60,7 +59,7 @@ def test_a_stream_is_open_until_its_answer_is_over() -> None:
 
 
 def test_an_answer_that_is_no_stream_has_no_bytes_here() -> None:
-    """And what matched no route counts as other, like a method that nobody knows."""
+    """A request that matched no route counts as other, like an unknown method."""
     metrics = HttpMetrics()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

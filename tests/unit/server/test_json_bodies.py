@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from paceline.server import json_bodies
-from paceline.server.json_bodies import decoded
-from paceline.server.problems import Refused
+from paceline.server.api_errors import ApiException
+from paceline.server.json_bodies import decode_json
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: Any) -> None:
     """Limits that a test can reach."""
-    for name, number in (("_SMALL", 10), ("_MOST_PARTS", 20), ("_MOST_VALUES", 40), ("_MOST_FIELDS", 5)):
+    for name, number in (("_SMALL", 10), ("_MAX_PARTS", 20), ("_MAX_VALUES", 40), ("_MAX_FIELDS", 5)):
         monkeypatch.setattr(json_bodies, name, number)
 
 
@@ -32,7 +32,7 @@ def few(monkeypatch: Any) -> None:
 )
 def test_what_is_not_too_much_is_read(value: Any) -> None:
     """Commas within texts do not count, whatever stands around them."""
-    assert decoded(json.dumps(value).encode()) == value
+    assert decode_json(json.dumps(value).encode()) == value
 
 
 @pytest.mark.parametrize(
@@ -47,22 +47,22 @@ def test_what_is_not_too_much_is_read(value: Any) -> None:
 )
 def test_more_values_than_a_body_can_mean_are_refused(body: bytes) -> None:
     """Before they are decoded."""
-    with pytest.raises(Refused, match="more than 40 values"):
-        decoded(body)
+    with pytest.raises(ApiException, match="more than 40 values"):
+        decode_json(body)
 
 
 def test_more_lists_objects_and_fields_than_a_body_can_mean_are_refused() -> None:
     """Before they are decoded, or where only an object shows how many it has."""
     for body in (b"[[]" * 11, b'{"a":{"b":' * 7):
-        with pytest.raises(Refused, match="at most 20 are read"):
-            decoded(body)
-    with pytest.raises(Refused, match="at most 5 are read"):
-        decoded(b'{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}')
+        with pytest.raises(ApiException, match="the limit of 20"):
+            decode_json(body)
+    with pytest.raises(ApiException, match="the limit of 5"):
+        decode_json(b'{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}')
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'"\\ud800"', b"NaN", b"[" * 100_000])
 def test_what_is_no_json_is_refused_as_such(body: bytes, monkeypatch: Any) -> None:
     """In a way that routes know."""
-    monkeypatch.setattr(json_bodies, "_MOST_PARTS", 10**6)
+    monkeypatch.setattr(json_bodies, "_MAX_PARTS", 10**6)
     with pytest.raises(json.JSONDecodeError):
-        decoded(body)
+        decode_json(body)

@@ -1,4 +1,4 @@
-"""Chunks as an engine makes them, for the tests of channels and streams, and a way to know that somebody waits."""
+"""Chunks as an engine makes them, for the tests of channels and streams, and a way to know that a reader waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ending(
 
 
 class Arrivals(list[Waker]):
-    """A list of wakers that tells when one comes."""
+    """A list of wakers that sets an event when one is added."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,18 +11,18 @@ import pytest
 from tests.unit.streaming.pieces import delta, ending
 
 from paceline.errors import Closed, DecodeError, QueueFull
-from paceline.streaming import END, TIMEOUT, AsyncStream, FinishReason, StreamChannel, StreamChunk, StreamFeed, Usage
+from paceline.streaming import END, TIMEOUT, AsyncStream, FinishReason, StreamChannel, StreamChunk, StreamSender, Usage
 
 
 class FrontDoor:
-    """Submits requests for streams: when told to, and once. Keeps only the engine's ends."""
+    """Submits requests for streams when the test lets it, and once. Keeps only the engine's ends."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses
         self.num_opened = 0
         self.began = asyncio.Event()
         self.may_submit = asyncio.Event()
-        self.feeds: list[StreamFeed] = []
+        self.senders: list[StreamSender] = []
 
     async def open(self) -> StreamChannel:
         self.num_opened += 1
@@ -31,7 +31,7 @@ class FrontDoor:
         if self.refuses:
             raise QueueFull("as many requests wait as may")
         channel = StreamChannel.create()
-        self.feeds.append(channel.attach())
+        self.senders.append(channel.attach())
         return channel
 
 
@@ -41,7 +41,7 @@ class OpenFrontDoor(FrontDoor):
     async def open(self) -> StreamChannel:
         self.may_submit.set()
         channel = await super().open()
-        self.feeds[-1].push(delta(0, 1))
+        self.senders[-1].push(delta(0, 1))
         return channel
 
 
@@ -71,7 +71,7 @@ def test_entering_submits_once_and_the_loop_reads_to_the_end() -> None:
         door = OpenFrontDoor()
         async with AsyncStream(door.open) as stream:
             assert stream.num_buffered == 1
-            door.feeds[0].finish(ending(1, FinishReason.END, 2))
+            door.senders[0].finish(ending(1, FinishReason.END, 2))
             assert [chunk.token_ids async for chunk in stream] == [(1,), (2,)]
         assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.END, Usage(), True)
         assert (door.num_opened, stream.is_cancelled) == (1, False)
@@ -87,13 +87,13 @@ def test_without_a_block_the_first_chunk_submits() -> None:
         async for chunk in AsyncStream(door.open):
             assert chunk == delta(0, 1)
             break
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
 
     asyncio.run(main())
 
 
 def test_single_chunks_can_be_taken() -> None:
-    """`get` submits where nobody has, answers TIMEOUT and END, and leaves the stream open."""
+    """`get` submits the request if need be, returns TIMEOUT and END, and leaves the stream open."""
 
     async def main() -> None:
         door = OpenFrontDoor()
@@ -101,7 +101,7 @@ def test_single_chunks_can_be_taken() -> None:
         assert await stream.get() == delta(0, 1)
         assert await stream.get(0.001) is TIMEOUT
         assert not stream.is_cancelled
-        door.feeds[0].finish(ending(1))
+        door.senders[0].finish(ending(1))
         assert await stream.get() == ending(1)
         assert await stream.get() is END
 
@@ -136,7 +136,7 @@ def test_a_failed_stream_yields_its_last_chunk_and_then_raises_its_error() -> No
         seen: list[StreamChunk] = []
         with pytest.raises(DecodeError, match="broken"):
             async with AsyncStream(door.open) as stream:
-                door.feeds[0].finish(ending(1, FinishReason.ERROR, 2, error=DecodeError("broken")))
+                door.senders[0].finish(ending(1, FinishReason.ERROR, 2, error=DecodeError("broken")))
                 async for chunk in stream:
                     seen.append(chunk)  # noqa: PERF401 - what came before the error counts
         assert [chunk.finish_reason for chunk in seen] == [None, FinishReason.ERROR]
@@ -155,7 +155,7 @@ def test_leaving_the_block_cancels_and_reading_afterwards_is_refused() -> None:
         door = OpenFrontDoor()
         async with AsyncStream(door.open) as stream:
             pass
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
         with pytest.raises(Closed, match="was closed"):
             await stream.get()
         with pytest.raises(Closed, match="was closed"):
@@ -164,7 +164,7 @@ def test_leaving_the_block_cancels_and_reading_afterwards_is_refused() -> None:
         with pytest.raises(ZeroDivisionError):
             async with AsyncStream(door.open):
                 raise ZeroDivisionError
-        assert door.feeds[1].is_cancelled
+        assert door.senders[1].is_cancelled
 
     asyncio.run(main())
 
@@ -186,7 +186,7 @@ def test_cancelling_the_task_that_reads_cancels_the_request() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
 
     asyncio.run(main())
 
@@ -198,10 +198,10 @@ def test_a_forgotten_stream_cancels() -> None:
         door = OpenFrontDoor()
         stream = AsyncStream(door.open)
         await stream.get()
-        assert not door.feeds[0].is_cancelled
+        assert not door.senders[0].is_cancelled
         del stream
         gc.collect()
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
 
     asyncio.run(main())
 
@@ -216,9 +216,9 @@ def test_a_task_cancelled_while_it_opens_leaves_no_request_running() -> None:
         entered.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entered
-        assert door.feeds == []
+        assert door.senders == []
         door.may_submit.set()
-        while not door.feeds or not door.feeds[0].is_cancelled:
+        while not door.senders or not door.senders[0].is_cancelled:
             await asyncio.sleep(0)
         assert door.num_opened == 1
 
@@ -286,10 +286,10 @@ def test_a_loop_that_ends_while_a_stream_opens_ends_in_peace() -> None:
 
 
 def test_a_request_submitted_by_a_thread_after_its_task_is_gone_is_cancelled() -> None:
-    """Its channel has nobody who holds it: that is enough."""
+    """No object holds its channel: that is enough."""
     submitted = threading.Event()
     may_submit = threading.Event()
-    feeds: list[StreamFeed] = []
+    feeds: list[StreamSender] = []
 
     def submit() -> StreamChannel:
         may_submit.wait(30)
@@ -330,8 +330,8 @@ def test_a_cancel_while_the_stream_opens_reaches_the_request() -> None:
             await asyncio.sleep(0)
         door.may_submit.set()
         await entering
-        assert door.feeds[0].is_cancelled
-        door.feeds[0].finish(ending(0, FinishReason.CANCELLED))
+        assert door.senders[0].is_cancelled
+        door.senders[0].finish(ending(0, FinishReason.CANCELLED))
         assert [chunk.finish_reason async for chunk in stream] == [FinishReason.CANCELLED]
 
     asyncio.run(main())
@@ -349,7 +349,7 @@ def test_closing_while_the_stream_opens_cancels_and_refuses_the_reader() -> None
         door.may_submit.set()
         with pytest.raises(Closed, match="was closed"):
             await getting
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
 
     asyncio.run(main())
 
@@ -365,9 +365,9 @@ def test_a_second_reader_while_the_stream_opens_is_refused() -> None:
         with pytest.raises(Closed, match="submitted elsewhere"):
             await stream.get()
         door.may_submit.set()
-        while not door.feeds:
+        while not door.senders:
             await asyncio.sleep(0)
-        door.feeds[0].push(delta(0, 1))
+        door.senders[0].push(delta(0, 1))
         assert await first == delta(0, 1)
         assert door.num_opened == 1
 
@@ -395,23 +395,23 @@ def test_a_stream_keeps_its_maker_until_it_is_closed() -> None:
         del iterator
         gc.collect()
         assert watched() is None
-        assert door.feeds[0].is_cancelled
+        assert door.senders[0].is_cancelled
 
     asyncio.run(main())
 
 
 def test_the_slot_can_be_awaited() -> None:
-    """`released` returns when the engine says that the slot is free, also after the block."""
+    """`released` returns when the engine has freed the slot, also after the block."""
 
     async def main() -> None:
         door = OpenFrontDoor()
         async with AsyncStream(door.open) as stream:
             pass
         waiting = asyncio.create_task(stream.released())
-        door.feeds[0].finish(ending(1, FinishReason.CANCELLED))
+        door.senders[0].finish(ending(1, FinishReason.CANCELLED))
         await asyncio.sleep(0)
         assert not waiting.done()
-        door.feeds[0].release()
+        door.senders[0].release()
         await asyncio.wait_for(waiting, 30)
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ def held(pieces: Pieces) -> int:
 
 
 def test_an_unread_backlog_keeps_few_objects() -> None:
-    """Of 10,000 chunks fewer than 200 are kept, at every moment (2.5 H), and joined they are all of them."""
+    """Of 10,000 chunks fewer than 200 are kept, at every moment, and joined they are all of them."""
     pieces = Pieces(delta(0, 0), delta(1, 1))
     most = 0
     for index in range(2, 10_000):
@@ -78,7 +78,7 @@ def test_text_without_a_token_waits_for_the_next_one() -> None:
 
 
 def test_a_reader_falls_behind_above_the_limit_and_is_back_at_half() -> None:
-    """`add` says when it begins; between half and the limit nothing changes (2.5 H)."""
+    """`add` returns when it begins; between half and the limit nothing changes."""
     backlog = Backlog(limit=4)
     assert not backlog.add(delta(0, 1, 2, 3, 4, choice=0))
     assert not backlog.is_behind

@@ -10,29 +10,29 @@ from collections.abc import Callable
 import pytest
 from tests.unit.streaming.pieces import arrival, delta, ending
 
-from paceline.streaming import END, FinishReason, StreamChannel, StreamChunk, StreamFeed
+from paceline.streaming import END, FinishReason, StreamChannel, StreamChunk, StreamSender
 
 
 class Engine:
     """Ends a request when it is cancelled, at once and with a token that it held back."""
 
     def __init__(self, channel: StreamChannel) -> None:
-        self.feed = channel.attach(on_cancel=self.cancel)
+        self.sender = channel.attach(on_cancel=self.cancel)
 
     def cancel(self) -> None:
-        self.feed.finish(ending(1, FinishReason.CANCELLED, 99))
+        self.sender.finish(ending(1, FinishReason.CANCELLED, 99))
 
 
 def test_cancel_sets_a_flag_calls_the_engine_once_and_drops_nothing() -> None:
-    """It does not finish: the engine does, with what it held back (edge 28, 29)."""
+    """It does not finish: the engine does, with what it held back."""
     calls: list[int] = []
     channel = StreamChannel.create()
-    feed = channel.attach(on_cancel=lambda: calls.append(1))
-    feed.push(delta(0, 1))
+    sender = channel.attach(on_cancel=lambda: calls.append(1))
+    sender.push(delta(0, 1))
     channel.cancel()
     channel.cancel()
     assert (channel.is_cancelled, channel.is_finished, channel.finish_reason, calls) == (True, False, None, [1])
-    feed.finish(ending(1, FinishReason.CANCELLED, 2))
+    sender.finish(ending(1, FinishReason.CANCELLED, 2))
     assert [chunk.token_ids for chunk in channel] == [(1,), (2,)]
 
 
@@ -50,8 +50,8 @@ def test_a_cancel_before_attach_reaches_the_engine_at_attach() -> None:
     calls: list[int] = []
     channel = StreamChannel.create()
     channel.cancel()
-    feed = channel.attach(on_cancel=lambda: calls.append(1))
-    assert (feed.is_cancelled, calls) == (True, [1])
+    sender = channel.attach(on_cancel=lambda: calls.append(1))
+    assert (sender.is_cancelled, calls) == (True, [1])
     channel.cancel()
     assert calls == [1]
 
@@ -77,12 +77,12 @@ def test_of_many_cancels_at_once_one_reaches_the_engine() -> None:
 
 
 def test_two_cancels_that_saw_no_flag_call_the_engine_once() -> None:
-    """The one that comes second finds nobody to call, though it looked at the flag before the first set it."""
+    """The second one finds no callback, though it looked at the flag before the first set it."""
     calls: list[int] = []
     channel = StreamChannel.create()
-    feed = channel.attach(on_cancel=lambda: calls.append(1))
+    sender = channel.attach(on_cancel=lambda: calls.append(1))
     channel.cancel()
-    feed._is_cancelled = False
+    sender._is_cancelled = False
     channel.cancel()
     assert calls == [1]
 
@@ -107,10 +107,10 @@ def test_a_cancel_races_attach_and_is_heard_once() -> None:
 
 
 def test_cancel_wakes_a_waiting_reader_with_the_engines_last_chunk() -> None:
-    """A blocked get returns when another thread cancels, since the engine ends the request (edge 24)."""
+    """A blocked get returns when another thread cancels, since the engine ends the request."""
     channel = StreamChannel.create()
     engine = Engine(channel)
-    waiting = arrival(engine.feed._readers)
+    waiting = arrival(engine.sender._readers)
     seen: list[object] = []
     thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
@@ -122,10 +122,10 @@ def test_cancel_wakes_a_waiting_reader_with_the_engines_last_chunk() -> None:
 
 
 def test_cancel_does_not_keep_consume_from_the_last_chunk() -> None:
-    """A consumer that waits while another thread cancels still gets the ending (edge 25, 2.5 G)."""
+    """A consumer that waits while another thread cancels still gets the ending."""
     channel = StreamChannel.create()
-    feed = channel.attach()
-    waiting = arrival(feed._readers)
+    sender = channel.attach()
+    waiting = arrival(sender._readers)
     seen: list[StreamChunk] = []
     reasons: list[FinishReason] = []
     thread = threading.Thread(daemon=True, target=lambda: reasons.append(channel.consume(seen.append)))
@@ -134,8 +134,8 @@ def test_cancel_does_not_keep_consume_from_the_last_chunk() -> None:
     channel.cancel()
     assert thread.is_alive()
     assert reasons == []
-    feed.push(delta(0, 1))
-    feed.finish(ending(1, FinishReason.CANCELLED, 2))
+    sender.push(delta(0, 1))
+    sender.finish(ending(1, FinishReason.CANCELLED, 2))
     thread.join(30)
     assert reasons == [FinishReason.CANCELLED]
     assert [token for chunk in seen for token in chunk.token_ids] == [1, 2]
@@ -248,7 +248,7 @@ def leave_async_with_the_loop(channel: StreamChannel) -> None:
     ],
 )
 def test_leaving_the_loop_cancels(leave: Callable[[StreamChannel], None]) -> None:
-    """However a reader goes away, the request is told."""
+    """However a reader goes away, the request is cancelled."""
     channel = StreamChannel.create()
     channel.attach().push(delta(0, 1))
     leave(channel)
@@ -256,29 +256,29 @@ def test_leaving_the_loop_cancels(leave: Callable[[StreamChannel], None]) -> Non
 
 
 def test_reading_to_the_end_cancels_nothing() -> None:
-    """A loop that ends by itself is no cancel; consume answers the reason."""
+    """A loop that ends by itself is no cancel; `consume` returns the reason."""
     channel = StreamChannel.create()
-    feed = channel.attach()
-    feed.push(delta(0, 1))
-    feed.finish(ending(1, FinishReason.STOP))
+    sender = channel.attach()
+    sender.push(delta(0, 1))
+    sender.finish(ending(1, FinishReason.STOP))
     seen: list[StreamChunk] = []
     assert channel.consume(seen.append) is FinishReason.STOP
     assert len(seen) == 2
     assert not channel.is_cancelled
 
 
-def attached() -> StreamFeed:
-    """The engine's end of a channel that nobody reads."""
+def attached() -> StreamSender:
+    """The engine's end of a channel that is not read."""
     return StreamChannel.create().attach()
 
 
 def test_a_channel_that_nobody_holds_cancels() -> None:
     """The engine's end does not keep the reader's alive, and works on without it."""
-    feed = attached()
+    sender = attached()
     gc.collect()
-    assert feed.is_cancelled
-    feed.push(delta(0, 1))
-    assert feed.finish(ending(1, FinishReason.CANCELLED))
+    assert sender.is_cancelled
+    sender.push(delta(0, 1))
+    assert sender.finish(ending(1, FinishReason.CANCELLED))
 
 
 def test_an_ended_channel_keeps_nothing_of_the_engine() -> None:
@@ -288,7 +288,7 @@ def test_an_ended_channel_keeps_nothing_of_the_engine() -> None:
     channel = StreamChannel.create()
     engine = Engine(channel)
     watched = weakref.ref(engine)
-    engine.feed.finish(ending(0))
+    engine.sender.finish(ending(0))
     del engine
     gc.collect()
     assert watched() is None
@@ -299,9 +299,9 @@ def test_cancelling_needs_no_lock() -> None:
     """A finalizer or a signal handler may cancel while the thread it interrupts is inside the channel's lock."""
     calls: list[int] = []
     channel = StreamChannel.create()
-    feed = channel.attach(on_cancel=lambda: calls.append(1))
-    feed.push(delta(0, 1))
-    with feed._lock:
+    sender = channel.attach(on_cancel=lambda: calls.append(1))
+    sender.push(delta(0, 1))
+    with sender._lock:
         channel.cancel()
         facts = (channel.is_cancelled, channel.is_finished, channel.state, channel.num_buffered, channel.finish_reason)
     assert calls == [1]
@@ -316,14 +316,14 @@ def test_a_channel_that_is_done_goes_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         channel = StreamChannel.create()
-        feed = channel.attach(max_buffered_tokens=3, on_cancel=list, on_backlog=list)
+        sender = channel.attach(max_buffered_tokens=3, on_cancel=list, on_backlog=list)
         for index in range(100):
-            feed.push(delta(index, index))
-        feed.finish(ending(100))
+            sender.push(delta(index, index))
+        sender.finish(ending(100))
         assert len(list(channel)) == 2
         assert channel.wait_finished(0)
-        watched = [weakref.ref(channel), weakref.ref(feed)]
-        del channel, feed
+        watched = [weakref.ref(channel), weakref.ref(sender)]
+        del channel, sender
         assert [one() for one in watched] == [None, None]
     finally:
         gc.enable()

@@ -13,7 +13,7 @@ from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, Stream
 
 
 def test_a_new_channel_is_clean_and_its_own() -> None:
-    """Neither finished nor cancelled, no reason, no index, nothing to take; two are two (edge 20, 21, 22)."""
+    """Neither finished nor cancelled, no reason, no index, nothing to take; two are two."""
     channel, other = StreamChannel.create(), StreamChannel.create()
     assert (channel.state, channel.request_index, channel.finish_reason) == (StreamState.NEW, -1, None)
     assert (channel.is_finished, channel.is_cancelled, channel.is_released) == (False, False, False)
@@ -25,10 +25,10 @@ def test_a_new_channel_is_clean_and_its_own() -> None:
 def test_a_channel_goes_from_new_to_attached_to_finished() -> None:
     """The states of its life, and what is known in each."""
     channel = StreamChannel.create()
-    feed = channel.attach(request_index=3, interval=2)
+    sender = channel.attach(request_index=3, interval=2)
     assert (channel.state, channel.request_index, channel.interval) == (StreamState.ATTACHED, 3, 2)
-    assert feed.state is StreamState.ATTACHED
-    feed.finish(ending(0, FinishReason.END))
+    assert sender.state is StreamState.ATTACHED
+    sender.finish(ending(0, FinishReason.END))
     assert (channel.state, channel.is_finished, channel.finish_reason) == (StreamState.FINISHED, True, FinishReason.END)
     assert channel.usage == Usage()
 
@@ -36,10 +36,10 @@ def test_a_channel_goes_from_new_to_attached_to_finished() -> None:
 def test_a_channel_serves_one_request() -> None:
     """Attaching again raises, while it serves and after the end."""
     channel = StreamChannel.create()
-    feed = channel.attach(request_index=5)
+    sender = channel.attach(request_index=5)
     with pytest.raises(InvalidParams, match="one request in its life"):
         channel.attach(request_index=6)
-    feed.finish(ending(0))
+    sender.finish(ending(0))
     with pytest.raises(InvalidParams, match="is finished"):
         channel.attach()
     assert channel.request_index == 5
@@ -47,7 +47,7 @@ def test_a_channel_serves_one_request() -> None:
 
 @pytest.mark.parametrize("interval", [0, -1, True, 1.5])
 def test_a_bad_interval_is_refused_and_the_channel_still_new(interval: int) -> None:
-    """An interval is a positive integer and never clamped (edge 26); after the error the channel can be attached."""
+    """An interval is a positive integer and never clamped; after the error the channel can be attached."""
     channel = StreamChannel.create()
     with pytest.raises(InvalidParams, match="interval"):
         channel.attach(interval=interval)
@@ -71,36 +71,36 @@ def test_a_bad_timeout_is_refused(timeout_s: float) -> None:
         StreamChannel.create().get(timeout_s)
 
 
-def test_nothing_yet_a_chunk_and_the_end_are_three_answers() -> None:
-    """TIMEOUT while nothing is there, chunks in order, END for ever after the terminal one was taken (edge 22, 33)."""
+def test_nothing_yet_a_chunk_and_the_end_are_three_results() -> None:
+    """TIMEOUT while nothing is there, chunks in order, END for ever after the terminal one was taken."""
     channel = StreamChannel.create()
-    feed = channel.attach()
+    sender = channel.attach()
     assert channel.get(0) is TIMEOUT
-    feed.push(delta(0, 1))
+    sender.push(delta(0, 1))
     assert channel.get(0) == delta(0, 1)
     assert channel.get(0) is TIMEOUT
-    feed.finish(ending(1))
+    sender.finish(ending(1))
     assert channel.get(0) == ending(1)
     assert channel.get(0) is END
     assert channel.get() is END
 
 
 def test_a_get_gives_up_after_its_time() -> None:
-    """With nothing in the channel a short wait answers TIMEOUT and leaves no trace (edge 23)."""
+    """With nothing in the channel a short wait returns TIMEOUT and leaves no trace."""
     channel = StreamChannel.create()
-    feed = channel.attach()
+    sender = channel.attach()
     assert channel.get(0.001) is TIMEOUT
-    assert not feed._readers.wakers
-    feed.push(delta(0, 1))
+    assert not sender._readers.wakers
+    sender.push(delta(0, 1))
     assert channel.get(0.001) == delta(0, 1)
 
 
 def test_a_reader_that_sees_the_end_finds_the_terminal_chunk() -> None:
-    """Finished means that the terminal chunk is in the queue, behind what came before (edge 30, 32)."""
+    """Finished means that the terminal chunk is in the queue, behind what came before."""
     channel = StreamChannel.create()
-    feed = channel.attach()
-    feed.push(delta(0, 1))
-    feed.finish(ending(1, FinishReason.STOP, 2))
+    sender = channel.attach()
+    sender.push(delta(0, 1))
+    sender.finish(ending(1, FinishReason.STOP, 2))
     assert (channel.is_finished, channel.num_buffered) == (True, 2)
     seen: list[StreamChunk] = []
     assert channel.consume(seen.append) is FinishReason.STOP
@@ -109,12 +109,12 @@ def test_a_reader_that_sees_the_end_finds_the_terminal_chunk() -> None:
 
 
 def test_the_first_ending_wins() -> None:
-    """Later endings and later deltas are ignored and raise nothing (edge 31)."""
+    """Later endings and later deltas are ignored and raise nothing."""
     channel = StreamChannel.create()
-    feed = channel.attach()
-    assert feed.finish(ending(0, FinishReason.CANCELLED))
-    assert not feed.finish(ending(0, FinishReason.ERROR))
-    feed.push(delta(0, 1))
+    sender = channel.attach()
+    assert sender.finish(ending(0, FinishReason.CANCELLED))
+    assert not sender.finish(ending(0, FinishReason.ERROR))
+    sender.push(delta(0, 1))
     assert channel.finish_reason is FinishReason.CANCELLED
     assert [chunk.finish_reason for chunk in channel] == [FinishReason.CANCELLED]
 
@@ -128,28 +128,28 @@ def test_an_error_is_on_the_terminal_chunk() -> None:
 
 
 def test_what_waits_is_joined_and_nothing_is_lost() -> None:
-    """A slow reader finds one chunk with all ids, text and logprobs of those it missed (2.5 H)."""
+    """A slow reader finds one chunk with all ids, text and logprobs of those it missed."""
     channel = StreamChannel.create()
-    feed = channel.attach()
+    sender = channel.attach()
     for index in range(200):
-        feed.push(delta(index, index + 10))
-    assert channel.num_buffered == feed.num_buffered == 200
+        sender.push(delta(index, index + 10))
+    assert channel.num_buffered == sender.num_buffered == 200
     assert channel.get(0) == delta(0, *range(10, 210))
     assert channel.num_buffered == 0
 
 
 def test_an_interval_holds_chunks_back_until_they_are_ripe() -> None:
-    """Two tokens wait for a third; the ending brings what was left (2.5 A)."""
+    """Two tokens wait for a third; the ending brings what was left."""
     channel = StreamChannel.create()
-    feed = channel.attach(interval=3)
-    feed.push(delta(0, 1))
-    feed.push(delta(1, 2))
+    sender = channel.attach(interval=3)
+    sender.push(delta(0, 1))
+    sender.push(delta(1, 2))
     assert channel.get(0) is TIMEOUT
     assert channel.num_buffered == 2
-    feed.push(delta(2, 3))
+    sender.push(delta(2, 3))
     assert channel.get(0) == delta(0, 1, 2, 3)
-    feed.push(delta(3, 4))
-    feed.finish(ending(4, FinishReason.LENGTH, 5))
+    sender.push(delta(3, 4))
+    sender.finish(ending(4, FinishReason.LENGTH, 5))
     last = channel.get(0)
     assert isinstance(last, StreamChunk)
     assert (last.index, last.token_ids, last.finish_reason) == (3, (4, 5), FinishReason.LENGTH)
@@ -165,12 +165,12 @@ def test_a_burst_is_one_chunk() -> None:
 def test_choices_are_told_apart_and_end_one_by_one() -> None:
     """Each choice has its own chunks and ending; the terminal chunk is the last of all."""
     channel = StreamChannel.create()
-    feed = channel.attach()
-    feed.push(delta(0, 1, choice=0))
-    feed.push(delta(0, 2, choice=1))
-    feed.push(delta(1, 3, choice=0))
-    feed.push(ending(1, FinishReason.END, choice=1))
-    feed.finish(ending(2, FinishReason.LENGTH, choice=0))
+    sender = channel.attach()
+    sender.push(delta(0, 1, choice=0))
+    sender.push(delta(0, 2, choice=1))
+    sender.push(delta(1, 3, choice=0))
+    sender.push(ending(1, FinishReason.END, choice=1))
+    sender.finish(ending(2, FinishReason.LENGTH, choice=0))
     assert [(chunk.choice, chunk.token_ids, chunk.finish_reason) for chunk in channel] == [
         (0, (1, 3), None),
         (1, (2,), FinishReason.END),
@@ -181,9 +181,9 @@ def test_choices_are_told_apart_and_end_one_by_one() -> None:
 def test_an_unripe_choice_is_not_lost_when_the_stream_ends() -> None:
     """What a choice had held back comes out even if another choice's ending is the terminal chunk."""
     channel = StreamChannel.create()
-    feed = channel.attach(interval=10)
-    feed.push(delta(0, 1, choice=1))
-    feed.finish(ending(0, FinishReason.ERROR))
+    sender = channel.attach(interval=10)
+    sender.push(delta(0, 1, choice=1))
+    sender.finish(ending(0, FinishReason.ERROR))
     assert [(chunk.choice, chunk.token_ids) for chunk in channel] == [(1, (1,)), (0, ())]
 
 
@@ -191,45 +191,45 @@ def test_an_unripe_choice_is_not_lost_when_the_stream_ends() -> None:
 
 
 def test_the_engine_is_told_when_the_reader_falls_behind_and_when_he_is_back() -> None:
-    """A call on each change, and the state to read back; what the limit does is the engine's affair (2.5 H)."""
+    """A call on each change, and the state to read back; what the limit does is the engine's affair."""
     calls: list[bool] = []
     channel = StreamChannel.create()
-    feed = channel.attach(max_buffered_tokens=2, on_backlog=lambda: calls.append(feed.is_behind))
-    feed.push(delta(0, 1, 2))
+    sender = channel.attach(max_buffered_tokens=2, on_backlog=lambda: calls.append(sender.is_behind))
+    sender.push(delta(0, 1, 2))
     assert calls == []
-    feed.push(delta(2, 3))
-    feed.push(delta(3, 4))
-    assert (calls, feed.is_behind, feed.num_times_behind) == ([True], True, 1)
+    sender.push(delta(2, 3))
+    sender.push(delta(3, 4))
+    assert (calls, sender.is_behind, sender.num_times_behind) == ([True], True, 1)
     assert channel.get(0) == delta(0, 1, 2, 3, 4)
-    assert (calls, feed.is_behind, feed.num_times_behind) == ([True, False], False, 1)
+    assert (calls, sender.is_behind, sender.num_times_behind) == ([True, False], False, 1)
 
 
 def test_a_backlog_may_be_read_while_the_engine_is_told_of_it() -> None:
     """The calls are made without the channel's lock, so that they may use the channel."""
     channel = StreamChannel.create()
     taken: list[object] = []
-    feed = channel.attach(max_buffered_tokens=1, on_backlog=lambda: taken.append(channel.get(0)))
-    feed.push(delta(0, 1, 2))
-    assert taken == [TIMEOUT, delta(0, 1, 2)]  # the inner read told of its own, before it had answered
+    sender = channel.attach(max_buffered_tokens=1, on_backlog=lambda: taken.append(channel.get(0)))
+    sender.push(delta(0, 1, 2))
+    assert taken == [TIMEOUT, delta(0, 1, 2)]  # the inner read recorded its own first
 
 
 def test_a_limit_without_anybody_to_tell_can_be_looked_at() -> None:
     """The callback may be missing."""
     channel = StreamChannel.create()
-    feed = channel.attach(max_buffered_tokens=1)
-    feed.push(delta(0, 1, 2))
-    assert feed.is_behind
+    sender = channel.attach(max_buffered_tokens=1)
+    sender.push(delta(0, 1, 2))
+    assert sender.is_behind
     channel.get(0)
-    assert not feed.is_behind
+    assert not sender.is_behind
 
 
 def test_after_the_end_nobody_is_told_of_a_backlog() -> None:
     """What a late reader takes is no news to the engine."""
     calls: list[bool] = []
     channel = StreamChannel.create()
-    feed = channel.attach(max_buffered_tokens=1, on_backlog=lambda: calls.append(True))
-    feed.push(delta(0, 1, 2))
-    feed.finish(ending(2, FinishReason.SLOW_READER))
+    sender = channel.attach(max_buffered_tokens=1, on_backlog=lambda: calls.append(True))
+    sender.push(delta(0, 1, 2))
+    sender.finish(ending(2, FinishReason.SLOW_READER))
     assert [chunk.token_ids for chunk in channel] == [(1, 2), ()]
     assert calls == [True]
 

@@ -46,7 +46,7 @@ def test_joining_two_is_joining_all_of_two() -> None:
 
 
 def test_a_chunk_is_not_terminal_unless_it_says_so() -> None:
-    """A plain chunk has no reason, no usage and no error (edge 43), and cannot be changed (edge 44)."""
+    """A plain chunk has no reason, no usage and no error, and cannot be changed."""
     chunk = StreamChunk(index=0)
     assert (chunk.finish_reason, chunk.usage, chunk.error, chunk.token_ids, chunk.text) == (None, None, None, (), "")
     with pytest.raises(AttributeError, match="immutable"):

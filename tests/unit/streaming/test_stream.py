@@ -10,21 +10,21 @@ import pytest
 from tests.unit.streaming.pieces import arrival, delta, ending
 
 from paceline.errors import Closed, DecodeError, SamplingError
-from paceline.streaming import END, TIMEOUT, FinishReason, Stream, StreamChannel, StreamChunk, StreamFeed, Usage
+from paceline.streaming import END, TIMEOUT, FinishReason, Stream, StreamChannel, StreamChunk, StreamSender, Usage
 
 
-def pair() -> tuple[Stream, StreamFeed]:
+def pair() -> tuple[Stream, StreamSender]:
     channel = StreamChannel.create()
-    feed = channel.attach()
-    return Stream(channel), feed
+    sender = channel.attach()
+    return Stream(channel), sender
 
 
 def test_a_stream_yields_every_chunk_and_then_knows_its_end() -> None:
     """Before the end reason and usage are None; a loop to the end cancels nothing."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
     assert (stream.finish_reason, stream.usage, stream.is_finished, stream.num_buffered) == (None, None, False, 1)
-    feed.finish(ending(1, FinishReason.END, 2))
+    sender.finish(ending(1, FinishReason.END, 2))
     assert [chunk.token_ids for chunk in stream] == [(1,), (2,)]
     assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.END, Usage(), True)
     assert (stream.is_cancelled, stream.error) == (False, None)
@@ -32,23 +32,23 @@ def test_a_stream_yields_every_chunk_and_then_knows_its_end() -> None:
 
 
 def test_single_chunks_can_be_taken() -> None:
-    """`get` answers chunks, TIMEOUT and END as a channel does, and leaves the stream open."""
-    stream, feed = pair()
+    """`get` returns chunks, TIMEOUT and END as a channel does, and leaves the stream open."""
+    stream, sender = pair()
     assert stream.get(0) is TIMEOUT
-    feed.push(delta(0, 1))
+    sender.push(delta(0, 1))
     assert stream.get() == delta(0, 1)
     assert not stream.is_cancelled
-    feed.finish(ending(1))
+    sender.finish(ending(1))
     assert stream.get() == ending(1)
     assert stream.get() is END
 
 
 def test_a_failed_stream_yields_its_last_chunk_and_then_raises_its_error() -> None:
-    """There is one terminal chunk as ever, nothing is lost, and nobody takes a failure for an answer."""
-    stream, feed = pair()
+    """There is one terminal chunk, nothing is lost, and the failure is raised."""
+    stream, sender = pair()
     error = DecodeError("broken")
-    feed.push(delta(0, 1))
-    feed.finish(ending(1, FinishReason.ERROR, 2, error=error))
+    sender.push(delta(0, 1))
+    sender.finish(ending(1, FinishReason.ERROR, 2, error=error))
     seen: list[StreamChunk] = []
     with pytest.raises(DecodeError) as caught:
         stream.consume(seen.append)
@@ -60,10 +60,10 @@ def test_a_failed_stream_yields_its_last_chunk_and_then_raises_its_error() -> No
 
 def test_the_error_of_one_choice_is_raised_after_all_have_ended() -> None:
     """With several choices the first error counts, wherever it stands."""
-    stream, feed = pair()
-    feed.push(ending(0, FinishReason.ERROR, choice=1, error=SamplingError("first")))
-    feed.push(ending(0, FinishReason.ERROR, choice=2, error=SamplingError("second")))
-    feed.finish(ending(0, FinishReason.END, 5, choice=0))
+    stream, sender = pair()
+    sender.push(ending(0, FinishReason.ERROR, choice=1, error=SamplingError("first")))
+    sender.push(ending(0, FinishReason.ERROR, choice=2, error=SamplingError("second")))
+    sender.finish(ending(0, FinishReason.END, 5, choice=0))
     seen: list[int] = []
     with pytest.raises(SamplingError, match="first"):
         stream.consume(lambda chunk: seen.append(chunk.choice))
@@ -72,18 +72,18 @@ def test_the_error_of_one_choice_is_raised_after_all_have_ended() -> None:
 
 def test_get_raises_no_error_of_the_request() -> None:
     """Who takes chunks one by one looks at them."""
-    stream, feed = pair()
-    feed.finish(ending(0, FinishReason.ERROR, error=DecodeError("broken")))
+    stream, sender = pair()
+    sender.finish(ending(0, FinishReason.ERROR, error=DecodeError("broken")))
     assert isinstance(stream.get(), StreamChunk)
     assert stream.get() is END
     assert isinstance(stream.error, DecodeError)
 
 
-def test_consume_answers_the_reason() -> None:
+def test_consume_returns_the_reason() -> None:
     """The callback has had every chunk by then."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
-    feed.finish(ending(1, FinishReason.STOP))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
+    sender.finish(ending(1, FinishReason.STOP))
     seen: list[StreamChunk] = []
     assert stream.consume(seen.append) is FinishReason.STOP
     assert len(seen) == 2
@@ -91,58 +91,58 @@ def test_consume_answers_the_reason() -> None:
 
 def test_a_failing_callback_cancels_and_is_raised() -> None:
     """The request does not run on for a handler that is gone."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
 
     def handler(_: StreamChunk) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         stream.consume(handler)
-    assert feed.is_cancelled
+    assert sender.is_cancelled
 
 
 def test_leaving_the_loop_cancels_though_the_stream_is_held() -> None:
     """The loop is the reader, not the variable."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
     for _ in stream:
         break
-    assert feed.is_cancelled
+    assert sender.is_cancelled
     assert stream.is_cancelled
 
 
 def test_leaving_the_block_cancels() -> None:
     """However it is left; what had ended before stays as it was."""
-    stream, feed = pair()
+    stream, sender = pair()
     with stream:
         pass
-    assert feed.is_cancelled
-    stream, feed = pair()
+    assert sender.is_cancelled
+    stream, sender = pair()
     with pytest.raises(ZeroDivisionError), stream:
         raise ZeroDivisionError
-    assert feed.is_cancelled
-    stream, feed = pair()
+    assert sender.is_cancelled
+    stream, sender = pair()
     with stream as entered:
         assert entered is stream
-        feed.finish(ending(0, FinishReason.END))
-    assert (feed.is_cancelled, stream.finish_reason) == (False, FinishReason.END)
+        sender.finish(ending(0, FinishReason.END))
+    assert (sender.is_cancelled, stream.finish_reason) == (False, FinishReason.END)
 
 
 def test_a_cancelled_stream_can_be_read_to_its_end() -> None:
     """`cancel` keeps what was generated; the engine adds the ending."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
     stream.cancel()
-    assert feed.is_cancelled
-    feed.finish(ending(1, FinishReason.CANCELLED, 2))
+    assert sender.is_cancelled
+    sender.finish(ending(1, FinishReason.CANCELLED, 2))
     assert [chunk.token_ids for chunk in stream] == [(1,), (2,)]
     assert stream.finish_reason is FinishReason.CANCELLED
 
 
 def test_a_closed_stream_reads_no_more() -> None:
-    """`close` may be called twice; reading says what is wrong; the end can still be seen."""
-    stream, feed = pair()
+    """`close` may be called twice; reading raises `Closed`; the end can still be seen."""
+    stream, sender = pair()
     stream.close()
     stream.close()
     with pytest.raises(Closed, match="was closed"):
@@ -151,26 +151,26 @@ def test_a_closed_stream_reads_no_more() -> None:
         next(iter(stream))
     with pytest.raises(Closed, match="was closed"), stream:
         pass
-    feed.finish(ending(0, FinishReason.CANCELLED))
+    sender.finish(ending(0, FinishReason.CANCELLED))
     assert stream.finish_reason is FinishReason.CANCELLED
 
 
 def test_a_forgotten_stream_cancels() -> None:
     """Nobody can read it any more."""
-    stream, feed = pair()
-    feed.push(delta(0, 1))
+    stream, sender = pair()
+    sender.push(delta(0, 1))
     del stream
     gc.collect()
-    assert feed.is_cancelled
+    assert sender.is_cancelled
 
 
 def test_a_forgotten_stream_that_ended_cancels_nothing() -> None:
     """Not even when its last chunk was not read."""
-    stream, feed = pair()
-    feed.finish(ending(0))
+    stream, sender = pair()
+    sender.finish(ending(0))
     del stream
     gc.collect()
-    assert not feed.is_cancelled
+    assert not sender.is_cancelled
 
 
 class Owner:
@@ -200,17 +200,17 @@ def test_a_stream_keeps_its_maker_until_it_is_closed_or_forgotten() -> None:
 
 
 def test_waiting_for_the_slot() -> None:
-    """`wait_released` answers whether the slot is free, also for a closed stream."""
-    stream, feed = pair()
+    """`wait_released` returns whether the slot is free, also for a closed stream."""
+    stream, sender = pair()
     stream.close()
     assert not stream.wait_released(0)
-    waiting = arrival(feed._release_waiters)
-    answers: list[bool] = []
-    thread = threading.Thread(daemon=True, target=lambda: answers.append(stream.wait_released()))
+    waiting = arrival(sender._release_waiters)
+    results: list[bool] = []
+    thread = threading.Thread(daemon=True, target=lambda: results.append(stream.wait_released()))
     thread.start()
     assert waiting.wait(30)
-    feed.finish(ending(0, FinishReason.CANCELLED))
-    assert answers == []
-    feed.release()
+    sender.finish(ending(0, FinishReason.CANCELLED))
+    assert results == []
+    sender.release()
     thread.join(30)
-    assert answers == [True]
+    assert results == [True]

@@ -1,4 +1,4 @@
-"""Readers in other threads and on event loops: nobody misses a wake-up, nobody is woken for nothing, nobody hurts the engine."""
+"""Readers in other threads and on event loops: none misses a wake-up, is woken for nothing, or disturbs the engine."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from collections.abc import Callable
 import pytest
 from tests.unit.streaming.pieces import arrival, delta, ending
 
-from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamFeed
+from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamSender
 
 
 def tokens_of(chunks: list[StreamChunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
-def pair() -> tuple[StreamChannel, StreamFeed]:
+def pair() -> tuple[StreamChannel, StreamSender]:
     channel = StreamChannel.create()
     return channel, channel.attach()
 
 
 def test_a_reader_that_waits_is_woken_by_a_chunk() -> None:
     """A blocked get returns with what was pushed."""
-    channel, feed = pair()
-    waiting = arrival(feed._readers)
+    channel, sender = pair()
+    waiting = arrival(sender._readers)
     seen: list[object] = []
     thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
-    feed.push(delta(0, 1))
+    sender.push(delta(0, 1))
     thread.join(30)
     assert seen == [delta(0, 1)]
 
 
 def test_a_reader_that_waits_is_woken_by_the_end() -> None:
-    """A blocked get returns with the terminal chunk though nothing was queued before (edge 34)."""
-    channel, feed = pair()
-    waiting = arrival(feed._readers)
+    """A blocked get returns with the terminal chunk though nothing was queued before."""
+    channel, sender = pair()
+    waiting = arrival(sender._readers)
     seen: list[object] = []
     thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
-    feed.finish(ending(0))
+    sender.finish(ending(0))
     thread.join(30)
     assert seen == [ending(0)]
 
@@ -51,42 +51,42 @@ def test_a_reader_that_waits_is_woken_by_the_end() -> None:
 def test_a_reader_is_not_woken_for_what_it_cannot_take() -> None:
     """An interval's first tokens leave the waiting reader where it is."""
     channel = StreamChannel.create()
-    feed = channel.attach(interval=2)
-    waiting = arrival(feed._readers)
+    sender = channel.attach(interval=2)
+    waiting = arrival(sender._readers)
     seen: list[object] = []
     thread = threading.Thread(daemon=True, target=lambda: seen.append(channel.get()))
     thread.start()
     assert waiting.wait(30)
-    feed.push(delta(0, 1))
-    assert len(feed._readers.wakers) == 1
-    feed.push(delta(1, 2))
+    sender.push(delta(0, 1))
+    assert len(sender._readers.wakers) == 1
+    sender.push(delta(1, 2))
     thread.join(30)
     assert seen == [delta(0, 1, 2)]
 
 
 def test_who_waits_for_the_end_sleeps_through_the_tokens() -> None:
     """`wait_finished` is woken once, by the terminal chunk, and takes nothing."""
-    channel, feed = pair()
-    waiting = arrival(feed._end_waiters)
-    answers: list[bool] = []
-    thread = threading.Thread(daemon=True, target=lambda: answers.append(channel.wait_finished()))
+    channel, sender = pair()
+    waiting = arrival(sender._end_waiters)
+    results: list[bool] = []
+    thread = threading.Thread(daemon=True, target=lambda: results.append(channel.wait_finished()))
     thread.start()
     assert waiting.wait(30)
     for index in range(10):
-        feed.push(delta(index, index))
-    assert len(feed._end_waiters.wakers) == 1
-    feed.finish(ending(10))
+        sender.push(delta(index, index))
+    assert len(sender._end_waiters.wakers) == 1
+    sender.finish(ending(10))
     thread.join(30)
-    assert answers == [True]
+    assert results == [True]
     assert tokens_of(list(channel)) == list(range(10))
 
 
 def test_waiting_for_the_end_has_a_limit() -> None:
-    """It answers whether the terminal chunk is there."""
-    channel, feed = pair()
+    """`wait_finished` returns whether the terminal chunk has come."""
+    channel, sender = pair()
     assert not channel.wait_finished(0.001)
-    assert not feed._end_waiters.wakers
-    feed.finish(ending(0))
+    assert not sender._end_waiters.wakers
+    sender.finish(ending(0))
     assert channel.wait_finished(0.001)
 
 
@@ -122,7 +122,7 @@ def test_whatever_the_threads_do_a_reader_gets_everything_in_order(
     """Many rounds of an engine's thread against a reader that starts at the same moment."""
     for _ in range(30):
         channel = StreamChannel.create()
-        feed = channel.attach(interval=interval)
+        sender = channel.attach(interval=interval)
         barrier = threading.Barrier(2)
         seen: list[StreamChunk] = []
 
@@ -136,8 +136,8 @@ def test_whatever_the_threads_do_a_reader_gets_everything_in_order(
         thread.start()
         barrier.wait(30)
         for index in range(20):
-            feed.push(delta(index, index))
-        feed.finish(ending(20))
+            sender.push(delta(index, index))
+        sender.finish(ending(20))
         thread.join(30)
         assert not thread.is_alive()
         assert tokens_of(seen) == list(range(20))
@@ -152,7 +152,7 @@ def test_cancel_races_the_natural_end() -> None:
         channel = StreamChannel.create()
         barrier = threading.Barrier(2)
         cancelled = threading.Event()
-        feed = channel.attach(on_cancel=cancelled.set)
+        sender = channel.attach(on_cancel=cancelled.set)
 
         def cancel(channel: StreamChannel = channel, barrier: threading.Barrier = barrier) -> None:
             barrier.wait(30)
@@ -161,9 +161,9 @@ def test_cancel_races_the_natural_end() -> None:
         thread = threading.Thread(daemon=True, target=cancel)
         thread.start()
         barrier.wait(30)
-        feed.push(delta(0, 1))
+        sender.push(delta(0, 1))
         reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.END
-        assert feed.finish(ending(1, reason))
+        assert sender.finish(ending(1, reason))
         thread.join(30)
         chunks = list(channel)
         assert tokens_of(chunks) == [1]
@@ -176,17 +176,17 @@ def test_being_behind_settles_on_what_is_there() -> None:
     for _ in range(30):
         channel = StreamChannel.create()
         pokes: list[bool] = []
-        feed = channel.attach(max_buffered_tokens=1, on_backlog=lambda pokes=pokes: pokes.append(True))  # type: ignore[misc]
+        sender = channel.attach(max_buffered_tokens=1, on_backlog=lambda pokes=pokes: pokes.append(True))  # type: ignore[misc]
         seen: list[StreamChunk] = []
         thread = threading.Thread(daemon=True, target=lambda channel=channel, seen=seen: seen.extend(channel))  # type: ignore[misc]
         thread.start()
         for index in range(30):
-            feed.push(delta(2 * index, 2 * index, 2 * index + 1))
-        feed.finish(ending(60))
+            sender.push(delta(2 * index, 2 * index, 2 * index + 1))
+        sender.finish(ending(60))
         thread.join(30)
         assert tokens_of(seen) == list(range(60))
-        assert not feed.is_behind
-        assert feed.num_times_behind <= len(pokes) <= 2 * feed.num_times_behind
+        assert not sender.is_behind
+        assert sender.num_times_behind <= len(pokes) <= 2 * sender.num_times_behind
 
 
 # ---- event loops
@@ -194,14 +194,14 @@ def test_being_behind_settles_on_what_is_there() -> None:
 
 def test_an_event_loop_reads_without_blocking() -> None:
     """Chunks pushed from a thread arrive in order while another task of the loop runs."""
-    channel, feed = pair()
+    channel, sender = pair()
     beating = threading.Event()
 
     def produce() -> None:
         beating.wait(30)  # the loop is at work on something else
         for index in range(50):
-            feed.push(delta(index, index))
-        feed.finish(ending(50))
+            sender.push(delta(index, index))
+        sender.finish(ending(50))
 
     async def main() -> tuple[list[int], int]:
         beats = 0
@@ -244,8 +244,8 @@ def test_the_readers_of_one_loop_are_woken_by_one_call(monkeypatch: pytest.Monke
             return call_soon_threadsafe(*args, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-        for number, (_, feed) in enumerate(pairs):
-            feed.push(delta(0, number))
+        for number, (_, sender) in enumerate(pairs):
+            sender.push(delta(0, number))
         return list(await asyncio.gather(*tasks))
 
     assert asyncio.run(main()) == [delta(0, number) for number in range(8)]
@@ -254,13 +254,13 @@ def test_the_readers_of_one_loop_are_woken_by_one_call(monkeypatch: pytest.Monke
 
 def test_an_async_get_times_out() -> None:
     """TIMEOUT, no trace of the waiting, and the next chunk is not lost."""
-    channel, feed = pair()
+    channel, sender = pair()
 
     async def main() -> tuple[object, object, object]:
         first = await channel.get_async(0)
         second = await channel.get_async(0.001)
-        assert not feed._readers.wakers
-        feed.push(delta(0, 1))
+        assert not sender._readers.wakers
+        sender.push(delta(0, 1))
         return first, second, await channel.get_async(0.001)
 
     assert asyncio.run(main()) == (TIMEOUT, TIMEOUT, delta(0, 1))
@@ -268,12 +268,12 @@ def test_an_async_get_times_out() -> None:
 
 def test_cancelling_a_task_that_gets_loses_nothing() -> None:
     """A get that is abandoned, even after a chunk came, leaves the chunk to the next one."""
-    channel, feed = pair()
+    channel, sender = pair()
 
     async def main() -> object:
         task = asyncio.create_task(channel.get_async())
         await asyncio.sleep(0)
-        feed.push(delta(0, 1))
+        sender.push(delta(0, 1))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -286,12 +286,12 @@ def test_cancelling_a_task_that_gets_loses_nothing() -> None:
 def test_one_thread_may_have_several_loops_in_its_life() -> None:
     """A reader on a second loop of the same thread is woken there."""
     for _ in range(2):
-        channel, feed = pair()
+        channel, sender = pair()
 
-        async def main(channel: StreamChannel = channel, feed: StreamFeed = feed) -> object:
+        async def main(channel: StreamChannel = channel, sender: StreamSender = sender) -> object:
             task = asyncio.create_task(channel.get_async())
             await asyncio.sleep(0)
-            feed.push(delta(0, 1))
+            sender.push(delta(0, 1))
             return await task
 
         assert asyncio.run(main()) == delta(0, 1)
@@ -299,27 +299,27 @@ def test_one_thread_may_have_several_loops_in_its_life() -> None:
 
 def test_a_reader_whose_loop_is_gone_does_not_hurt_the_engine() -> None:
     """Pushing to a channel whose event loop was closed under its reader raises nothing."""
-    channel, feed = pair()
+    channel, sender = pair()
     loop = asyncio.new_event_loop()
     task = loop.create_task(channel.get_async())
     loop.run_until_complete(asyncio.sleep(0))
-    wakers = list(feed._readers.wakers)
+    wakers = list(sender._readers.wakers)
     assert len(wakers) == 1
     task.cancel()
     loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
     loop.close()
     for _ in range(2):
-        feed._readers.wakers.extend(wakers)
-        feed.push(delta(0, 1))
-    assert feed.finish(ending(1))
+        sender._readers.wakers.extend(wakers)
+        sender.push(delta(0, 1))
+    assert sender.finish(ending(1))
     del task, loop, wakers
     gc.collect()
 
 
 def test_released_comes_when_the_slot_is_free() -> None:
-    """Waiting for it ends when the engine says so, not when the stream does."""
-    channel, feed = pair()
-    feed.finish(ending(0))
+    """Waiting for it ends with `release`, not when the stream does."""
+    channel, sender = pair()
+    sender.finish(ending(0))
     assert not channel.wait_released(0)
     assert not channel.is_released
 
@@ -327,7 +327,7 @@ def test_released_comes_when_the_slot_is_free() -> None:
         waiting = asyncio.create_task(channel.released())
         await asyncio.sleep(0)
         assert not waiting.done()
-        feed.release()
+        sender.release()
         await asyncio.wait_for(waiting, 30)
 
     asyncio.run(main())
@@ -337,15 +337,15 @@ def test_released_comes_when_the_slot_is_free() -> None:
 
 def test_the_end_can_be_awaited() -> None:
     """`finished` returns when the terminal chunk is there, and leaves it."""
-    channel, feed = pair()
+    channel, sender = pair()
 
     async def main() -> None:
         waiting = asyncio.create_task(channel.finished())
         await asyncio.sleep(0)
-        feed.push(delta(0, 1))
+        sender.push(delta(0, 1))
         await asyncio.sleep(0)
         assert not waiting.done()
-        feed.finish(ending(1))
+        sender.finish(ending(1))
         await asyncio.wait_for(waiting, 30)
 
     asyncio.run(main())

@@ -28,7 +28,7 @@ def row(sequence: Any, position: int, token_ids: list[int], *, draws: bool = Tru
 def draws(
     backend: FakeBackend, prompt: list[int], count: int, *, chunk: int = 100, lora: Any = (), **params: Any
 ) -> list[int]:
-    """Generates alone on sequence id 0, prefilling in chunks, and leaves the memory empty."""
+    """Generate alone on sequence id 0, prefilling in chunks, and leave the memory empty."""
     sequence = Placed(backend, 0, **params)
     position, tokens = 0, list[int]()
     todo = list(prompt)
@@ -130,7 +130,7 @@ def test_a_pass_without_room_keeps_nothing() -> None:
 def test_a_row_at_a_wrong_place_is_refused() -> None:
     """Positions are contiguous, or nothing is computed."""
     backend = FakeBackend()
-    with pytest.raises(InvalidParams, match="does not go on at 3"):
+    with pytest.raises(InvalidParams, match="does not continue at 3"):
         backend.step([row(Placed(backend, 0), 3, [1])], ())
 
 
@@ -155,7 +155,7 @@ def test_what_it_cannot_do_it_says() -> None:
     one, other = backend.embed([[1, 2], [2, 1]], None)
     assert one != other
     assert backend.embed([[1, 2]], "cls") != [one]
-    assert backend.prepare_embedding(None) == "mean"
+    assert backend.prepare_embedding(None, 3) == "mean"
     backend.abort()
     backend.close()
     assert backend.is_closed

@@ -34,7 +34,7 @@ def test_there_is_no_room_beyond_the_cells() -> None:
     one = memory(num_cells=3)
     one.append(0, 0, [1, 2])
     one.needs(1)
-    with pytest.raises(NoKvSlot, match="2 cells are wanted and 1 are free"):
+    with pytest.raises(NoKvSlot, match="2 cells are needed and 1 are free"):
         one.needs(2)
     endless = memory("recurrent", num_cells=1)
     endless.needs(1000)
@@ -44,17 +44,17 @@ def test_there_is_no_room_beyond_the_cells() -> None:
 
 @pytest.mark.parametrize("kind", ["sliding_window", "recurrent"])
 def test_only_attention_copies_parts(kind: Kind) -> None:
-    """The others copy wholes and say so."""
+    """Other kinds refuse to copy a part of a sequence."""
     one = memory(kind)
     one.append(0, 0, [1, 2, 3])
-    with pytest.raises(Unsupported, match="copies wholes"):
+    with pytest.raises(Unsupported, match="can only be copied whole"):
         one.copy(0, 1, 2)
     one.copy(0, 1, 3)
     assert one.hashes(1) == one.hashes(0)
 
 
 def test_misuse_is_refused() -> None:
-    """Wrong positions, unknown ids, targets that are not empty, more than there is (lcx 1.13 nif_guards)."""
+    """Wrong positions, unknown ids, targets that are not empty, more than there is."""
     one = memory()
     one.append(0, 0, [1, 2])
     one.append(1, 0, [1])
@@ -72,7 +72,7 @@ def test_misuse_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), max_size=40))
-def test_holders_add_up_whatever_is_done(steps: list[tuple[int, int, int]]) -> None:
+def test_num_owners_add_up_whatever_is_done(steps: list[tuple[int, int, int]]) -> None:
     """Used cells are those that some sequence id names, each as often held as it is named."""
     one = memory()
     for seq_id, other, action in steps:
@@ -84,4 +84,4 @@ def test_holders_add_up_whatever_is_done(steps: list[tuple[int, int, int]]) -> N
             one.remove(seq_id)
         named = [cell for held in one._sequences for cell in held.cells]
         assert one.num_used == len(set(named))
-        assert all(one._holders[cell] == named.count(cell) for cell in range(20))
+        assert all(one._num_owners[cell] == named.count(cell) for cell in range(20))

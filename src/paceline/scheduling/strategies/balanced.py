@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.scheduling.strategies.filling import (
-    Filling,
+from paceline.scheduling.strategies.batch_builder import (
+    BatchBuilder,
     longest_waiting_first,
     most_urgent_first,
     num_wanted,
     split,
     ticks_without_row,
 )
-from paceline.scheduling.view import SequenceView, Share, View
+from paceline.scheduling.view import SchedulerView, SequenceView, TokenAllocation
 
 
 class Balanced:
@@ -20,14 +20,14 @@ class Balanced:
     with ageing. The odd token goes to the side that had a row longer ago, so a budget of 1 alternates.
     """
 
-    def plan(self, view: View, budget: int) -> list[Share]:
-        """The shares of the next tick."""
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        """Return the allocations of the next tick."""
         decoders, prompts = split(view.sequences)
         num_decode, num_prefill = self._halves(decoders, prompts, view.tick, budget)
-        filling = Filling(budget)
-        filling.give_rows(longest_waiting_first(decoders), num_decode)
-        filling.give(most_urgent_first(prompts), num_prefill)
-        return filling.shares()
+        batch = BatchBuilder(budget)
+        batch.add_decode(longest_waiting_first(decoders), num_decode)
+        batch.add_prefill(most_urgent_first(prompts), num_prefill)
+        return batch.allocations()
 
     def _halves(
         self, decoders: list[SequenceView], prompts: list[SequenceView], tick: int, budget: int

@@ -1,9 +1,12 @@
-"""The flags of `paceline serve`: llama-server's as they are, and ours; one table, one pure resolution, one way to show it."""
+"""The flags of `paceline serve`: llama-server's and our own.
+
+One table (`table`) of records (`flag`) with readers (text to value) and setters (value to settings); `sources` reads command
+line, environment and file, `resolution` turns them into `ServerSettings`, and `display` shows them.
+"""
 
 from __future__ import annotations
 
-from paceline.server.flags.disk import Disk
-from paceline.server.flags.draft import Files, Origin
-from paceline.server.flags.resolving import Resolved, resolve
+from paceline.server.flags.draft import DiskFiles, Files, Origin
+from paceline.server.flags.resolution import Resolved, resolve
 
-__all__ = ["Disk", "Files", "Origin", "Resolved", "resolve"]
+__all__ = ["DiskFiles", "Files", "Origin", "Resolved", "resolve"]

@@ -1,6 +1,6 @@
-"""What is put together while flags are applied, one after the other: values, where each came from, and notes.
+"""The draft of the settings while flags are applied: values, their origins and notes. Lives for one resolution.
 
-Lives for one resolution. Knows no flag; the checks of single values are those of `EngineConfig` and `SamplingParams`.
+Single values are checked by `EngineConfig` and `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,59 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from paceline.config import CONFIG_NAMES, EngineConfig
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, ModelLoadError
 from paceline.params import FIELDS, SamplingParams
-from paceline.server.flags.reading import UNSET, on_one_line
+from paceline.server.flags.readers import UNSET, on_one_line
 
 Kind = Literal["flag", "environment", "file", "default", "derived"]
 
 
 class Files(Protocol):
-    """What a resolution asks of the disk."""
+    """The file system as a resolution needs it."""
 
     def read(self, path: Path) -> bytes:
-        """The bytes of a file. Raises `OSError`."""
+        """Return the bytes of a file. Raises `OSError`."""
 
     def is_file(self, path: Path) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
 
     def is_folder(self, path: Path) -> bool:
-        """Whether there is such a folder."""
+        """Return whether there is such a folder."""
 
     def trained_context(self, model: Path | None) -> int:
-        """Tokens that a model (None: the demo model) was trained with. Raises `ModelLoadError`."""
+        """Return the tokens that a model (None: the demo model) was trained with. Raises `ModelLoadError`."""
+
+
+class DiskFiles:
+    """`Files` on the disk. Blocking; any thread."""
+
+    def read(self, path: Path) -> bytes:
+        """Return the bytes of a file, which may be a pipe. Raises `OSError`."""
+        return path.read_bytes()
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether there is something to open."""
+        return path.exists() and not path.is_dir()
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether there is such a folder."""
+        return path.is_dir()
+
+    def trained_context(self, model: Path | None) -> int:
+        """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""
+        from paceline.demo import demo_model_path
+        from paceline.runtime.gguf_file import read_gguf
+
+        path = demo_model_path() if model is None else model
+        metadata = read_gguf(path).metadata
+        try:
+            architecture = metadata[b"general.architecture"].value
+            found = metadata[architecture + b".context_length"].value
+        except (KeyError, TypeError):
+            found = None
+        if not isinstance(found, int) or found < 1:
+            raise ModelLoadError(f"{path} does not say with how many tokens it was trained; give -c a number")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +80,7 @@ DEFAULT = Origin("default")
 
 
 class Draft:
-    """Settings in the making. Targets are named "engine.n_ctx", "sampling.seed", "server.port"; "aside.x" is for later steps."""
+    """Settings being resolved. Targets are named "engine.n_ctx", "sampling.seed", "server.port"; "aside.x" is for later steps."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -58,11 +90,11 @@ class Draft:
         self._values: dict[str, Any] = {}
 
     def get(self, target: str, default: Any = None) -> Any:
-        """The value so far."""
+        """Return the value so far."""
         return self._values.get(target, default)
 
     def put(self, target: str, value: Any, label: str) -> None:
-        """Sets a value, or unsets it. Raises `InvalidParams` in the words of the flag where it is out of its range."""
+        """Set a value, or unset it. Raises `InvalidParams` that names the flag where it is out of its range."""
         self.origins[target] = self.origin
         if value is UNSET:
             self._values.pop(target, None)
@@ -70,22 +102,22 @@ class Draft:
             self._values[target] = checked(target, value, label)
 
     def derive(self, target: str, value: Any, why: str) -> None:
-        """Sets a value that follows from others."""
+        """Set a value that follows from others."""
         self._values[target], self.origins[target] = value, Origin("derived", why)
 
     def drop(self, target: str) -> None:
-        """Takes a value back, and where it came from."""
+        """Remove a value and its origin."""
         self._values.pop(target, None)
         self.origins.pop(target, None)
 
     def place(self, name: str) -> dict[str, Any]:
-        """All values of one place, such as "engine", by their names."""
+        """Return all values of one place, such as "engine", by their names."""
         return {
             key.removeprefix(f"{name}."): value for key, value in self._values.items() if key.startswith(f"{name}.")
         }
 
     def text_of(self, path: Path, label: str) -> str:
-        """The text of a file that a flag names. Raises `InvalidParams`."""
+        """Read the text of a file that a flag names. Raises `InvalidParams`."""
         try:
             return self.files.read(path).decode()
         except UnicodeDecodeError as error:
@@ -97,7 +129,7 @@ class Draft:
 
 
 def checked(target: str, value: Any, label: str) -> Any:
-    """The value; what `EngineConfig` and `SamplingParams` have against it is said in the words of the flag."""
+    """Return the value if `EngineConfig` or `SamplingParams` accepts it; raise their error with the flag's name."""
     place, _, name = target.partition(".")
     try:
         if place == "sampling" and name in FIELDS:

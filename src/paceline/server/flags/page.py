@@ -1,4 +1,4 @@
-"""The page docs/guide/flags.md, made from the table of flags.
+"""Generate the page docs/guide/flags.md from the table of flags.
 
 python -m paceline.server.flags.page > docs/guide/flags.md
 """
@@ -9,62 +9,76 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from paceline.server.flags.defaults import default_of
-from paceline.server.flags.flag import Fate, Flag, Ignored, Prints, ReadsConfig, Refused, Same, Sets
+from paceline.server.flags.display import default_of
+from paceline.server.flags.flag import Action, Flag, Ignore, NoOp, Print, ReadConfig, Reject, Store
 from paceline.server.flags.table import GROUPS
 
 _INTRODUCTION: Final = """\
 # Flags of `paceline serve`
 
-Every flag of llama-server is known here, by all of its names, and so is its environment variable. Most do what they do
-there. Some have no effect because there is nothing here that they could change: they are taken, and a line on stderr says
-why. Some ask for what this server cannot do, or cannot do yet: it does not start with them, and says what to do instead.
-A name that is not known is refused, with the nearest that is. `paceline serve --print-config` shows what every setting came
-out as, where it came from, and all notes.
+```sh
+paceline serve -m model.gguf -c 32768 -np 8 --api-key-file keys.txt
+paceline serve --config server.toml --print-config
+```
 
-## Where flags are read from
+All of llama-server's flags are known, with all of their names and environment variables. Most do
+the same here. Some have no effect, and a line on stderr says why. Some are refused because this
+server does not support them, with what to do instead. An unknown flag is refused with the nearest
+known one. `--print-config` prints every setting, its source and all notes.
 
-The command line is stronger than the environment, the environment than the file of `--config`, the file than the defaults.
-Of each flag the strongest source counts, alone: a list on the command line replaces the list of a variable. Different flags
-that fill one list, such as `--api-key` and `--api-key-file`, add up.
+## Command line, environment, config file
 
-* **Command line:** `--name value` or `--name=value`, `_` is as good as `-` in a long name. A switch stands alone; many have
-  a second name that turns them off. Given twice, the last one counts; what is marked *may be repeated* adds up.
-* **Environment:** llama-server's variable (`LLAMA_ARG_CTX_SIZE`), or `PACELINE_` and the long name in capitals with `_`
-  (`PACELINE_CTX_SIZE`), which wins over the former. Switches take on, off, true, false, 1, 0, enabled and disabled. Where a
-  switch has an off name, `LLAMA_ARG_NO_...` turns it off by being there, whatever its value.
-* **File:** TOML, on its top level, with long names as keys, with `-` or `_` and without the dashes before. Values are texts,
-  numbers, true and false; for what may be repeated also lists of them. Paths in it are relative to where the server starts.
+The command line wins over the environment, the environment over the file of `--config`, the file
+over the defaults. Of each flag only the strongest source counts: a list on the command line
+replaces the list of a variable. Different flags that fill one list, such as `--api-key` and
+`--api-key-file`, add up.
 
-        model = "model.gguf"
-        ctx-size = 32768
-        parallel = 8
-        slots = false
-        api-key-file = "keys.txt"
+* **Command line:** `--name value` or `--name=value`, `_` is as good as `-` in a long name. A switch
+  stands alone; many have a second name that turns them off. Given twice, the last one counts; what
+  is marked *may be repeated* adds up.
+* **Environment:** llama-server's variable (`LLAMA_ARG_CTX_SIZE`), or `PACELINE_` and the long name
+  in capitals with `_` (`PACELINE_CTX_SIZE`), which wins over the former. Switches take on, off,
+  true, false, 1, 0, enabled and disabled. Where a switch has an off name, `LLAMA_ARG_NO_...` turns
+  it off by being there, whatever its value.
+* **File:** TOML, on its top level, with long names as keys, with `-` or `_` and without the dashes
+  before. Values are texts, numbers, true and false; for what may be repeated also lists of them,
+  and for `strategy` also a table. Paths in it are relative to where the server starts.
 
-## What differs
+```toml
+model = "model.gguf"
+ctx-size = 32768
+parallel = 8
+slots = false
+api-key-file = "keys.txt"
+```
 
-* **Context.** `-c` is the size of one pool of KV cells that all slots share, as with llama-server's `--kv-unified`. It is
-  never cut into equal parts: one request may use nearly all of it, and requests wait while there is no room. So `-c 32768
-  -np 8` is room for 32768 tokens in all, at most as many for one request as the model was trained with.
+## Differences from llama-server
+
+* **Context.** `-c` is the size of one pool of KV cells that all slots share, as with llama-server's
+  `--kv-unified`. It is never cut into equal parts: one request may use nearly all of it, and
+  requests wait while there is no room. So `-c 32768 -np 8` is room for 32768 tokens in all, at most
+  as many for one request as the model was trained with.
 * **Slots.** `-np -1` is 8, where llama-server takes 4.
-* **Metrics** are on without `--metrics`; `--no-metrics` turns them off. CORS is off without `--cors-origins`.
+* **Metrics** are on without `--metrics`; `--no-metrics` turns them off. CORS is off without
+  `--cors-origins`.
 * **Batches** beyond the context are lowered to it, as llama.cpp does; a note says so.
-* **Keys.** A file of `--api-key-file` is read as llama-server reads it, blanks at the ends of lines aside. Keys with a tenant
-  are in a file of their own, `--tenant-key-file`, with `TENANT:KEY` a line, so that no key with a colon is misread. An empty
-  `--api-key`, or a file without a key, is refused: it would open the server.
-* **Names.** Without a key and TLS only requests for certain names are answered, see `--allowed-hosts` and
-  [server.md](server.md); llama-server answers to any.
-* **Sampling** flags are defaults for requests that do not say. They win over the model's own and over the API's.
+* **Keys.** A file of `--api-key-file` is read as llama-server reads it, blanks at the ends of lines
+  aside. Keys with a tenant are in a file of their own, `--tenant-key-file`, with `TENANT:KEY` a
+  line, so that no key with a colon is misread. An empty `--api-key`, or a file without a key, is
+  refused: it would open the server.
+* **Host names.** Without a key and TLS only requests to certain host names are accepted, see
+  `--allowed-hosts` and [host names](server.md#host-names-dns-rebinding); llama-server accepts any.
+* **Sampling** flags are defaults for requests that do not say. They win over the model's own and
+  over the API's.
 """
 
 
 def markdown() -> str:
-    """The text of the page."""
+    """Return the page."""
     return "\n".join([_INTRODUCTION, *(line for title in GROUPS for line in _group(title)), ""])
 
 
-def _group(title: Any) -> Iterator[str]:
+def _group(title: str) -> Iterator[str]:
     yield from (f"## {title}", "")
     yield "| flag | variable | default | what it does |"
     yield "|---|---|---|---|"
@@ -83,11 +97,10 @@ def _variables(flag: Flag) -> str:
 
 
 def _meaning(flag: Flag) -> str:
-    parts = [flag.text, _fate(flag.fate)]
-    parts += [f"`{_value(value)}`: {_fate(fate)}" for value, fate in flag.but.items() if not isinstance(fate, Same)]
-    parts += [
-        f"`{_value(value)}` is fine." for value, fate in flag.but.items() if isinstance(fate, Same) and flag.metavar
-    ]
+    parts = [flag.text, _action(flag.action)]
+    others = flag.actions.items()
+    parts += [f"`{_value(value)}`: {_action(action)}" for value, action in others if not isinstance(action, NoOp)]
+    parts += [f"`{_value(value)}` is fine." for value, action in others if isinstance(action, NoOp) and flag.metavar]
     if flag.many:
         parts.append("May be repeated.")
     if flag.ours:
@@ -95,13 +108,13 @@ def _meaning(flag: Flag) -> str:
     return " ".join(filter(None, parts))
 
 
-def _fate(fate: Fate) -> str:
-    match fate:
-        case Ignored(why):
+def _action(action: Action) -> str:
+    match action:
+        case Ignore(why):
             return f"**No effect:** {why}."
-        case Refused(way_out):
+        case Reject(way_out):
             return f"**Refused:** {way_out}."
-        case Sets() | Same() | Prints() | ReadsConfig():
+        case Store() | NoOp() | Print() | ReadConfig():
             return ""
 
 

@@ -1,1 +1,1 @@
-"""llama-server's own endpoints: request and response bodies are the original's; docs/guide/llama_server.md has what differs."""
+"""llama-server's own endpoints and bodies; docs/guide/llama_server.md lists the differences."""

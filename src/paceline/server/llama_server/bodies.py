@@ -1,7 +1,7 @@
-"""What may stand in the bodies of llama-server's requests: names, types, hard bounds. Knows no model and no engine.
+"""The bodies of llama-server's requests: names, types, hard limits. Pure; any thread.
 
-A field that is null counts as absent, as llama-server has it. Fields that are not named here are kept, so that answers can
-say that they were ignored.
+A field that is null counts as absent, as in llama-server. Unknown fields are kept, so that responses can name them
+as ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MANY = 1024  # members of lists that are checked on the event loop; others are 
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 40.0 is 40."""
+    """Return 40 for 40.0: JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -32,19 +32,19 @@ Count = Annotated[int, Field(ge=0, le=_INT32), BeforeValidator(_whole)]
 CountOrMinusOne = Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)]
 
 
-class Body(BaseModel):
-    """Strict: a bool is no number, NaN and infinities are refused, and so is text that UTF-8 cannot carry."""
+class LlamaBody(BaseModel):
+    """Strict: a bool is no number; NaN, infinities and text that UTF-8 cannot carry are refused."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     def ignored(self) -> list[str]:
-        """A sentence for each field that is not known here, and not null."""
+        """Return a sentence for each unknown field that is not null."""
         extra = self.model_extra or {}
-        return capped([_unknown(name) for name, value in extra.items() if value is not None])
+        return cap_warnings([_unknown(name) for name, value in extra.items() if value is not None])
 
 
-def capped(sentences: list[str]) -> list[str]:
-    """The first of them, and how many there are beside: nobody reads more, and an answer stays smaller than its request."""
+def cap_warnings(sentences: list[str]) -> list[str]:
+    """Return the first sentences and the number of the others, so that a response stays smaller than its request."""
     rest = len(sentences) - _MOST_WARNINGS
     return sentences if rest <= 0 else [*sentences[:_MOST_WARNINGS], f"and {rest} more"]
 
@@ -53,8 +53,8 @@ def _unknown(name: str) -> str:
     return f"{name!r:.80} is no field that is known here and was ignored"
 
 
-class LoraScale(Body):
-    """How strongly one adapter applies. id: its place in the list of adapters."""
+class LoraScale(LlamaBody):
+    """Scale of one adapter. id: its index in the list of adapters."""
 
     id: Int
     scale: float = 0.0
@@ -63,15 +63,15 @@ class LoraScale(Body):
 _OURS = "paceline's own; as in "
 
 
-class Extras(Body):
-    """What llama-server does not have. Values are checked by `SamplingParams` and `RequestOptions`."""
+class PacelineFields(LlamaBody):
+    """Fields that llama-server does not have. `SamplingParams` and `RequestOptions` check their values."""
 
     min_tokens: Any = Field(default=None, description=_OURS + "SamplingParams")
     stop_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
     allowed_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
     bad_words: Any = Field(default=None, description=_OURS + "SamplingParams")
     grammar_root: Any = Field(default=None, description=_OURS + "SamplingParams")
-    regex: Any = Field(default=None, description=_OURS + "SamplingParams")
+    regex: Any = Field(default=None, description="Reserved: refused, as it is not supported yet; use grammar")
     choice: Any = Field(default=None, description=_OURS + "SamplingParams")
     priority: Any = Field(default=None, description=_OURS + "RequestOptions")
     queue_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
@@ -87,8 +87,8 @@ class Extras(Body):
     parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
 
 
-class CompletionBody(Extras):
-    """Of POST /completion; names, defaults and special values are llama-server's."""
+class CompletionBody(PacelineFields):
+    """Body of POST /completion; names, defaults and special values are llama-server's."""
 
     prompt: Any = Field(
         default=None,
@@ -157,7 +157,7 @@ class CompletionBody(Extras):
     model: Text | None = None
 
     def ignored(self) -> list[str]:
-        """A sentence for each field that is not known or has no effect here, and asks for more than nothing."""
+        """Return a sentence for each unknown field, and for each that has no effect here though it asks for one."""
         extra = self.model_extra or {}
         foreign = {name: value for name, value in extra.items() if _is_foreign(name)}
         asked = {name: getattr(self, name) for name in _WITHOUT_EFFECT} | foreign
@@ -189,7 +189,7 @@ _FOREIGN = frozenset((
 _NOTHING: tuple[Any, ...] = (None, 0, -1, False, {}, [], "")
 
 
-class InfillChunk(Body):
+class InfillChunk(LlamaBody):
     """A piece of another file, for context."""
 
     text: str
@@ -197,7 +197,7 @@ class InfillChunk(Body):
 
 
 class InfillBody(CompletionBody):
-    """Of POST /infill: what stands before and after the gap, and pieces of other files. `prompt` begins what fills it."""
+    """Body of POST /infill: text before and after the gap, pieces of other files. `prompt` begins the completion."""
 
     prompt: str | None = None
     input_prefix: Any = None
@@ -205,8 +205,8 @@ class InfillBody(CompletionBody):
     input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
 
 
-class TokenizeBody(Body):
-    """Of POST /tokenize."""
+class TokenizeBody(LlamaBody):
+    """Body of POST /tokenize."""
 
     content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
     add_special: bool | None = None
@@ -214,14 +214,14 @@ class TokenizeBody(Body):
     with_pieces: bool | None = None
 
 
-class DetokenizeBody(Body):
-    """Of POST /detokenize."""
+class DetokenizeBody(LlamaBody):
+    """Body of POST /detokenize."""
 
     tokens: Annotated[list[int] | None, SkipValidation] = None
 
 
-class TemplateBody(Body):
-    """Of POST /apply-template: a conversation as in a chat, without what decides its answer."""
+class TemplateBody(LlamaBody):
+    """Body of POST /apply-template: a conversation, without sampling."""
 
     messages: Any
     add_generation_prompt: bool | None = None
@@ -231,22 +231,24 @@ class TemplateBody(Body):
         "assistant's, that is so unless this is false.",
     )
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     tools: list[Any] | None = None
     model: Text | None = None
 
 
-class EmbeddingBody(Body):
-    """Of POST /embedding and /embeddings. content and input are the same; input counts where both are given."""
+class EmbeddingBody(LlamaBody):
+    """Body of POST /embedding and /embeddings. content and input mean the same; input wins."""
 
     content: Any = None
     input: Any = None
     embd_normalize: Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)] | None = None
     encoding_format: str | None = None
     model: Text | None = None
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
 
 
-class RerankBody(Body):
-    """Of POST /rerank. With `texts` in place of `documents` the answer has the shape of TEI's."""
+class RerankBody(LlamaBody):
+    """Body of POST /rerank. With `texts` in place of `documents` the response has TEI's shape."""
 
     query: str
     documents: Annotated[list[str] | None, SkipValidation] = None
@@ -254,9 +256,10 @@ class RerankBody(Body):
     top_n: Int | None = None
     return_text: bool | None = None
     model: Text | None = None
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
 
 
-class SlotBody(Body):
-    """Of POST /slots/{id}. filename: a name, never a path; of save and restore."""
+class SlotBody(LlamaBody):
+    """Body of POST /slots/{id}. filename: a name without folders, for save and restore."""
 
     filename: str | None = None

@@ -1,6 +1,6 @@
-"""The prompt that fills a gap in a text: llama-server's layout of it, in the model's own tokens. Not for the event loop.
+"""The prompt that fills a gap in a text, in llama-server's layout. Not for the event loop: tokenises.
 
-rep "myproject" [sep name, text]... sep "filename"  bos  pre prefix prompt  suf suffix  mid
+rep "myproject" [sep name, text]... sep "filename" bos pre prefix prompt suf suffix mid
 
 or, for models that were trained so, with the suffix before the prefix.
 """
@@ -15,47 +15,46 @@ from paceline.errors import InvalidParams, Unsupported
 from paceline.runtime import Tokenizer
 from paceline.runtime.tokenizer import FimTokens
 from paceline.server.llama_server.bodies import InfillBody, InfillChunk
-from paceline.server.llama_server.prompts import mixed_ids
+from paceline.server.prompt_inputs import tokenize_mixed
 
 _PROJECT, _FILE, _UNNAMED = "myproject\n", "filename\n", "tmp"
 _BETWEEN = "\n\n--- snippet ---\n\n"  # where the model has no token for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What the engine has: n_ctx is the most tokens of a sequence, n_batch of a tick.
-
-    max_prompts: that it takes at once.
-    """
+class PromptLimits:
+    """Limits of the engine. n_ctx: tokens of a sequence; n_batch: of a tick; max_prompts: prompts of a request."""
 
     n_ctx: int
     n_batch: int
     max_prompts: int = 256
 
 
-def infill_ids(body: InfillBody, tokenizer: Tokenizer, room: Room, *, suffix_first: bool = False) -> list[int]:
-    """The prompt's token ids.
+def infill_prompt(
+    body: InfillBody, tokenizer: Tokenizer, limits: PromptLimits, *, suffix_first: bool = False
+) -> list[int]:
+    """Return the token ids of an infill prompt.
 
-    The prefix keeps its end and the suffix its beginning, three quarters and one quarter of n_batch at most; other files fill
-    what that and the answer leave of n_ctx, twice the length of the answer, from their end. Raises `Unsupported` where the
-    model has no tokens for it.
+    The prefix keeps its end and the suffix its beginning, at most three quarters and one quarter of n_batch; other
+    files fill what that and twice n_predict leave of n_ctx, from their end. Raises `Unsupported` if the model has no
+    tokens for it.
     """
-    for_prefix, for_suffix, for_middle = _needed(tokenizer.fim)
+    for_prefix, for_suffix, for_middle = _fim_tokens(tokenizer.fim)
     prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=True)
     prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
     suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
-    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (room.n_batch // 4)) :], *prompt]
-    after = [for_suffix, *suffix[: max(0, room.n_batch // 4 - (2 + len(prompt)))]]
+    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (limits.n_batch // 4)) :], *prompt]
+    after = [for_suffix, *suffix[: max(0, limits.n_batch // 4 - (2 + len(prompt)))]]
     asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
-    rest = max(0, room.n_ctx - room.n_batch - 2 * max(asked, 0))
+    rest = max(0, limits.n_ctx - limits.n_batch - 2 * max(asked, 0))
     extra = _extra_ids(tokenizer, body.input_extra or ())
     bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
     sides = after + before if suffix_first else before + after
     return [*extra[max(0, len(extra) - rest) :], *bos, *sides, for_middle]
 
 
-def _needed(fim: FimTokens) -> tuple[int, int, int]:
-    """The tokens for prefix, suffix and middle."""
+def _fim_tokens(fim: FimTokens) -> tuple[int, int, int]:
+    """Return the tokens for prefix, suffix and middle."""
     if fim.prefix is None or fim.suffix is None or fim.middle is None:
         missing = [name for name in ("prefix", "suffix", "middle") if getattr(fim, name) is None]
         raise Unsupported(f"Infill is not supported by this model: it has no token for the {' and the '.join(missing)}")
@@ -65,7 +64,7 @@ def _needed(fim: FimTokens) -> tuple[int, int, int]:
 def _text_ids(tokenizer: Tokenizer, name: str, value: Any) -> list[int]:
     if value is None:
         raise InvalidParams(f'"{name}" is required')
-    return mixed_ids(tokenizer, name, value, add_special=False, parse_special=False)
+    return tokenize_mixed(tokenizer, name, value, add_special=False, parse_special=False)
 
 
 def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How far the prompt of a stream is, told from time to time until its answer begins (`return_progress`). On the event loop."""
+"""Prefill progress of a stream, reported until its first token (`return_progress`). On the event loop."""
 
 from __future__ import annotations
 
@@ -8,71 +8,132 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
-from paceline.server.generating import Batch, Readable
-from paceline.server.llama_server.wrapped import WrappedGeneration
-from paceline.streaming import StreamChunk
+from paceline.server.running_request import ChunkBatch, ChunkSource, ChunkSourceWrapper
+from paceline.streaming import StreamChunk, Usage
 
 INTERVAL_S = 0.25
 """Between two looks at the slots."""
 
-Look = Callable[[], Awaitable[SlotsSnapshot]]
+ReadSlots = Callable[[], Awaitable[SlotsSnapshot]]
 
 
 class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
-    """No part of the answer: of the prompt's tokens `processed` are computed, `cache` of them were before."""
+    """Prefill progress: `processed` prompt tokens are in memory, `cache` of them were not computed.
+
+    elapsed_s: since the request got its slot; 0 in the first one, when nothing is computed.
+    """
 
     cache: int
     processed: int
+    elapsed_s: float
 
 
-class ProgressingGeneration(WrappedGeneration):
-    """The generation of one prompt, with `ProgressChunk`s before its first chunk. look: at the slots; request_id: its own."""
+class ProgressSource(ChunkSourceWrapper):
+    """Adds `ProgressChunk`s before the first chunk of the only prompt.
 
-    def __init__(self, generation: Readable, look: Look, request_id: str, interval_s: float = INTERVAL_S) -> None:
-        super().__init__(generation)
+    The first of them reports the cached tokens, the last one the whole prompt, each more than the one before. look:
+    reads the slots; request_id: the request's own; clock: seconds from any point on.
+    """
+
+    def __init__(
+        self,
+        source: ChunkSource,
+        look: ReadSlots,
+        request_id: str,
+        clock: Callable[[], float],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        super().__init__(source)
         self._look, self._request_id, self._interval_s = look, request_id, interval_s
+        self._steps = _ProgressSteps(len(source.prompts[0]), clock)
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """See `Generation`."""
-        inner = super().batches()
-        first: asyncio.Future[Batch | None] = asyncio.ensure_future(_next(inner))
+    async def batches(self) -> AsyncIterator[ChunkBatch]:
+        """Yield progress until the first token, then the chunks of the wrapped source."""
+        inner, steps = super().batches(), self._steps
+        coming: asyncio.Future[ChunkBatch | None] = asyncio.ensure_future(_next(inner))
         try:
-            while not (await asyncio.wait({first}, timeout=self._interval_s))[0]:
-                if (slot := await self._slot()) is not None:
-                    yield [(0, _progress(slot.num_cached, min(slot.num_computed, slot.num_prompt)))]
-            batch = first.result()
+            while not coming.done():
+                if chunks := steps.seen(await self._slot()):
+                    yield chunks
+                await asyncio.wait({coming}, timeout=self._interval_s)
+            first = coming.result()
         finally:
-            await _ended(first)
-        if batch is None:
+            await _cancel_and_wait(coming)
+        if first is None:
             return
-        num_prompt = len(self.prompts[0])
-        yield [(0, _progress(await self._num_cached(batch), num_prompt)), *batch]
+        yield [*await self._last_steps(first, inner), *first]
         async for batch in inner:
             yield batch
 
+    async def _last_steps(self, first: ChunkBatch, inner: AsyncIterator[ChunkBatch]) -> ChunkBatch:
+        """Return the progress up to the whole prompt.
+
+        Appends to `first` the chunks that arrive before the number of cached tokens is known.
+        """
+        while not self._steps.has_begun:
+            if (usage := _usage(first)) is not None:
+                return self._steps.all_of(usage)
+            if chunks := self._steps.seen(await self._slot()):
+                return [*chunks, *self._steps.rest()]
+            if (more := await _next(inner)) is None:  # the slot is free, so this has the end; or the worker is replaced
+                return []
+            first += more
+        return self._steps.rest()
+
     async def _slot(self) -> SlotView | None:
-        """The request's; None while it has none."""
-        return next((one for one in await self._look() if one.request_id == self._request_id), None)
-
-    async def _num_cached(self, batch: Batch) -> int:
-        """Of the prompt; the end of an answer tells it, and until then its slot."""
-        for _, chunk in batch:
-            if chunk.usage is not None:
-                return chunk.usage.cached_tokens
-        slot = await self._slot()
-        return 0 if slot is None else slot.num_cached
+        """Return the request's slot, if it has one. Ids are the clients', and another request may have the same."""
+        mine = (self._request_id, len(self.prompts[0]))
+        return next((one for one in await self._look() if (one.request_id, one.num_prompt_tokens) == mine), None)
 
 
-def _progress(cache: int, processed: int) -> ProgressChunk:
-    return ProgressChunk(index=0, cache=cache, processed=processed)
+class _ProgressSteps:
+    """Creates progress chunks, each with more of the prompt than the one before."""
+
+    def __init__(self, num_prompt: int, clock: Callable[[], float]) -> None:
+        self._num_prompt, self._clock = num_prompt, clock
+        self._began_s, self._cache, self._processed = 0.0, 0, 0
+        self.has_begun = False
+
+    def seen(self, slot: SlotView | None) -> ChunkBatch:
+        """Return the progress that a request's slot shows."""
+        if slot is None:
+            return []
+        chunks = [] if self.has_begun else self._begin(slot.num_cached, slot.running_s)
+        return [*chunks, *self._upto(min(slot.num_computed_tokens, self._num_prompt))]
+
+    def all_of(self, usage: Usage) -> ChunkBatch:
+        """Return the progress of a request that ended before its slot was read."""
+        return [*self._begin(usage.cached_tokens, usage.prefill_s), *self.rest()]
+
+    def rest(self) -> ChunkBatch:
+        """Return the progress at the first token: the whole prompt."""
+        return self._upto(self._num_prompt)
+
+    def _begin(self, cache: int, running_s: float) -> ChunkBatch:
+        self.has_begun = True
+        self._began_s, self._cache, self._processed = self._clock() - running_s, cache, cache
+        return [(0, self._chunk(0.0))]
+
+    def _upto(self, processed: int) -> ChunkBatch:
+        if processed <= self._processed:
+            return []
+        self._processed = processed
+        return [(0, self._chunk(self._clock() - self._began_s))]
+
+    def _chunk(self, elapsed_s: float) -> ProgressChunk:
+        return ProgressChunk(index=0, cache=self._cache, processed=self._processed, elapsed_s=elapsed_s)
 
 
-async def _next(batches: AsyncIterator[Batch]) -> Batch | None:
+def _usage(batch: ChunkBatch) -> Usage | None:
+    return next((chunk.usage for _, chunk in batch if chunk.usage is not None), None)
+
+
+async def _next(batches: AsyncIterator[ChunkBatch]) -> ChunkBatch | None:
     return await anext(batches, None)
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Waits until a task that nobody wants any more has let go of what it reads."""
+async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has released what it reads."""
     if not task.done():
         task.cancel()
         with suppress(asyncio.CancelledError):

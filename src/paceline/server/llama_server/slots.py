@@ -1,6 +1,6 @@
-"""GET /slots, and POST /slots/{id} to save, restore and erase. On the event loop; the engine is asked in threads.
+"""GET /slots, and POST /slots/{id} to save, restore and erase. On the event loop; files are written in threads.
 
-What is saved belongs to a tenant: the files of one are not there for another.
+Saved files belong to a tenant; others cannot name them.
 """
 
 from __future__ import annotations
@@ -19,72 +19,72 @@ from starlette.responses import Response
 from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
 from paceline.scheduling.slots_snapshot import SlotView
-from paceline.server.exchange import Exchange
-from paceline.server.json_bodies import JsonRoute
+from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
+from paceline.server.json_bodies import JsonRoute, json_response
 from paceline.server.llama_server.bodies import SlotBody
-from paceline.server.llama_server.state import LlamaState
-from paceline.server.llama_server.virtual_slots import Held
-from paceline.server.llama_server.writing import bad_request, json_answer, not_enabled
-from paceline.server.problems import Problem, Refused
+from paceline.server.llama_server.state import LlamaServerState, SlotContent
+from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
-    from paceline.engine.any_engine import AnyEngine
+    from paceline.engine import EngineClient
 
-_LONGEST_NAME = 100  # characters; with a tenant's mark it still is a name for the engine
-_OF_A_TENANT = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
+_MAX_NAME_LENGTH = 100  # characters; with a tenant's mark it still is a name for the engine
+_TENANT_FILE = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
 
 
-def routes(service: Service, state: LlamaState) -> APIRouter:
-    """The routes."""
+def routes(service: Service, state: LlamaServerState) -> APIRouter:
+    """Return the routes."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.get("/slots", summary="What each slot does")
     async def slots(fail_on_no_slot: str = "") -> Response:
-        """With `fail_on_no_slot` a 503 where every one is taken."""
+        """List the slots; with `fail_on_no_slot` a 503 if all are busy."""
         if not service.settings.slots:
-            raise not_enabled("This server does not support slots endpoint. Start it with `--slots`")
+            raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
         snapshot = await asyncio.wrap_future(service.engine().ask_slots())
         if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
-            wait_s = service.retry_after_s()
-            raise Refused(Problem(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=wait_s))
+            estimate_wait_s = service.retry_after_s()
+            raise ApiException(
+                ApiError(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=estimate_wait_s)
+            )
         n_ctx = service.engine().limits.max_positions
-        return json_answer([_shown(slot, n_ctx, state) for slot in snapshot])
+        return json_response([_slot_body(slot, n_ctx, state) for slot in snapshot])
 
     @router.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
     async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
-        """`action`: save, restore or erase; for the first two `filename`, a name without folders."""
+        """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
         if service.engine().config.state_folder is None:
-            raise not_enabled("This server does not support slots action. Start it with `--slot-save-path`")
+            raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
         if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
-            raise bad_request("Invalid slot ID", "id_slot")
-        one = _Slot(service, state, int(id_slot), Exchange.of(request.scope).tenant)
+            raise invalid_request("Invalid slot ID", "id_slot")
+        one = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
         match action:
             case "save":
-                return json_answer(await one.save(_name(body)))
+                return json_response(await one.save(_required_filename(body)))
             case "restore":
-                return json_answer(await one.restore(_name(body)))
+                return json_response(await one.restore(_required_filename(body)))
             case "erase":
-                return json_answer(one.erase())
+                return json_response(one.erase())
             case _:
-                raise bad_request("Invalid action", "action")
+                raise invalid_request("Invalid action", "action")
 
     return router
 
 
-class _Slot:
-    """One number, as one tenant sees it."""
+class _SlotActions:
+    """The actions on one tenant's slot."""
 
-    def __init__(self, service: Service, state: LlamaState, number: int, tenant: str) -> None:
-        self._engine: AnyEngine = service.engine()
+    def __init__(self, service: Service, state: LlamaServerState, number: int, tenant: str) -> None:
+        self._engine: EngineClient = service.engine()
         self._slots, self._number, self._tenant = state.slots, number, tenant
         self._scales = dict(state.scales)
 
     async def save(self, name: str) -> dict[str, Any]:
-        """What memory has of what ran last."""
+        """Save the KV state of the slot's last sequence to a file."""
         held = self._slots.held(self._tenant, self._number)
         if not held.token_ids:
-            raise bad_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
+            raise invalid_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
         file = _file_name(self._tenant, name)
         began = time.monotonic()
         options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))
@@ -94,21 +94,21 @@ class _Slot:
         return self._told(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
 
     async def restore(self, name: str) -> dict[str, Any]:
-        """Puts what was saved into memory, and has the number stand for it."""
+        """Load a file into the prefix cache and assign it to the slot."""
         file = _file_name(self._tenant, name)
         options = RequestOptions(tenant=self._tenant, lora=self._scales)
         began = time.monotonic()
         try:
             ids = await asyncio.to_thread(self._engine.load_prefix, file, options)
         except StateError as error:
-            raise bad_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
+            raise invalid_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
         took_s = time.monotonic() - began
-        self._slots.put(self._tenant, self._number, Held(tuple(ids), self._scales))
+        self._slots.put(self._tenant, self._number, SlotContent(tuple(ids), self._scales))
         size = await asyncio.to_thread(self._size, file)
         return self._told(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
 
     def erase(self) -> dict[str, Any]:
-        """Forgets what ran last. What memory has of it goes when its room is needed."""
+        """Forget the slot's last sequence. Its KV stays cached until the space is needed."""
         num_erased = len(self._slots.held(self._tenant, self._number).token_ids)
         self._slots.put(self._tenant, self._number)
         return {"id_slot": self._number, "n_erased": num_erased}
@@ -121,25 +121,25 @@ class _Slot:
         return 0 if folder is None else (Path(folder) / file).stat().st_size
 
 
-def _name(body: SlotBody | None) -> str:
+def _required_filename(body: SlotBody | None) -> str:
     if body is None or body.filename is None:
         raise InvalidParams('filename must be given, as in {"filename": "slot.bin"}')
     return body.filename
 
 
 def _file_name(tenant: str, name: str) -> str:
-    """The name that a tenant's file has; one that has no tenant cannot name those. The engine refuses what is no name."""
-    if len(name) > _LONGEST_NAME or name.startswith(".") or (not tenant and _OF_A_TENANT.match(name)):
-        raise bad_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
-    return f"{_mark(tenant)}.{name}" if tenant else name
+    """Return the name of a tenant's file. Requests without a tenant cannot name those; the engine checks the rest."""
+    if len(name) > _MAX_NAME_LENGTH or name.startswith(".") or (not tenant and _TENANT_FILE.match(name)):
+        raise invalid_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
+    return f"{_tenant_prefix(tenant)}.{name}" if tenant else name
 
 
-def _mark(tenant: str) -> str:
-    """What a tenant's files begin with."""
+def _tenant_prefix(tenant: str) -> str:
+    """Return what the names of a tenant's files begin with."""
     return "tenant-" + hashlib.sha256(tenant.encode()).hexdigest()[:16]
 
 
-def _shown(slot: SlotView, n_ctx: int, state: LlamaState) -> dict[str, Any]:
+def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": n_ctx,
@@ -151,8 +151,8 @@ def _shown(slot: SlotView, n_ctx: int, state: LlamaState) -> dict[str, Any]:
     params = state.running.get(slot.request_id or "")
     return shown | {
         "id_task": slot.key,
-        "n_prompt_tokens": slot.num_computed,
-        "n_prompt_tokens_processed": max(0, min(slot.num_computed, slot.num_prompt) - slot.num_cached),
+        "n_prompt_tokens": slot.num_computed_tokens,
+        "n_prompt_tokens_processed": max(0, min(slot.num_computed_tokens, slot.num_prompt_tokens) - slot.num_cached),
         "n_prompt_tokens_cache": slot.num_cached,
         **({} if params is None else {"params": params}),
         "next_token": [

@@ -1,1 +1,1 @@
-"""What every HTTP request goes through before a route sees it. Plain ASGI; on the event loop."""
+"""ASGI middleware: what every HTTP request passes before its route. On the event loop."""

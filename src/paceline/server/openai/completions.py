@@ -6,76 +6,72 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.server.generating import Generation, begin, check_number
+from paceline.server.api_errors import naming_param, openai_error_event
 from paceline.server.json_bodies import JsonRoute
-from paceline.server.openai.answers import Telling
-from paceline.server.openai.body_fields import OpenAICompletionBody
-from paceline.server.openai.completion_answer import CompletionStream, completion_body
-from paceline.server.openai.documents import STREAMS
-from paceline.server.openai.reading import COMPLETION_DEFAULTS, read_completion
-from paceline.server.openai.refusing import naming_the_field
-from paceline.server.openai.telling import scores_prompt, telling_of
-from paceline.server.problems import Problem, openai_body
+from paceline.server.logprobs import LogprobColumns, LogprobColumnsBuilder
+from paceline.server.openai.bodies import OpenAICompletionBody
+from paceline.server.openai.parsing import COMPLETION_DEFAULTS, parse_completion
+from paceline.server.openai.responses import (
+    FINISH_REASONS,
+    ChoiceBase,
+    ChoiceStream,
+    ResponseOptions,
+    prompt_extras,
+    response_options_of,
+    wants_prompt_logprobs,
+    whole_response,
+)
+from paceline.server.openapi_responses import OPENAI_STREAMS
+from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import event_stream
+from paceline.streaming import StreamChunk, TokenLogprobs
 
 
 def routes(service: Service) -> APIRouter:
-    """The route."""
+    """Return the route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-    @router.post("/v1/completions", summary="Complete a text", responses=STREAMS)
+    @router.post("/v1/completions", summary="Complete a text", responses=OPENAI_STREAMS)
     async def complete(body: OpenAICompletionBody, request: Request) -> Response:
-        """As OpenAI's endpoint of this name; with `stream` as server-sent events."""
+        """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
         base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
-        with naming_the_field(OpenAICompletionBody.model_fields):
-            asked = await asyncio.to_thread(read_completion, body, base, service.options(request))
-            prompts = listed_prompts(body, engine.tokenizer)
-            check_number(engine, len(prompts), asked.params.n)
+        with naming_param(OpenAICompletionBody.model_fields):
+            parsed = await asyncio.to_thread(parse_completion, body, base, service.options(request))
+            prompts = list_prompts(body, engine.tokenizer)
+            check_num_prompts(engine, len(prompts), parsed.params.n)
             if body.suffix:
-                prompts = await asyncio.to_thread(with_suffix, prompts, body.suffix, engine.tokenizer)
+                prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, engine.tokenizer)
             streaming = bool(body.stream)
-            generation = await begin(service, request, prompts, asked.params, asked.options, streaming=streaming)
-        telling = telling_of(
+            running_request = await start_request(
+                service, request, prompts, parsed.params, parsed.options, streaming=streaming
+            )
+        options = response_options_of(
             service,
             body,
-            asked,
-            generation,
-            id=f"cmpl-{generation.request_id}",
+            parsed,
+            running_request,
+            id=f"cmpl-{running_request.request_id}",
             object="text_completion",
-            scores_prompt=scores_prompt(body, asked.params),
+            wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
         )
         if streaming:
-            return event_stream(generation, CompletionStream(telling), failure=failure_event)
-        return await _whole(generation, telling)
+            return event_stream(running_request, CompletionStream(options), failure=openai_error_event)
+        return await whole_response(running_request, options, completion_body)
 
     return router
 
 
-async def _whole(generation: Generation, telling: Telling) -> Response:
-    async with generation:
-        completions = await generation.collected()
-    if telling.spelt:  # then there is much to tell
-        content = await asyncio.to_thread(completion_body, telling, completions)
-    else:
-        content = completion_body(telling, completions)
-    return Response(content, media_type="application/json")
-
-
-def failure_event(problem: Problem) -> bytes:
-    """The event that tells what went wrong after the answer had begun."""
-    return msgspec.json.encode(openai_body(problem))
-
-
-def listed_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
-    """The prompts that a body has; none is as if a document began. Raises `InvalidParams`."""
+def list_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
+    """Return the prompts of a body; without one, the token that begins a text. Raises `InvalidParams`."""
     prompt: Any = body.prompt
     if prompt is None:
         if tokenizer.bos is None:
@@ -92,8 +88,11 @@ def listed_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def with_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
-    """Prompts after which the model writes what stands between them and the suffix. Raises `Unsupported`. Takes time."""
+def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
+    """Return prompts that have the model fill in what stands before the suffix.
+
+    Tokenises: not for the event loop. Raises `Unsupported`.
+    """
     fim = tokenizer.fim
     if not fim.can_fill:
         raise Unsupported("suffix needs a model with tokens for filling in the middle, and this one has none")
@@ -103,3 +102,103 @@ def with_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[
         [*bos, fim.prefix, *(tokenizer.encode(one, add_special=False) if isinstance(one, str) else one), *after]
         for one in prompts
     ]
+
+
+class CompletionChoice(ChoiceBase, kw_only=True):
+    """One choice. Indices count over all prompts, those of the first prompt first."""
+
+    text: str
+    logprobs: LogprobColumns | None
+    finish_reason: str | None
+
+
+def completion_body(options: ResponseOptions, completions: Sequence[Completion]) -> bytes:
+    """Encode a response that is not streamed; completions in the order of the prompts."""
+    choices = [
+        _completion_choice(options, number, one, choice)
+        for number, one in enumerate(completions)
+        for choice in one.choices
+    ]
+    return options.whole(choices, [one.usage for one in completions])
+
+
+def _completion_choice(
+    options: ResponseOptions, prompt: int, completion: Completion, choice: Choice
+) -> CompletionChoice:
+    scores = completion.prompt_logprobs or ()
+    return CompletionChoice(
+        index=prompt * options.n + choice.index,
+        text=choice.text,
+        logprobs=_columns(options, prompt, scores, choice),
+        finish_reason=FINISH_REASONS[choice.finish_reason],
+        stop_reason=UNSET if choice.stop is None else choice.stop,
+        token_ids=choice.token_ids if options.token_ids else UNSET,
+        **prompt_extras(options, prompt, scores),
+    )
+
+
+def _columns(
+    options: ResponseOptions, prompt: int, scores: Sequence[TokenLogprobs], choice: Choice
+) -> LogprobColumns | None:
+    if options.num_top is None or choice.logprobs is None:
+        return None
+    writer = LogprobColumnsBuilder(options.text_pieces, options.token_pieces, options.num_top)
+    columns = echo_columns(options, prompt, scores, writer)
+    return _join(columns, writer.write(choice.token_ids, choice.logprobs))
+
+
+def echo_columns(
+    options: ResponseOptions, prompt: int, scores: Sequence[TokenLogprobs], writer: LogprobColumnsBuilder
+) -> LogprobColumns:
+    """Return the columns of an echoed prompt; empty ones without echo."""
+    if not options.echoes:
+        return LogprobColumns()
+    columns = writer.write(options.prompts[prompt], (None, *scores))
+    writer.end_prompt()
+    return columns
+
+
+def _join(first: LogprobColumns, second: LogprobColumns) -> LogprobColumns:
+    return LogprobColumns(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+class CompletionStream(ChoiceStream):
+    """The events of a completion; tokens without text are an event only if ids or log-probabilities are reported."""
+
+    def __init__(self, options: ResponseOptions) -> None:
+        super().__init__(options)
+        self._writers: dict[int, LogprobColumnsBuilder] = {}
+
+    def _choices(self, prompt: int, chunk: StreamChunk) -> Sequence[CompletionChoice]:
+        if not (chunk.text or chunk.finish_reason in FINISH_REASONS or self._reports_tokens(chunk)):
+            return ()
+        return (self._choice(prompt, chunk),)
+
+    def _choice(self, prompt: int, chunk: StreamChunk) -> CompletionChoice:
+        options, index = self._options, prompt * self._options.n + chunk.choice
+        is_first = index not in self._writers
+        if is_first:
+            self._writers[index] = LogprobColumnsBuilder(
+                options.text_pieces, options.token_pieces, options.num_top or 0
+            )
+        scores: Sequence[TokenLogprobs] = self._scores[prompt].values
+        extras: dict[str, Any] = prompt_extras(options, prompt, scores) if is_first else {}
+        logprobs = None
+        if options.num_top is not None:
+            writer = self._writers[index]
+            before = echo_columns(options, prompt, scores, writer) if is_first else LogprobColumns()
+            logprobs = _join(before, writer.write(chunk.token_ids, chunk.logprobs))
+        return CompletionChoice(
+            index=index,
+            text=chunk.text,
+            logprobs=logprobs,
+            finish_reason=FINISH_REASONS.get(chunk.finish_reason) if chunk.finish_reason is not None else None,
+            stop_reason=UNSET if chunk.stop is None else chunk.stop,
+            token_ids=chunk.token_ids if options.token_ids else UNSET,
+            **extras,
+        )

@@ -1,16 +1,102 @@
-"""All of OpenAI's routes. On the event loop."""
+"""All of OpenAI's routes; /v1/models and the cancellation of requests are here. On the event loop."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
 
-from paceline.server.openai import chat, completions, embeddings, models
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from paceline.server.api_errors import invalid_request
+from paceline.server.openai import chat, completions, embeddings
+from paceline.server.openapi_responses import OPENAI_ERRORS
+from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:
-    """/v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings."""
+    """Return the routes /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings."""
     router = APIRouter()
-    for module in (models, completions, chat, embeddings):
+    router.include_router(_model_routes(service))
+    for module in (completions, chat, embeddings):
         router.include_router(module.routes(service))
     return router
+
+
+def cancel_routes(service: Service) -> APIRouter:
+    """Return the route /v1/requests/{id}/cancel, which does not wake a sleeping engine."""
+    router = APIRouter(tags=["requests"])
+
+    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", responses=OPENAI_ERRORS)
+    async def cancel(request_id: str, request: Request) -> dict[str, Any]:
+        """Cancel by the X-Request-Id of a response, within the tenant of the API key.
+
+        `cancelled` is whether there was such a request; its stream ends with the code "cancelled".
+        """
+        tenant = RequestContext.of(request.scope).tenant
+        return {"id": request_id, "cancelled": service.request_registry.cancel(request_id, tenant)}
+
+    return router
+
+
+def _model_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
+
+    async def models() -> dict[str, Any]:
+        """List the model under its first name, with facts of its file."""
+        name = service.names[0]
+        return {"models": [_listed_model(name)], "object": "list", "data": [model_body(service, name)]}
+
+    router.add_api_route("/v1/models", models, methods=["GET"], summary="The models")
+    router.add_api_route("/models", models, methods=["GET"], summary="As /v1/models")
+
+    @router.get("/v1/models/{model_id:path}", summary="One model")
+    async def model(model_id: str) -> dict[str, Any]:
+        """Describe the model under one of its names; 404 for any other."""
+        if model_id not in service.names:
+            message = f"there is no model {model_id[:200]!r} here; GET /v1/models lists those that there are"
+            raise invalid_request(message, "model", "model_not_found", status=404)
+        return model_body(service, model_id)
+
+    return router
+
+
+def model_body(service: Service, name: str) -> dict[str, Any]:
+    """Return OpenAI's description of a model, with llama-server's members: aliases, tags, facts of its file.
+
+    There are no facts before it is loaded.
+    """
+    settings = service.settings
+    body: dict[str, Any] = {"id": name, "object": "model", "created": service.created, "owned_by": "paceline"}
+    body |= {"aliases": list(dict.fromkeys(settings.aliases)), "tags": list(dict.fromkeys(settings.tags))}
+    return body | {"meta": _meta(service) if service.is_loaded else None}
+
+
+def _listed_model(name: str) -> dict[str, Any]:
+    """Return the model in Ollama's form of a list, as llama-server does; the members have no values there."""
+    nothing = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+    return {
+        "name": name,
+        "model": name,
+        **nothing,
+        "type": "model",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "details": {**details, "parameter_size": "", "quantization_level": ""},
+    }
+
+
+def _meta(service: Service) -> dict[str, Any]:
+    engine = service.engine()
+    model = engine.model
+    return {
+        "vocab_type": model.tokenizer.vocab_type,
+        "n_vocab": model.n_vocab,
+        "n_ctx": engine.limits.max_positions,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.size_bytes,
+        "ftype": model.ftype,
+    }

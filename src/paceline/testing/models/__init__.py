@@ -3,22 +3,23 @@
     from paceline.testing.models import LlamaSpec, write_model
     path = write_model(tmp_path / "llama.gguf", LlamaSpec(n_layer=3), seed=7)
 
-A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. What
-such a model writes is nonsense, but it depends on everything it has read, it does not repeat one token for ever, and it
-hardly ever ends by itself: the control tokens have next to no weight. To see an end, declare a token that it does write
-the end: `metadata={"tokenizer.ggml.eos_token_id": ...}`. Needs the package `gguf`.
+A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. Such a model
+generates nonsense, but the output depends on all input, does not repeat one token forever, and hardly ever ends: the control
+tokens have next to no weight. To see an end, declare a token that it does generate the end token:
+`metadata={"tokenizer.ggml.eos_token_id": ...}`. Needs the package `gguf`.
 """
 
-from paceline.testing.models.adapter import write_lora
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from paceline.testing.models.encoder import BertSpec, T5Spec
-from paceline.testing.models.kinds import KINDS
+from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
 from paceline.testing.models.metadata import Typed, Value, every_value_type
 from paceline.testing.models.recurrent import FalconH1Spec, Lfm2Spec, MambaSpec
 from paceline.testing.models.spec import ModelSpec, Pooling
 from paceline.testing.models.tensor import Tensor, WeightType
 from paceline.testing.models.transformer import Gemma3Spec, LlamaSpec, Qwen2MoeSpec, Qwen2Spec, qwen2_half_billion
-from paceline.testing.models.vocabulary import Vocabulary, byte_level, copied, numbered, word_pieces
-from paceline.testing.models.writing import CHAT_TEMPLATE, write_model, write_split_model
+from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -33,11 +34,11 @@ __all__ = [
     "Pooling",
     "Qwen2MoeSpec",
     "Qwen2Spec",
+    "SpecVocabulary",
     "T5Spec",
     "Tensor",
     "Typed",
     "Value",
-    "Vocabulary",
     "WeightType",
     "byte_level",
     "copied",
@@ -49,3 +50,21 @@ __all__ = [
     "write_model",
     "write_split_model",
 ]
+
+KINDS: Mapping[str, ModelSpec] = MappingProxyType(
+    {
+        "llama": LlamaSpec(),
+        "mixtral": LlamaSpec(n_expert=4),
+        "qwen2": Qwen2Spec(),
+        "qwen2moe": Qwen2MoeSpec(),
+        "gemma3": Gemma3Spec(),
+        "mamba": MambaSpec(),
+        "falcon-h1": FalconH1Spec(),
+        "lfm2": Lfm2Spec(),
+        "embedding-llama": LlamaSpec(pooling="last"),
+        "bert": BertSpec(),
+        "reranker": BertSpec(pooling="rank"),
+        "t5": T5Spec(),
+    }
+)
+"""gemma3 has sliding windows, mamba is recurrent, falcon-h1 and lfm2 are hybrids; bert and t5 have encoders."""

@@ -9,25 +9,25 @@ from typing import ClassVar
 from paceline.testing.models.metadata import Value
 from paceline.testing.models.spec import Pooling, Sizes, attention, embedding, feed_forward, norms, output
 from paceline.testing.models.tensor import Tensor, bias, matrix, norm
-from paceline.testing.models.vocabulary import Vocabulary, word_pieces
+from paceline.testing.models.vocabulary import SpecVocabulary, word_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertSpec(Sizes):
-    """BERT: sees a whole text at once, has no memory. With `pooling="rank"` it has a classifier and scores pairs."""
+    """BERT: bidirectional attention, no KV cache. With `pooling="rank"` it has a classifier and scores pairs."""
 
     architecture: ClassVar[str] = "bert"
     n_head_kv: int = 4
     n_ctx_train: int = 256
     pooling: Pooling | None = "mean"
-    vocabulary: Vocabulary = field(default_factory=word_pieces)
+    vocabulary: SpecVocabulary = field(default_factory=word_pieces)
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False})
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield Tensor("token_types.weight", (2, self.n_embd), 0.5)
         yield Tensor("position_embd.weight", (self.n_ctx_train, self.n_embd), 0.5)
@@ -53,14 +53,14 @@ class BertSpec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class T5Spec(Sizes):
-    """T5: an encoder, and a decoder that looks at what the encoder made of the prompt."""
+    """T5: an encoder, and a decoder that attends to the encoder's output."""
 
     architecture: ClassVar[str] = "t5"
     n_head_kv: int = 4
     n_bucket: int = 32
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.relative_buckets_count": self.n_bucket,
             "attention.key_length": self.head_size,
@@ -70,7 +70,7 @@ class T5Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("enc.output_norm.weight", self.n_embd)
         yield norm("dec.output_norm.weight", self.n_embd)

@@ -1,4 +1,4 @@
-"""Models that remember in a state of fixed size: Mamba, and hybrids with attention (Falcon-H1, LFM2)."""
+"""Models with a recurrent state: Mamba, and hybrids with attention (Falcon-H1, LFM2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MambaSpec(Sizes):
     dt_rank: int = 8
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "ssm.conv_kernel": self.d_conv,
             "ssm.inner_size": 2 * self.n_embd,
@@ -35,7 +35,7 @@ class MambaSpec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         inner = 2 * self.n_embd
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
@@ -70,7 +70,7 @@ class FalconH1Spec(Sizes):
         return 2 * self.n_embd
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
@@ -85,7 +85,7 @@ class FalconH1Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield output(self)
         yield norm("output_norm.weight", self.n_embd)
@@ -119,7 +119,7 @@ class Lfm2Spec(Sizes):
     d_conv: int = 3
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         heads = [self.n_head_kv if self._attends(layer) else 0 for layer in range(self.n_layer)]
         values: dict[str, Value] = {
             "attention.head_count_kv": heads,
@@ -129,7 +129,7 @@ class Lfm2Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield output(self)
         yield norm("token_embd_norm.weight", self.n_embd)  # the norm in front of the output, whatever its name says

@@ -1,4 +1,4 @@
-"""What every kind of model has in common, and the parts that most of them are made of."""
+"""The protocol of model specs, and the parts that most of them share."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import ClassVar, Literal, Protocol
 
 from paceline.testing.models.metadata import Value
 from paceline.testing.models.tensor import Tensor, bias, matrix, norm
-from paceline.testing.models.vocabulary import Vocabulary, byte_level
+from paceline.testing.models.vocabulary import SpecVocabulary, byte_level
 
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 POOLING_TYPES: dict[Pooling, int] = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
 class ModelSpec(Protocol):
-    """A kind of model with its sizes: says which metadata and which tensors a file of it has."""
+    """An architecture with its sizes: the metadata and tensors of a model file."""
 
     architecture: ClassVar[str]
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """Where the tokens come from."""
+    def vocabulary(self) -> SpecVocabulary:
+        """The vocabulary of the model."""
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of the architecture, without the vocabulary's."""
+        """Return the metadata of the architecture, without the vocabulary's."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor, in the order of the file."""
+        """Yield every tensor, in the order of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sizes:
     n_ff: int = 128
     n_ctx_train: int = 1024
     pooling: Pooling | None = None
-    vocabulary: Vocabulary = field(default_factory=byte_level)
+    vocabulary: SpecVocabulary = field(default_factory=byte_level)
 
     architecture: ClassVar[str]
 
@@ -51,7 +51,7 @@ class Sizes:
         return self.n_embd // self.n_head
 
     def common_metadata(self, *, rms: bool = True) -> dict[str, Value]:
-        """The keys that nearly every architecture has."""
+        """Return the metadata that nearly every architecture has."""
         values: dict[str, Value] = {
             "context_length": self.n_ctx_train,
             "embedding_length": self.n_embd,
@@ -67,7 +67,7 @@ class Sizes:
         return self.prefixed(values)
 
     def prefixed(self, values: dict[str, Value]) -> dict[str, Value]:
-        """The same values under keys of this architecture."""
+        """Return the values under keys of this architecture."""
         return {f"{self.architecture}.{key}": value for key, value in values.items()}
 
 
@@ -78,7 +78,7 @@ def embedding(size: Sizes, *, gain: float = 1.0) -> Tensor:
 
 
 def output(size: Sizes, *, gain: float = 3.0) -> Tensor:
-    """The output layer: logits of spread `gain`, but near zero for control tokens: a random text seldom ends itself."""
+    """Return the output layer: logits of spread `gain`, but near zero for control tokens: a random text seldom ends itself."""
     return matrix("output.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
 
 
@@ -113,7 +113,7 @@ def feed_forward(size: Sizes, block: str, *, gain: float = 1.5) -> Iterator[Tens
 
 
 def experts(size: Sizes, block: str, n_expert: int, n_ff: int, *, gain: float = 1.5) -> Iterator[Tensor]:
-    """A router and the stacked experts of one mixture-of-experts layer."""
+    """Yield a router and the stacked experts of one mixture-of-experts layer."""
     yield matrix(f"{block}.ffn_gate_inp.weight", n_expert, size.n_embd, gain=gain)
     yield matrix(f"{block}.ffn_gate_exps.weight", n_expert, n_ff, size.n_embd, gain=gain)
     yield matrix(f"{block}.ffn_up_exps.weight", n_expert, n_ff, size.n_embd, gain=gain)
@@ -121,6 +121,6 @@ def experts(size: Sizes, block: str, n_expert: int, n_ff: int, *, gain: float = 
 
 
 def norms(block: str, size: int, *names: str) -> Iterator[Tensor]:
-    """The scales of several normalisations of one block."""
+    """Yield the scales of several normalisations of one block."""
     for name in names:
         yield norm(f"{block}.{name}.weight", size)

@@ -37,29 +37,29 @@ class Tensor:
     quiet_rows: tuple[int, ...] = ()
 
     def stored_type(self, wanted: WeightType) -> WeightType:
-        """The type this tensor is stored in when the model is asked for in `wanted`."""
+        """Return the type this tensor is stored in, in a model of weights `wanted`."""
         if not self.matrix or (wanted == "Q8_0" and self.shape[-1] % _BLOCK):
             return "F32"
         return wanted
 
 
 def matrix(name: str, *shape: int, gain: float = 1.0, quiet_rows: tuple[int, ...] = ()) -> Tensor:
-    """A linear layer (out, in) or a stack of them; `gain` is the spread of its output for input of spread 1."""
+    """Return a linear layer (out, in) or a stack of them; `gain` is the spread of its output for input of spread 1."""
     return Tensor(name, shape, gain / shape[-1] ** 0.5, matrix=True, quiet_rows=quiet_rows)
 
 
 def norm(name: str, size: int, *, scale: float = 1.0) -> Tensor:
-    """The scale of a normalisation, about `scale`."""
+    """Return the scale of a normalisation, about `scale`."""
     return Tensor(name, (size,), 0.05, centre=scale)
 
 
 def bias(name: str, size: int, *, spread: float = 0.1, centre: float = 0.0) -> Tensor:
-    """A bias, or any other vector around `centre`."""
+    """Return a bias, or any other vector around `centre`."""
     return Tensor(name, (size,), spread, centre)
 
 
 def fill(tensor: Tensor, seed: int, stored: WeightType) -> npt.NDArray[np.generic]:
-    """The values of a tensor, a pure function of its name and `seed` (not of the order tensors are written in).
+    """Return the values of a tensor, a pure function of its name and `seed` (not of the order tensors are written in).
 
     Q8_0 comes as the bytes of its blocks: shape (..., bytes of a row), dtype uint8.
     """
@@ -74,7 +74,7 @@ def fill(tensor: Tensor, seed: int, stored: WeightType) -> npt.NDArray[np.generi
 
 
 def gguf_type(stored: WeightType) -> GGMLQuantizationType:
-    """The constant of the package `gguf` for a stored type."""
+    """Return the constant of the package `gguf` for a stored type."""
     from gguf import GGMLQuantizationType
 
     return GGMLQuantizationType[stored]

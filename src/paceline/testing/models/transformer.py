@@ -31,14 +31,14 @@ class LlamaSpec(Sizes):
     n_expert_used: int = 2
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {"rope.dimension_count": self.head_size, "rope.freq_base": 10000.0}
         if self.n_expert:
             values |= {"expert_count": self.n_expert, "expert_used_count": self.n_expert_used}
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -60,11 +60,11 @@ class Qwen2Spec(Sizes):
     tied: bool = False
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         return self.common_metadata() | self.prefixed({"rope.freq_base": 1000000.0})
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
         yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
         yield norm("output_norm.weight", self.n_embd)
@@ -87,7 +87,7 @@ class Qwen2MoeSpec(Sizes):
     n_ff_expert: int = 64
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "rope.freq_base": 1000000.0,
             "expert_count": self.n_expert,
@@ -98,7 +98,7 @@ class Qwen2MoeSpec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -122,7 +122,7 @@ class Gemma3Spec(Sizes):
     n_swa: int = 32
 
     def metadata(self) -> dict[str, Value]:
-        """The keys of this architecture."""
+        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
@@ -133,7 +133,7 @@ class Gemma3Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors of this architecture."""
+        """Yield the tensors of this architecture."""
         yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -146,7 +146,7 @@ class Gemma3Spec(Sizes):
 
 
 def qwen2_half_billion(vocabulary: str | Path) -> Qwen2Spec:
-    """The shape of Qwen 2.5 0.5B (494 M parameters, 0.5 GB as Q8_0) with its real vocabulary, to measure speed with.
+    """Return a spec with the shape of Qwen 2.5 0.5B (494 M parameters, 0.5 GB as Q8_0) and its vocabulary, for benchmarks.
 
     `vocabulary` is `models/ggml-vocab-qwen2.gguf` of a llama.cpp source tree.
     """

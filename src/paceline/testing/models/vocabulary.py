@@ -1,4 +1,4 @@
-"""Vocabularies for random models: four sources, one noun."""
+"""Vocabularies for random models, from four sources."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PAIRS = ("t h", "h e", "th e", "i n", "e r", "a n", "r e", "o n", "an d", "in g
 
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """How many tokens there are, which of them are control tokens, and the `tokenizer.*` metadata that says the rest.
+class SpecVocabulary:
+    """The number of tokens, the control tokens among them, and the `tokenizer.*` metadata.
 
-    Each source answers with the same object every time, so specs with it can be compared and used as keys.
+    Each source returns the same object every time, so specs with it can be compared and used as keys.
     """
 
     size: int
@@ -29,8 +29,8 @@ class Vocabulary:
 
 
 @lru_cache
-def byte_level() -> Vocabulary:
-    """Byte-level BPE of 299 tokens: id b < 256 is the byte b, then merges of common English pairs, then `SPECIALS`.
+def byte_level() -> SpecVocabulary:
+    """Return byte-level BPE of 299 tokens: id b < 256 is the byte b, then merges of common English pairs, then `SPECIALS`.
 
     Begins a sequence with `<|bos|>`, ends it with `<|eos|>` or `<|im_end|>`, has tokens to fill in the middle.
     """
@@ -45,12 +45,12 @@ def byte_level() -> Vocabulary:
         "tokenizer.ggml.eos_token_id": ids["<|eos|>"],
         "tokenizer.ggml.add_bos_token": True,
     }
-    return Vocabulary(len(tokens), tuple(ids.values()), tuple(metadata.items()))
+    return SpecVocabulary(len(tokens), tuple(ids.values()), tuple(metadata.items()))
 
 
 @lru_cache
-def numbered(size: int = 300) -> Vocabulary:
-    """Tokens whose text is their id: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
+def numbered(size: int = 300) -> SpecVocabulary:
+    """Return tokens whose text is their id: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
 
     The last token ends a sequence. Nothing is added in front of a prompt, and `"<7><12>"` is a prompt of two tokens.
     """
@@ -61,12 +61,12 @@ def numbered(size: int = 300) -> Vocabulary:
         "tokenizer.ggml.eos_token_id": size - 1,
         "tokenizer.ggml.add_bos_token": False,
     }
-    return Vocabulary(size, (size - 1,), tuple(metadata.items()))
+    return SpecVocabulary(size, (size - 1,), tuple(metadata.items()))
 
 
 @lru_cache
-def word_pieces() -> Vocabulary:
-    """WordPiece as BERT has it, lower case: letters, digits and punctuation, and some words."""
+def word_pieces() -> SpecVocabulary:
+    """Return WordPiece as in BERT, lower case: letters, digits and punctuation, and some words."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     words = (
         "the",
@@ -104,12 +104,12 @@ def word_pieces() -> Vocabulary:
         "tokenizer.ggml.seperator_token_id": 3,
         "tokenizer.ggml.mask_token_id": 4,
     }
-    return Vocabulary(len(tokens), control, tuple(metadata.items()))
+    return SpecVocabulary(len(tokens), control, tuple(metadata.items()))
 
 
 @lru_cache
-def copied(path: str | Path) -> Vocabulary:
-    """The vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
+def copied(path: str | Path) -> SpecVocabulary:
+    """Return the vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
     from paceline.runtime.gguf_file import read_gguf
 
     found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
@@ -119,7 +119,7 @@ def copied(path: str | Path) -> Vocabulary:
     )
     types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []
     control = tuple(token for token, kind in enumerate(types) if kind == _CONTROL)
-    return Vocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)
+    return SpecVocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)
 
 
 def _bpe(tokens: list[str], types: list[int], *, merges: list[str]) -> dict[str, Value]:
@@ -133,7 +133,7 @@ def _bpe(tokens: list[str], types: list[int], *, merges: list[str]) -> dict[str,
 
 
 def _visible(byte: int) -> str:
-    """The character that stands for a byte in a byte-level vocabulary: itself if it prints, else one from 256 on."""
+    """Return the character that stands for a byte in a byte-level vocabulary: itself if it prints, else one from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in printable:
         return chr(byte)

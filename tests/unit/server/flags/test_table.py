@@ -1,4 +1,4 @@
-"""The table of flags: complete, without doubles, and each row leads somewhere."""
+"""The table of flags: complete, without duplicates, and each row has an effect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import paceline.server
 from paceline.config import CONFIG_NAMES
 from paceline.errors import InvalidParams
 from paceline.params import FIELDS
-from paceline.server.flags.flag import SWITCH, Flag, Ignored, Prints, ReadsConfig, Refused, Same, Sets
+from paceline.server.flags.flag import SWITCH, Flag, Ignore, NoOp, Print, ReadConfig, Reject, Store
 from paceline.server.flags.page import markdown
 from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[4] / "docs" / "guide" / "flags.md"
 SERVER = Path(paceline.server.__file__).parent
-SETTING = [flag for flag in FLAGS if isinstance(flag.fate, Sets)]
+SETTING = [flag for flag in FLAGS if isinstance(flag.action, Store)]
 
 
 def _name(value: Any) -> str:
@@ -55,27 +55,27 @@ def test_no_name_and_no_variable_belongs_to_two_flags() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=_name)
-def test_every_flag_has_a_fate_and_a_sentence(flag: Flag) -> None:
+def test_every_flag_has_an_action_and_a_sentence(flag: Flag) -> None:
     """Help ends with a full stop; reasons and ways out are put into sentences and do not."""
     assert flag.text.endswith(".") and flag.text[0].isupper()
-    for fate in (flag.fate, *flag.but.values()):
-        match fate:
-            case Ignored(text) | Refused(text):
+    for action in (flag.action, *flag.actions.values()):
+        match action:
+            case Ignore(text) | Reject(text):
                 assert text and text == text.strip() and not text.endswith(".")
-            case Sets(targets, _):
-                assert targets
-            case Same() | Prints() | ReadsConfig():
+            case Store() as store:
+                assert store.targets
+            case NoOp() | Print() | ReadConfig():
                 pass
 
 
 def test_every_flag_that_sets_something_has_an_example() -> None:
-    """So that the next test leaves none out."""
+    """The next test covers all of them."""
     assert sorted(EXAMPLES) == sorted(flag.long_name for flag in SETTING)
 
 
 @pytest.mark.parametrize("flag", SETTING, ids=_name)
 def test_a_flag_arrives_in_the_settings(flag: Flag) -> None:
-    """With each of its names, what it says is set, and comes from it."""
+    """With each of its names, its value is stored."""
     words, expected = EXAMPLES[flag.long_name]
     for name in flag.names:
         found = resolved(name, *words)
@@ -85,8 +85,8 @@ def test_a_flag_arrives_in_the_settings(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in SETTING if flag.own_envs], ids=_name)
-def test_a_variable_says_the_same_as_the_flag(flag: Flag) -> None:
-    """llama-server's variable and each that follows from a long name; switches say on."""
+def test_a_variable_means_the_same_as_the_flag(flag: Flag) -> None:
+    """llama-server's variable and each made of a long name; a switch's value is on."""
     words, expected = EXAMPLES[flag.long_name]
     value, others = (words[0], words[1:]) if flag.metavar != SWITCH else ("on", words)
     for name in (*flag.own_envs, *filter(None, [flag.env])):
@@ -112,7 +112,7 @@ def test_every_setting_of_the_server_has_a_flag_and_a_variable(field: str) -> No
     """Nothing can be set in code alone."""
     if field in ("engine_options", "sampling"):
         return
-    flags = [flag for flag in SETTING if isinstance(flag.fate, Sets) and f"server.{field}" in flag.fate.targets]
+    flags = [flag for flag in SETTING if isinstance(flag.action, Store) and f"server.{field}" in flag.action.targets]
     assert flags and all(flag.own_envs for flag in flags)
 
 
@@ -120,13 +120,13 @@ def test_every_setting_of_the_server_has_a_flag_and_a_variable(field: str) -> No
 def test_every_setting_of_the_server_is_read_by_something(field: str) -> None:
     """By its name, in the server beside the flags or in the command that starts it."""
     sources = [path for path in SERVER.rglob("*.py") if "flags" not in path.parts and path.name != "settings.py"]
-    sources.append(SERVER.parent / "cli" / "server_log.py")
+    sources.append(SERVER.parent / "cli" / "serve.py")
     assert any(re.search(rf"(settings|config)\.{field}\b", path.read_text(encoding="utf-8")) for path in sources)
 
 
 def test_every_option_of_the_engine_has_a_flag() -> None:
     """Those of EngineConfig, all of them."""
-    targets = {target for flag in SETTING if isinstance(flag.fate, Sets) for target in flag.fate.targets}
+    targets = {target for flag in SETTING if isinstance(flag.action, Store) for target in flag.action.targets}
     assert {f"engine.{name}" for name in CONFIG_NAMES} <= targets
 
 
@@ -134,31 +134,35 @@ def test_no_flag_sets_what_is_no_setting() -> None:
     """Targets are fields that exist; the engine's other options are tested where the core is."""
     fields = {field.name for field in dataclasses.fields(ServerSettings)}
     for flag in SETTING:
-        assert isinstance(flag.fate, Sets)
-        for place, _, name in (target.partition(".") for target in flag.fate.targets):
+        assert isinstance(flag.action, Store)
+        for place, _, name in (target.partition(".") for target in flag.action.targets):
             assert place in ("engine", "aside") or name in {"server": fields, "sampling": set(FIELDS)}[place]
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.fate, Refused)], ids=_name)
-def test_what_is_refused_says_the_flag_and_the_way_out(flag: Flag) -> None:
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.action, Reject)], ids=_name)
+def test_a_rejected_flag_raises_its_name_and_the_way_out(flag: Flag) -> None:
     """In one line, however it is given."""
-    assert isinstance(flag.fate, Refused)
+    assert isinstance(flag.action, Reject)
     value = "9" if flag.long_name not in ("--reasoning-format", "--spec-type") else "deepseek"
     words = [value] * len(flag.metavar.split())
     with pytest.raises(InvalidParams) as error:
         resolved(flag.names[0], *words)
-    assert flag.names[0] in str(error.value) and flag.fate.way_out in str(error.value) and "\n" not in str(error.value)
+    assert (
+        flag.names[0] in str(error.value) and flag.action.way_out in str(error.value) and "\n" not in str(error.value)
+    )
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.fate, Ignored)], ids=_name)
-def test_what_is_ignored_gives_one_note_that_says_why(flag: Flag) -> None:
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.action, Ignore)], ids=_name)
+def test_an_ignored_flag_gives_one_note_with_the_reason(flag: Flag) -> None:
     """And changes nothing."""
-    assert isinstance(flag.fate, Ignored)
+    assert isinstance(flag.action, Ignore)
     value = {"--fit": "off", "--lazy-mode": "on", "--log-colors": "on"}.get(flag.long_name, "9")
     words = [] if flag.metavar == SWITCH else [value]
     name = flag.names[0]
     found = resolved(name, *words)
-    assert [note for note in found.notes if flag.fate.why in note and note.startswith(name)] == list(found.notes) != []
+    assert (
+        [note for note in found.notes if flag.action.why in note and note.startswith(name)] == list(found.notes) != []
+    )
     assert found.settings == resolved().settings
 
 
@@ -179,7 +183,7 @@ def test_what_is_ignored_gives_one_note_that_says_why(flag: Flag) -> None:
         ["--n-cpu-moe", "0"],
     ],
 )
-def test_what_asks_for_the_usual_is_taken_in_silence(words: list[str]) -> None:
+def test_a_no_op_gives_no_note(words: list[str]) -> None:
     """No note where nothing differs."""
     assert resolved(*words).notes == ()
 
@@ -189,6 +193,6 @@ def test_every_variable_is_in_capitals() -> None:
     assert all(name.isidentifier() and name == name.upper() for name in ENV_NAMES)
 
 
-def test_the_page_is_what_the_table_says() -> None:
-    """docs/guide/flags.md is made by: python -m paceline.server.flags.page > docs/guide/flags.md."""
+def test_the_page_is_generated_from_the_table() -> None:
+    """docs/guide/flags.md is generated by: python -m paceline.server.flags.page > docs/guide/flags.md."""
     assert PAGE.read_text(encoding="utf-8") == markdown()

@@ -43,6 +43,12 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
     assert (body.n_predict, body.temperature, body.seed) == (12, 1.0, -1)
 
 
+def test_a_field_that_is_not_supported_yet_says_so() -> None:
+    """The page of the API does not offer `regex` as something that works."""
+    fields = CompletionBody.model_json_schema()["properties"]
+    assert fields["regex"]["description"].startswith("Reserved: refused")
+
+
 def test_null_is_as_good_as_absent() -> None:
     """For every field, and nothing is said to be ignored."""
     names = [*CompletionBody.model_fields, "unheard_of"]

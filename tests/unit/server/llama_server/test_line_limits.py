@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from paceline.params import SamplingParams
-from paceline.server.generating import Batch, collected
-from paceline.server.llama_server.limited import LimitedGeneration
-from paceline.server.llama_server.line_limits import LineLimits, LineWatch
-from paceline.server.problems import ClientGone
+from paceline.server.api_errors import ClientDisconnected
+from paceline.server.llama_server.line_limits import LineLimitedSource, LineLimiter, LineLimits
+from paceline.server.running_request import ChunkBatch, collect
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
 
 def kept(limits: LineLimits, *texts: str, times: list[float] | None = None) -> tuple[str, bool]:
     """What an answer that comes in these pieces keeps, and whether it is over."""
     clock = iter(times or [0.0] * len(texts))
-    watch = LineWatch(limits, lambda: next(clock))
+    watch = LineLimiter(limits, lambda: next(clock))
     return "".join([watch.take(text) for text in texts]), watch.is_over
 
 
@@ -54,10 +53,10 @@ class Played:
     heartbeat_s = 1.0
     prompts = ((1,),)
 
-    def __init__(self, *chunks: StreamChunk, is_abandoned: bool = False) -> None:
-        self._chunks, self.is_abandoned, self.num_cancels = chunks, is_abandoned, 0
+    def __init__(self, *chunks: StreamChunk, is_disconnected: bool = False) -> None:
+        self._chunks, self.is_disconnected, self.num_cancels = chunks, is_disconnected, 0
 
-    async def batches(self) -> AsyncIterator[Batch]:
+    async def batches(self) -> AsyncIterator[ChunkBatch]:
         for chunk in self._chunks:
             yield [(0, chunk)]
 
@@ -65,9 +64,9 @@ class Played:
         self.num_cancels += 1
 
 
-def limited(played: Any, n: int = 1) -> LimitedGeneration:
+def limited(played: Any, n: int = 1) -> LineLimitedSource:
     """It, with lines of two blanks at least."""
-    return LimitedGeneration(played, LineLimits(min_indent=2), lambda: 0.0, SamplingParams(n=n))
+    return LineLimitedSource(played, LineLimits(min_indent=2), lambda: 0.0, SamplingParams(n=n))
 
 
 def test_an_answer_that_is_over_ends_with_length_and_computes_no_more() -> None:
@@ -79,7 +78,7 @@ def test_an_answer_that_is_over_ends_with_length_and_computes_no_more() -> None:
             index=2, token_ids=(3,), text="d", finish_reason=FinishReason.CANCELLED, usage=Usage(prompt_tokens=1)
         ),
     )
-    (completion,) = asyncio.run(collected(limited(played), SamplingParams()))
+    (completion,) = asyncio.run(collect(limited(played), SamplingParams()))
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("a\n", (1,), FinishReason.LENGTH)
     assert completion.usage.prompt_tokens == 1
     assert played.num_cancels == 1
@@ -93,7 +92,7 @@ def test_one_choice_that_is_over_leaves_the_others_running() -> None:
     assert played.num_cancels == 0
 
 
-async def drained(generation: LimitedGeneration) -> None:
+async def drained(generation: LineLimitedSource) -> None:
     """Reads it to its end."""
     async for _ in generation.batches():
         pass
@@ -103,6 +102,6 @@ def test_a_failure_and_a_hang_up_stay_what_they_are() -> None:
     """Neither is an answer."""
     failed = Played(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=None, usage=Usage()))
     with pytest.raises(Exception, match="failed"):
-        asyncio.run(collected(limited(failed), SamplingParams()))
-    with pytest.raises(ClientGone):
-        asyncio.run(collected(limited(Played(is_abandoned=True)), SamplingParams()))
+        asyncio.run(collect(limited(failed), SamplingParams()))
+    with pytest.raises(ClientDisconnected):
+        asyncio.run(collect(limited(Played(is_disconnected=True)), SamplingParams()))

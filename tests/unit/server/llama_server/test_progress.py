@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
-from paceline.server.generating import Batch
-from paceline.server.llama_server.progress import ProgressChunk, ProgressingGeneration
+from paceline.server.llama_server.progress import ProgressChunk, ProgressSource
+from paceline.server.running_request import ChunkBatch
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
-MINE = SlotView(id=1, key=1, request_id="mine", num_prompt=10, num_cached=2, num_computed=6)
-OTHERS = SlotView(id=0, key=2, request_id="other", num_prompt=10, num_cached=9, num_computed=9)
+MINE = SlotView(
+    id=1, key=1, request_id="mine", num_prompt_tokens=10, num_cached=2, num_computed_tokens=6, running_s=0.5
+)
+SAME_ID = SlotView(id=2, key=3, request_id="mine", num_prompt_tokens=99, num_cached=90, num_computed_tokens=90)
+OTHERS = SlotView(id=0, key=2, request_id="other", num_prompt_tokens=10, num_cached=9, num_computed_tokens=9)
 
 
 class Slow:
@@ -27,7 +30,7 @@ class Slow:
         self.is_closed = False
         self._chunks = chunks
 
-    async def batches(self) -> AsyncIterator[Batch]:
+    async def batches(self) -> AsyncIterator[ChunkBatch]:
         try:
             await self.begin.wait()
             for chunk in self._chunks:
@@ -37,16 +40,16 @@ class Slow:
 
 
 async def told(slow: Any, *looks: list[SlotView]) -> list[StreamChunk]:
-    """The chunks that a reader gets; the generation begins after the last of the looks."""
+    """The chunks that a reader gets; the generation begins after the last of the looks, which then stays as it is."""
     left = list(looks)
 
     async def look() -> SlotsSnapshot:
-        slots = left.pop(0) if left else [OTHERS, MINE]
-        if not left:
+        slots = left.pop(0) if len(left) > 1 else left[0]
+        if len(left) == 1:
             slow.begin.set()
         return SlotsSnapshot(tuple(slots), 0)
 
-    generation = ProgressingGeneration(slow, look, "mine", interval_s=0)
+    generation = ProgressSource(slow, look, "mine", lambda: 100.0, interval_s=0)
     return [chunk async for batch in generation.batches() for _, chunk in batch]
 
 
@@ -55,18 +58,34 @@ def shown(chunks: list[StreamChunk]) -> list[Any]:
     return [(one.cache, one.processed) if isinstance(one, ProgressChunk) else one.text for one in chunks]
 
 
-def test_progress_is_told_until_the_first_chunk_and_then_its_end() -> None:
-    """A request that waits for a slot has none to tell of."""
+def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
+    """A request that waits for a slot has none, and each chunk has more of the prompt than the one before."""
     slow = Slow(StreamChunk(index=0, text="a"), StreamChunk(index=1, text="b"))
-    chunks = asyncio.run(told(slow, [OTHERS], [OTHERS, MINE]))
-    assert shown(chunks) in ([(2, 6), (2, 10), "a", "b"], [(2, 6), (2, 6), (2, 10), "a", "b"])
+    chunks = asyncio.run(told(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
+    assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a", "b"]
+    assert [one.elapsed_s for one in chunks if isinstance(one, ProgressChunk)] == [0.0, 0.5, 0.5]
 
 
-def test_an_answer_that_is_over_at_once_tells_what_it_took() -> None:
-    """Its slot is somebody else's by then."""
-    slow = Slow(StreamChunk(index=0, text="a", finish_reason=FinishReason.END, usage=Usage(cached_tokens=4)))
-    chunks = asyncio.run(told(slow, [OTHERS]))
-    assert shown(chunks)[-2:] == [(4, 10), "a"]
+def test_the_whole_prompt_is_reported_once() -> None:
+    """Also where a look finds it computed before the first chunk is read."""
+    computed = SlotView(id=1, key=1, request_id="mine", num_prompt_tokens=10, num_cached=2, num_computed_tokens=11)
+    chunks = asyncio.run(told(Slow(StreamChunk(index=0, text="a")), [computed]))
+    assert shown(chunks) == [(2, 2), (2, 10), "a"]
+
+
+def test_an_answer_that_is_over_at_once_reports_what_it_took() -> None:
+    """Its slot belongs to another request by then; its end says what was cached, at once or with a later chunk."""
+    end = StreamChunk(index=0, text="b", finish_reason=FinishReason.END, usage=Usage(cached_tokens=4, prefill_s=0.25))
+    for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):
+        found = asyncio.run(told(Slow(*chunks), [OTHERS]))
+        assert shown(found) == [(4, 4), (4, 10), *texts]
+        assert [one.elapsed_s for one in found if isinstance(one, ProgressChunk)] == [0.0, 0.25]
+
+
+def test_a_stream_that_breaks_off_before_its_slot_was_seen_has_no_progress() -> None:
+    """Its chunks come all the same."""
+    assert shown(asyncio.run(told(Slow(StreamChunk(index=0, text="a")), [OTHERS]))) == ["a"]
+    assert asyncio.run(told(Slow(), [OTHERS])) == []
 
 
 def test_a_reader_that_leaves_leaves_nothing_running() -> None:
@@ -76,9 +95,10 @@ def test_a_reader_that_leaves_leaves_nothing_running() -> None:
         slow = Slow()
 
         async def look() -> SlotsSnapshot:
+            await asyncio.sleep(0)  # so that reading has begun
             return SlotsSnapshot((MINE,), 0)
 
-        batches = ProgressingGeneration(slow, look, "mine", interval_s=0).batches()  # type: ignore[arg-type]
+        batches = ProgressSource(slow, look, "mine", lambda: 0.0, interval_s=0).batches()  # type: ignore[arg-type]
         await anext(batches)
         await batches.aclose()  # type: ignore[attr-defined]
         return slow
@@ -93,7 +113,8 @@ def test_a_look_that_fails_fails_the_reading() -> None:
         raise RuntimeError("no slots")
 
     async def read() -> None:
-        async for _ in ProgressingGeneration(Slow(), fail, "mine", interval_s=0).batches():  # type: ignore[arg-type]
+        generation = ProgressSource(Slow(), fail, "mine", lambda: 0.0, interval_s=0)  # type: ignore[arg-type]
+        async for _ in generation.batches():
             pass
 
     with pytest.raises(RuntimeError, match="no slots"):

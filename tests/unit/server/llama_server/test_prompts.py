@@ -9,8 +9,8 @@ from tests.unit.server.llama_server.letters import BOS, letters
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupported
 from paceline.server.llama_server.bodies import InfillBody
-from paceline.server.llama_server.infill import Room, infill_ids
-from paceline.server.llama_server.prompts import all_prompts
+from paceline.server.llama_server.infill import PromptLimits, infill_prompt
+from paceline.server.prompt_inputs import tokenize_prompts
 
 A, B, C = 97, 98, 99
 
@@ -31,7 +31,7 @@ A, B, C = 97, 98, 99
 )
 def test_a_prompt_has_many_shapes(given: Any, wanted: list[list[int]]) -> None:
     """A list with a number in it is one prompt, any other several; only a text that comes first is begun."""
-    assert all_prompts(letters(), "prompt", given) == wanted
+    assert tokenize_prompts(letters(), "prompt", given) == wanted
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_a_prompt_has_many_shapes(given: Any, wanted: list[list[int]]) -> None:
 def test_anything_else_is_refused_by_name(given: Any) -> None:
     """With the name of the field in front."""
     with pytest.raises(RequestError, match="prompt"):
-        all_prompts(letters(), "prompt", given)
+        tokenize_prompts(letters(), "prompt", given)
 
 
 def test_images_are_refused_as_what_this_model_cannot() -> None:
     """And not taken for text."""
     with pytest.raises(Unsupported, match="multimodal"):
-        all_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
+        tokenize_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
 
 
 def gap(fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, **fields: Any) -> list[int]:
     """The prompt of a gap between "aa" and "cc"."""
     body = InfillBody.model_validate({"input_prefix": "aa", "input_suffix": "cc", **fields})
-    return infill_ids(body, letters(**fim), Room(n_batch=n_batch, n_ctx=n_ctx))
+    return infill_prompt(body, letters(**fim), PromptLimits(n_batch=n_batch, n_ctx=n_ctx))
 
 
 FIM = {"prefix": 1, "suffix": 2, "middle": 3}
@@ -66,7 +66,7 @@ def test_a_gap_lies_between_its_tokens() -> None:
 def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
     """What begins the answer stays with the prefix."""
     body = InfillBody(input_prefix="aa", input_suffix="cc", prompt="b")
-    ids = infill_ids(body, letters(**FIM), Room(n_batch=100, n_ctx=1000), suffix_first=True)
+    ids = infill_prompt(body, letters(**FIM), PromptLimits(n_batch=100, n_ctx=1000), suffix_first=True)
     assert ids == [BOS, 2, C, C, 1, A, A, B, 3]
 
 

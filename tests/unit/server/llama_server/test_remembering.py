@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.params import SamplingParams
-from paceline.server.llama_server.asking import RANDOM_SEED
-from paceline.server.llama_server.biases import NEVER
-from paceline.server.llama_server.norms import normalised
-from paceline.server.llama_server.settings_shown import brief_settings, full_settings
-from paceline.server.llama_server.state import Adapters
-from paceline.server.llama_server.virtual_slots import Held, VirtualSlots
+from paceline.server.llama_server.generation_settings import brief_settings, full_settings
+from paceline.server.llama_server.sampling_fields import BANNED_BIAS, RANDOM_SEED
+from paceline.server.llama_server.state import Adapters, SlotContent, VirtualSlots
+from paceline.server.llama_server.vector_routes import normalize_as
 
 
 def test_a_request_that_does_not_say_runs_under_the_number_longest_unused() -> None:
@@ -31,13 +29,13 @@ def test_a_number_holds_what_ran_last_for_each_tenant_alone() -> None:
     """What left nothing changes nothing."""
     slots = VirtualSlots(2)
     slots.begin("a", 1)
-    slots.end("a", 1, Held((1, 2)))
+    slots.end("a", 1, SlotContent((1, 2)))
     slots.begin("a", 1)
     slots.end("a", 1, None)
     assert slots.held("a", 1).token_ids == (1, 2)
     assert slots.held("b", 1).token_ids == slots.held("a", 0).token_ids == ()
     slots.put("a", 1)
-    assert slots.held("a", 1) == Held()
+    assert slots.held("a", 1) == SlotContent()
 
 
 @pytest.mark.parametrize(
@@ -46,19 +44,21 @@ def test_a_number_holds_what_ran_last_for_each_tenant_alone() -> None:
 )
 def test_vectors_have_llama_servers_norms(kind: int, wanted: list[float]) -> None:
     """None, largest component, sum, length, and higher powers without overflow."""
-    assert normalised(np.array([3, -4], dtype=np.float32), kind) == pytest.approx(wanted)
+    assert normalize_as(np.array([3, -4], dtype=np.float32), kind) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("kind", [-1, 0, 1, 2, 7])
 def test_a_vector_of_nothing_stays_one(kind: int) -> None:
     """And is not divided by nothing."""
-    assert normalised(np.zeros(3, dtype=np.float32), kind).tolist() == [0, 0, 0]
+    assert normalize_as(np.zeros(3, dtype=np.float32), kind).tolist() == [0, 0, 0]
 
 
 def test_settings_are_shown_under_llama_servers_names() -> None:
     """No limit of tokens is -1, a drawn seed is the largest one, and what never comes has null for a bias."""
-    params = SamplingParams(max_tokens=None, ignore_eos=True, logit_bias={5: 1.5, 6: NEVER}, penalty_last_n=9, stop="x")
-    shown = full_settings(params, (8, 7), stream=True, told={"lora": [{"id": 0, "scale": 1.0}]})
+    params = SamplingParams(
+        max_tokens=None, ignore_eos=True, logit_bias={5: 1.5, 6: BANNED_BIAS}, penalty_last_n=9, stop="x"
+    )
+    shown = full_settings(params, (8, 7), stream=True, others={"lora": [{"id": 0, "scale": 1.0}]})
     assert (shown["n_predict"], shown["max_tokens"], shown["seed"], shown["repeat_last_n"]) == (-1, -1, RANDOM_SEED, 9)
     assert shown["logit_bias"] == [
         {"bias": 1.5, "token": 5}, {"bias": None, "token": 6}, {"bias": None, "token": 7}, {"bias": None, "token": 8},
@@ -72,10 +72,10 @@ def test_settings_are_shown_under_llama_servers_names() -> None:
 def test_grammars_and_schemas_are_shown() -> None:
     """A schema as it is, beside an empty grammar."""
     lazy = SamplingParams(grammar="root ::= x", grammar_lazy=True, grammar_triggers=("a", 3))
-    shown = full_settings(lazy, (), stream=False, told={})
+    shown = full_settings(lazy, (), stream=False, others={})
     assert shown["grammar_triggers"] == [{"type": 1, "value": "a"}, {"type": 0, "value": "", "token": 3}]
     assert "json_schema" not in shown
-    shown = full_settings(SamplingParams(json_schema={"type": "object"}), (), stream=False, told={})
+    shown = full_settings(SamplingParams(json_schema={"type": "object"}), (), stream=False, others={})
     assert (shown["grammar"], shown["json_schema"]) == ("", {"type": "object"})
 
 

@@ -1,0 +1,121 @@
+// Vectors of floats as wide as the processor's registers, and the few functions of them that attention needs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+namespace paceline::attention {
+
+#if defined(__AVX512F__)
+inline constexpr int num_lanes = 16;
+#elif defined(__AVX__)
+inline constexpr int num_lanes = 8;
+#else
+inline constexpr int num_lanes = 4;
+#endif
+
+typedef float SimdVec __attribute__((vector_size(num_lanes * sizeof(float))));
+typedef int32_t SimdIntVec __attribute__((vector_size(num_lanes * sizeof(int32_t))));
+
+inline SimdVec load(const float * from) {
+    SimdVec lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+inline void store(float * to, SimdVec lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+
+inline SimdVec broadcast(float value) { return value - SimdVec{}; } // not a sum: that would turn -0 into 0, and so be computed
+
+inline SimdVec max_of(SimdVec one, SimdVec other) { return one > other ? one : other; }
+
+inline bool any(SimdIntVec condition) {
+    int32_t bits = 0;
+    for (int lane = 0; lane < num_lanes; ++lane) {
+        bits |= condition[lane];
+    }
+    return bits != 0;
+}
+
+// 2^x for x <= 0, to 2e-7 of the value; 0 below -126, where a float has fewer digits, and for minus infinity. NaN stays NaN.
+inline SimdVec exp2_of_negative(SimdVec x) {
+    const SimdVec bounded = max_of(x, broadcast(-126.0f));
+    const SimdVec shifter = broadcast(12582912.0f); // 1.5 * 2^23: what is added to it is rounded to whole numbers
+    const SimdVec whole   = (bounded + shifter) - shifter;
+    const SimdVec rest    = bounded - whole; // within a half
+    SimdVec power         = broadcast(1.5403530e-4f); // Taylor: ln(2)^k / k!
+    for (const float factor : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f}) {
+        power = power * rest + factor;
+    }
+    const SimdIntVec exponent = (__builtin_convertvector(whole, SimdIntVec) + 127) << 23;
+    SimdVec scale;
+    std::memcpy(&scale, &exponent, sizeof scale);
+    return x < broadcast(-126.0f) ? SimdVec{} : x == x ? power * scale : x;
+}
+
+// C[m][r] = (or +=) the sum over k of A[m][k] * B[k][r], for num_m rows of A and num_vectors vectors of columns r.
+struct Product {
+    const float * a; // A[m][k] at a[m * a_row + k * a_step]
+    ptrdiff_t a_row, a_step;
+    const float * b; // B[k][r] at b[k * width + r]
+    float * c;       // C[m][r] at c[m * width + r]
+    ptrdiff_t width;
+    int depth;       // of the sum
+    bool adds;       // to what C holds
+};
+
+template <int num_m, int num_vectors> inline void multiply_block(const Product & product, int m, int column) {
+    const float * a = product.a + m * product.a_row;
+    const float * b = product.b + column;
+    float * c       = product.c + m * product.width + column;
+    SimdVec sums[num_m][num_vectors];
+    for (int i = 0; i < num_m; ++i) {
+        for (int j = 0; j < num_vectors; ++j) {
+            sums[i][j] = product.adds ? load(c + i * product.width + j * num_lanes) : SimdVec{};
+        }
+    }
+    for (int k = 0; k < product.depth; ++k) {
+        SimdVec columns[num_vectors];
+        for (int j = 0; j < num_vectors; ++j) {
+            columns[j] = load(b + k * product.width + j * num_lanes);
+        }
+        for (int i = 0; i < num_m; ++i) {
+            const SimdVec factor = broadcast(a[i * product.a_row + k * product.a_step]);
+            for (int j = 0; j < num_vectors; ++j) {
+                sums[i][j] += factor * columns[j];
+            }
+        }
+    }
+    for (int i = 0; i < num_m; ++i) {
+        for (int j = 0; j < num_vectors; ++j) {
+            store(c + i * product.width + j * num_lanes, sums[i][j]);
+        }
+    }
+}
+
+template <int num_vectors> inline void multiply_columns(const Product & product, int num_m, int column) {
+    constexpr int block = num_vectors > 1 ? 4 : 8; // sums that are enough to keep the units busy, and fit the registers
+    int m = 0;
+    for (; m + block <= num_m; m += block) {
+        multiply_block<block, num_vectors>(product, m, column);
+    }
+    for (; m < num_m; ++m) {
+        multiply_block<1, num_vectors>(product, m, column);
+    }
+}
+
+// Each element is computed by the same operations in the same order, whatever is computed beside it.
+inline void multiply(const Product & product, int num_m, int first_vector, int num_vectors) {
+    constexpr int widest = num_lanes == 8 ? 3 : 4; // AVX has half as many registers
+    int vector = first_vector;
+    for (; vector + widest <= first_vector + num_vectors; vector += widest) {
+        multiply_columns<widest>(product, num_m, vector * num_lanes);
+    }
+    for (; vector < first_vector + num_vectors; ++vector) {
+        multiply_columns<1>(product, num_m, vector * num_lanes);
+    }
+}
+
+} // namespace paceline::attention

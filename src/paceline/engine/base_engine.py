@@ -1,0 +1,154 @@
+"""What the engines of this machine share behind `EngineClient`: preparing, accepting, embedding, closing. Any thread may call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.engine.engine_thread import EngineThread
+from paceline.engine.inbox import Inbox
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.pairs import all_pairs
+from paceline.engine.prompts import Prompt, embedding_texts
+from paceline.engine.text_requests import TextRequests, embeddable
+from paceline.errors import EngineStopped
+from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.metrics import Metrics
+from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import Model, Tokenizer
+from paceline.scheduling.clock import Clock
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.streaming import StreamChannel
+
+
+class BaseEngine(ABC):
+    """An `EngineClient` with an inbox, an output router and one thread; subclasses say where the passes run."""
+
+    model: Model
+    tokenizer: Tokenizer
+    config: EngineConfig
+    limits: Limits
+    metrics: Metrics
+    sampling_defaults: SamplingParams
+    _clock: Clock
+    _inbox: Inbox
+    _router: OutputRouter
+    _text_requests: TextRequests
+    _thread: EngineThread
+
+    # ---- requests
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """See `EngineClient`."""
+        self._check_usable()
+        return self._text_requests.prepare(prompt, params, options)
+
+    def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
+        """See `EngineClient`."""
+        request.submitted_s = self._clock.now()
+        return self._router.submit(request, request_index, channel)
+
+    def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+        """See `EngineClient`."""
+        return self._embed_ids(self.embeddable(texts, options), pooling, options)
+
+    def embeddable(self, texts: Sequence[Prompt], options: RequestOptions) -> list[list[int]]:
+        """See `EngineClient`."""
+        ids = embedding_texts(texts, self.tokenizer, options)
+        return embeddable(ids, options, self.limits.max_embedding_tokens, self.tokenizer.special_tokens)
+
+    def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
+        """See `EngineClient`."""
+        return all_pairs(self.model, query, documents, self.limits.max_embedding_tokens, options.truncate)
+
+    def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
+        """See `EngineClient`."""
+        return self._embed_ids(self.pairs(query, documents, options), "rank", options)
+
+    def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+        self._check_usable()
+        if not ids:
+            done: Future[list[Any]] = Future()
+            done.set_result([])
+            return done
+        request = EmbeddingRequest(
+            key=self._inbox.next_key(),
+            texts=ids,
+            pooling=self._checked_pooling(ids, pooling),
+            options=options,
+            submitted_s=self._clock.now(),
+        )
+        return self._router.submit_embedding(request)
+
+    @abstractmethod
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:
+        """Return the way of pooling for these texts; raises what can be said here to be wrong with it or them."""
+
+    # ---- prefixes in files
+
+    @abstractmethod
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """See `EngineClient`."""
+
+    @abstractmethod
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """See `EngineClient`."""
+
+    @abstractmethod
+    def erase_prefix(self, name: str) -> None:
+        """See `EngineClient`."""
+
+    # ---- questions
+
+    @abstractmethod
+    def stats(self) -> MetricsSnapshot:
+        """See `EngineClient`."""
+
+    @abstractmethod
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """See `EngineClient`."""
+
+    def slots(self) -> SlotsSnapshot:
+        """See `EngineClient`."""
+        return self.ask_slots().result()
+
+    def heartbeat(self) -> Heartbeat:
+        """See `EngineClient`."""
+        return self._thread.heartbeat()
+
+    def wake(self) -> None:
+        """See `EngineClient`."""
+        self._thread.check_process()
+
+    @property
+    def ended(self) -> Future[EngineStopped | None]:
+        """See `EngineClient`."""
+        return self._thread.ended
+
+    @property
+    def num_open(self) -> int:
+        """See `EngineClient`."""
+        return self._inbox.num_open
+
+    # ---- the end
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """See `EngineClient`."""
+        self._thread.close(drain=drain, timeout_s=timeout_s)
+
+    @property
+    def is_closed(self) -> bool:
+        """See `EngineClient`."""
+        return self._inbox.is_closed
+
+    def _check_usable(self) -> None:
+        self._thread.check_process()
+        self._inbox.check_open()

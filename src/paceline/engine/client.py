@@ -1,0 +1,138 @@
+"""What a caller has of an engine, wherever it runs: requests and questions in, channels and futures out. Any thread may call.
+
+The server, `LLM` and `AsyncLLM` depend on this protocol and on nothing else of an engine. Tokenising, grammars and checks
+happen on the caller's thread; the results of `accept`, `embed` and `rerank` come from the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from paceline.config import EngineConfig
+    from paceline.engine.prompts import Prompt
+    from paceline.errors import EngineStopped
+    from paceline.observability.heartbeat import Heartbeat
+    from paceline.observability.metrics_snapshot import MetricsSnapshot
+    from paceline.params import SamplingParams
+    from paceline.request import RequestOptions
+    from paceline.runtime import Model, Tokenizer
+    from paceline.scheduling.limits import Limits
+    from paceline.scheduling.sequence import Request
+    from paceline.scheduling.slots_snapshot import SlotsSnapshot
+    from paceline.streaming import StreamChannel
+
+
+class EngineClient(Protocol):
+    """A model and what computes with it. `close` ends it; so do the garbage collector and the end of the process."""
+
+    # ---- facts
+
+    @property
+    def model(self) -> Model:
+        """The model; in front of a worker its vocabulary and metadata alone."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """The options that the engine was made with."""
+
+    @property
+    def limits(self) -> Limits:
+        """Numbers of slots, cells and tokens that follow from model, options and machine."""
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """The model's own defaults for what a request leaves open."""
+
+    # ---- requests
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """Check and tokenise a request for text; `accept` starts it. Raises `RequestError`s."""
+
+    def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
+        """Start a prepared request, once, and return its channel: the given one, or else a new one.
+
+        Cancelling the channel cancels the request. The request's times begin here. Raises `QueueFull`, `EngineStopped`, or
+        `InvalidParams` for a channel that has served before; then nothing began.
+        """
+
+    def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+        """Accept texts to embed and return a future of one vector each, not normalised; cancelling it cancels the request.
+
+        Raises as `prepare` and `accept`; what only a worker finds wrong fails the future.
+        """
+
+    def embeddable(self, texts: Sequence[Prompt], options: RequestOptions) -> list[list[int]]:
+        """Return the token ids of texts as they will be embedded, cut where they are too long and options.truncate is set.
+
+        Raises `InvalidParams`, and `PromptTooLong` without truncate.
+        """
+
+    def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
+        """Accept documents to score for a query and return a future of one score each, as arrays of one number."""
+
+    def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
+        """Return the token ids of a query with each document; options.truncate cuts documents, never the query.
+
+        Raises `InvalidParams`, and `PromptTooLong` where a pair does not fit.
+        """
+
+    # ---- saved prefixes
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """Write what the KV cache has of a prompt to a file and return how many tokens that is. Raises `StateError`."""
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """Load a saved prefix into the host cache and return its token ids; a worker that dies forgets it.
+
+        Raises `StateError`.
+        """
+
+    def erase_prefix(self, name: str) -> None:
+        """Delete a saved prefix. Raises `StateError` if there is none."""
+
+    # ---- state
+
+    def stats(self) -> MetricsSnapshot:
+        """Return all metrics, see docs/metrics.md. What a worker did after its last report is lost with it."""
+
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """Return a future of what each slot does after the current tick; while there is no worker, all slots are idle.
+
+        Raises `EngineStopped`, here or in the future, after the engine has ended.
+        """
+
+    def slots(self) -> SlotsSnapshot:
+        """Return the result of `ask_slots`. Waits for the current tick, so never call it on an event loop."""
+
+    def heartbeat(self) -> Heartbeat:
+        """Return whether the engine turns, or a worker is being started. Waits for nothing."""
+
+    def wake(self) -> None:
+        """Start the worker again if `sleep_idle_s` ended it, and count as use of it. Waits for nothing."""
+
+    @property
+    def ended(self) -> Future[EngineStopped | None]:
+        """A future that is done when every request has ended for good and no new one is accepted.
+
+        Its result is the reason if the engine gave up by itself, None if it was closed. It cannot be cancelled.
+        """
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that were accepted and have not ended."""
+
+    # ---- the end
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """End the engine: cancel what runs or, with drain, let it finish first, at most timeout_s. Idempotent."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether new requests are refused for good."""

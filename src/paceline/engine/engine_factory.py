@@ -1,0 +1,330 @@
+"""Makes engines from options: model, contexts and limits for this machine, backend and scheduler, in this process or a worker.
+
+`open_engine` is what the front door calls; `assemble` makes the parts of an engine wherever its thread runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline import validation
+from paceline.config import EngineConfig
+from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.client import EngineClient
+from paceline.engine.llama_backend import LlamaBackend
+from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
+from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
+from paceline.runtime.embedder import longest_text
+from paceline.scheduling.clock import Clock
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.scheduling.telemetry import TelemetrySink
+
+_log = logging.getLogger("paceline.engine")
+
+_CTX_PER_SLOT = 4096
+_LEAST_CTX = 512
+_MAX_SCORED = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
+_MOST_SEQ_IDS = 256
+_MOST_DOUBLED_SEQ_IDS = 128  # where a context needs a second id for each sequence
+_HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
+_DIFFUSION = (
+    "it is a diffusion model, which refines a whole text over many passes, and only models that write token after token are "
+    "supported; llama.cpp runs it with llama-diffusion-cli"
+)
+_ITL_TARGET_MS = {"cpu": 250.0, "gpu": 50.0}
+# Context options that embedders take over; the others are about a memory that they do not have.
+_EMBEDDER_OPTIONS = frozenset(
+    (
+        "n_threads",
+        "n_threads_batch",
+        "flash_attn",
+        "offload_kqv",
+        "op_offload",
+        "rope_scaling",
+        "rope_freq_base",
+        "rope_freq_scale",
+        "yarn_ext_factor",
+        "yarn_attn_factor",
+        "yarn_beta_fast",
+        "yarn_beta_slow",
+        "yarn_orig_ctx",
+    )
+)
+
+
+def check_options(model: Any, options: Mapping[str, Any]) -> None:
+    """Raise what is wrong with the options as far as that can be known before anything is loaded."""
+    if engine_arguments(options).config.isolation == "process":
+        from paceline.engine.worker.setup import worker_setup
+
+        worker_setup(model, options)
+
+
+def open_engine(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> EngineClient:
+    """Return an engine, in this process or with a worker by `isolation`. Raises what options and loading raise."""
+    if engine_arguments(options).config.isolation == "process":
+        from paceline.engine.worker.worker_engine import WorkerEngine
+
+        return WorkerEngine(model, options)
+    from paceline.engine.in_process_engine import InProcessEngine
+
+    return InProcessEngine(model, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of an engine.
+
+    at_end: what gives their memory back, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
+    that fit; empty for a model that cannot generate.
+    """
+
+    backend: LlamaBackend
+    scheduler: Scheduler
+    limits: Limits
+    model: Model
+    adapters: tuple[str, ...]
+    fingerprint: bytes
+    at_end: tuple[Callable[[], None], ...]
+
+
+def assemble(
+    model: Model | str | os.PathLike[str] | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
+) -> Assembly:
+    """Load, measure and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy."""
+    strategy = resolve_strategy(arguments.config.strategy)
+    built = build(model, arguments)
+    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
+    scheduler = Scheduler(built.limits, strategy, clock, sink)
+    backend.calibrate(scheduler.cost_model)
+    at_end = (backend.close, *((built.model.close,) if built.owns_model else ()))
+    return Assembly(
+        backend=backend,
+        scheduler=scheduler,
+        limits=built.limits,
+        model=built.model,
+        adapters=tuple(built.adapters),
+        fingerprint=b"" if built.context is None else built.context.fingerprint,
+        at_end=at_end,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The parts that a backend and a scheduler are made of. context: None for a model that cannot generate."""
+
+    model: Model
+    owns_model: bool
+    context: Context | None
+    adapters: Mapping[str, Adapter]
+    embedder_options: Mapping[str, Any]
+    limits: Limits
+
+
+def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
+    """Load what has to be loaded. Raises as `Model.load` and `Context` do; gives everything back where it fails."""
+    loaded, owns = _model(model, arguments.model)
+    adapters: dict[str, Adapter] = {}
+    try:
+        _max_embedding_tokens(loaded, arguments.config)  # said before memory is taken
+        adapters = _adapters(loaded, arguments.lora)
+        context = _context(loaded, arguments.config, dict(arguments.context)) if _can_generate(loaded) else None
+    except BaseException:
+        for adapter in adapters.values():
+            adapter.close()
+        if owns:
+            loaded.close()
+        raise
+    limits = _limits(loaded, context, arguments)
+    if context is not None:
+        _note_what_one_sequence_cannot_use(context, limits, arguments.context.get("n_ctx"))
+    options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
+    options["max_tokens"] = limits.max_embedding_tokens
+    _log.info(
+        "%s with %s memory: %d slots, %d cells, %d of them for one sequence, %d sequence ids, %d rows of logits, "
+        "%d MiB of host memory",
+        loaded.desc,
+        (loaded if context is None else context).memory_class.value,
+        limits.num_slots,
+        limits.num_cells or 0,
+        limits.max_positions,
+        limits.num_seq_ids,
+        0 if context is None else context.n_outputs_max,
+        limits.host_bytes >> 20,
+    )
+    return Built(loaded, owns, context, adapters, options, limits)
+
+
+def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
+    if isinstance(model, Model):
+        if options:
+            raise InvalidParams(f"{next(iter(options))} is an option of loading, and model is loaded already")
+        return model, False
+    if model is None:
+        from paceline.demo import demo_model_path
+
+        model = demo_model_path()
+    return Model.load(model, **options), True
+
+
+def _can_generate(model: Model) -> bool:
+    if model.has_encoder and model.has_decoder:
+        raise Unsupported(
+            "an encoder-decoder model keeps one text a context, so an engine cannot share it; use Context.generate"
+        )
+    return model.has_decoder
+
+
+def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
+    """By name: given as a mapping of names to paths, or as a list of paths whose stems are the names."""
+    named: dict[str, Any]
+    if isinstance(lora, Mapping):
+        named = {validation.text("lora: the name", name): path for name, path in lora.items()}
+    elif isinstance(lora, Sequence) and not isinstance(lora, (str, bytes)):
+        named = {Path(path).stem: path for path in lora}
+        if len(named) < len(lora):
+            raise InvalidParams("lora has two files of the same name; give a mapping of names to paths")
+    else:
+        raise InvalidType(f"lora must be a list of paths or a mapping of names to paths, not {type(lora).__name__}")
+    loaded: dict[str, Adapter] = {}
+    try:
+        for name, path in named.items():
+            loaded[name] = model.load_adapter(path)
+    except BaseException:
+        for adapter in loaded.values():
+            adapter.close()
+        raise
+    return loaded
+
+
+def _context(model: Model, config: EngineConfig, options: dict[str, Any]) -> Context:
+    """Return the context for generation. Where n_ctx was left to us and memory is short, it is halved until it fits."""
+    num_slots = config.num_slots
+    most = _most_seq_ids(model, options) - 1
+    if num_slots > most:
+        kind = "sliding window model with swa_full" if _has_full_window(model, options) else "recurrent model"
+        raise InvalidParams(f"num_slots must be at most {most} for a {kind}, not {num_slots}")
+    if model.native.one_sequence_per_pass and num_slots > 1:
+        raise InvalidParams(
+            f"num_slots must be 1 for a model of the architecture {model.native.architecture}, not {num_slots}: llama.cpp "
+            "aborts, or mixes up states, where a pass has several sequences of it"
+        )
+    asked = options.pop("n_ctx", None)
+    trained = model.n_ctx_train if model.n_ctx_train > 0 else _CTX_PER_SLOT
+    n_ctx = min(trained, _CTX_PER_SLOT) * num_slots if asked is None else asked
+    while True:
+        try:
+            return _sized_context(model, num_slots, n_ctx, options)
+        except NotEnoughMemory:
+            if asked is not None or n_ctx <= _LEAST_CTX:
+                raise
+            n_ctx //= 2
+            _log.warning("memory is short: the KV cache gets n_ctx=%d cells", n_ctx)
+
+
+def _sized_context(model: Model, num_slots: int, n_ctx: int, options: dict[str, Any]) -> Context:
+    num_seqs = _num_seq_ids(model, num_slots, options) + 1
+    n_batch = options.get("n_batch")
+    room = n_batch if isinstance(n_batch, int) else _MAX_SCORED + num_slots
+    outputs = max(num_seqs, min(num_slots + _MAX_SCORED, room))
+    return Context(model, n_ctx=n_ctx, n_seq_max=num_seqs, n_outputs_max=outputs, **options)
+
+
+def _has_full_window(model: Model, options: Mapping[str, Any]) -> bool:
+    """Whether layers with a sliding window keep whole sequences, so that any part of one can be shared."""
+    return model.memory_class is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is True
+
+
+def _most_seq_ids(model: Model, options: Mapping[str, Any]) -> int:
+    """Sequence ids that a context with these options can have."""
+    has_states = model.memory_class in (MemoryClass.RECURRENT, MemoryClass.HYBRID)
+    return _MOST_DOUBLED_SEQ_IDS if has_states or _has_full_window(model, options) else _MOST_SEQ_IDS
+
+
+def _num_seq_ids(model: Model, num_slots: int, options: Mapping[str, Any]) -> int:
+    """Those of running sequences; where prefixes can stay on the device as they are, as many again and at least four.
+
+    One more is the backend's own. Every id costs memory where windows or states are kept for it, so others have no more.
+    """
+    if model.memory_class is not MemoryClass.ATTENTION and not _has_full_window(model, options):
+        return num_slots
+    return min(num_slots + max(4, num_slots), _most_seq_ids(model, options) - 1)
+
+
+def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
+    """Whether a model that is loaded with these options on this machine computes on a GPU."""
+    names = {device.name.lower() for device in machine if device.kind in ("gpu", "igpu")}
+    wanted = options.get("devices")
+    if wanted is not None:
+        names &= {name.lower() for name in wanted}
+    return bool(names) and options.get("n_gpu_layers") != 0
+
+
+def _limits(model: Model, context: Context | None, arguments: EngineArguments) -> Limits:
+    """Return the limits; a sequence gets no further than the model was trained for, unless RoPE options stretch it."""
+    config, target_ms = arguments.config, arguments.config.itl_target_ms
+    if target_ms is None:
+        target_ms = _ITL_TARGET_MS["gpu" if uses_gpu(arguments.model, devices()) else "cpu"]
+    common = Limits(
+        num_slots=config.num_slots,
+        n_batch=1,
+        chunk_size=config.chunk_size,
+        max_positions=0,
+        num_cells=None,
+        max_scored=1,
+        can_share_part=context is not None and context.memory_class is MemoryClass.ATTENTION,
+        itl_target_s=target_ms / 1000,
+        max_tick_s=config.max_tick_ms / 1000,
+        max_embedding_tokens=_max_embedding_tokens(model, config),
+    )
+    if context is None:
+        return dataclasses.replace(common, cannot_generate=_DIFFUSION) if model.is_diffusion else common
+    stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & arguments.context.keys()
+    trained = model.n_ctx_train if model.n_ctx_train > 0 and not stretched else context.max_positions
+    return dataclasses.replace(
+        common,
+        n_batch=context.n_batch,
+        n_ubatch=context.n_ubatch,
+        max_positions=min(context.max_positions, trained),
+        num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
+        num_seq_ids=_num_seq_ids(model, config.num_slots, arguments.context),
+        host_bytes=_host_bytes(config),
+        max_scored=max(1, context.n_outputs_max - config.num_slots),
+    )
+
+
+def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: int | None) -> None:
+    """Log that n_ctx is more than one sequence may have; a warning where it is more than all slots together may have."""
+    if asked is None or asked <= limits.max_positions:
+        return
+    has_table = context.max_positions < context.n_ctx
+    _log.log(
+        logging.WARNING if asked > limits.max_positions * limits.num_slots else logging.INFO,
+        "n_ctx=%d is more than one sequence can use: it can have %d tokens, since %s",
+        asked,
+        limits.max_positions,
+        "the model's table of positions has no more rows" if has_table else "the model was trained for no more",
+    )
+
+
+def _max_embedding_tokens(model: Model, config: EngineConfig) -> int:
+    asked, longest = config.max_embedding_tokens, longest_text(model)
+    if asked is not None and asked > longest:
+        raise InvalidParams(
+            f"max_embedding_tokens must be at most {longest}, which the model was trained for, not {asked}"
+        )
+    return longest if asked is None else asked
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    if not config.cache_prompt:
+        return 0
+    return total_memory() // _HOST_SHARE if config.host_cache_bytes is None else config.host_cache_bytes

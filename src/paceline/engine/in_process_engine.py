@@ -1,0 +1,112 @@
+"""An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.base_engine import BaseEngine
+from paceline.engine.commands import Inspect
+from paceline.engine.core import Engine
+from paceline.engine.engine_factory import assemble
+from paceline.engine.engine_trace import close_trace, open_trace
+from paceline.engine.executor import Executor
+from paceline.engine.inbox import Inbox
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.pending_results import map_future
+from paceline.engine.prompts import Prompt, prompt_ids
+from paceline.engine.runner import Runner
+from paceline.engine.sampling_defaults import sampling_defaults
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.engine.text_requests import TextRequests
+from paceline.observability.instruments import Instruments, resolve_instruments
+from paceline.observability.metrics import Metrics
+from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.request import RequestOptions
+from paceline.runtime import Model
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
+
+
+class InProcessEngine(BaseEngine):
+    """A model, its contexts and the thread that computes on them. Options as `LLM` takes them."""
+
+    def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
+        arguments = engine_arguments(options)
+        config = arguments.config
+        self.metrics = Metrics(config.num_slots)
+        given = resolve_instruments(arguments.instruments)
+        self._clock = MonotonicClock()
+        trace = open_trace(config, self._clock.now())
+        at_end = () if trace is None else (partial(close_trace, trace),)
+        try:
+            self.instruments = Instruments(given if trace is None else (*given, trace), own=self.metrics)
+            parts = assemble(model, arguments, self._clock, self.instruments)
+        except BaseException:
+            for end in at_end:
+                end()
+            raise
+        self.model, self.limits, self.config = parts.model, parts.limits, config
+        self.tokenizer = parts.model.tokenizer
+        self.sampling_defaults = sampling_defaults(parts.model.metadata)
+        self._backend = parts.backend
+        self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
+        self._router = OutputRouter(self._inbox)
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=self._backend.vocabulary,
+            limits=self.limits,
+            shares=config.cache_prompt,
+            adapters=parts.adapters,
+            next_key=self._inbox.next_key,
+            make_samplers=self._backend.make_samplers,
+            clock=self._clock,
+        )
+        files = StateFiles(config.state_folder, parts.fingerprint)
+        self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key)
+        engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
+        self._runner = Runner(
+            engine, self._inbox, self._router, self._clock, self._backend.abort, (*at_end, *parts.at_end)
+        )
+        self._thread = self._runner
+        # Nothing that the thread holds refers to this object, so that losing it ends the thread.
+        weakref.finalize(self, self._runner.abandon).atexit = False
+
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str:
+        return self._backend.prepare_embedding(pooling, max(map(len, ids)))
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """See `EngineClient`."""
+        self._check_usable()
+        return self._prefixes.save(name, prompt_ids(prompt, self.tokenizer, options), options)
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """See `EngineClient`."""
+        self._check_usable()
+        return self._prefixes.load(name, options)
+
+    def erase_prefix(self, name: str) -> None:
+        """See `EngineClient`."""
+        self._check_usable()
+        self._prefixes.erase(name)
+
+    def stats(self) -> MetricsSnapshot:
+        """See `EngineClient`."""
+        return self.metrics.snapshot()
+
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """See `EngineClient`."""
+        self._runner.check_process()
+        return map_future(self._router.ask(Inspect(self._inbox.next_key())), _only)
+
+
+def _only(results: list[Any]) -> SlotsSnapshot:
+    (snapshot,) = results
+    assert isinstance(snapshot, SlotsSnapshot)  # noqa: S101 - what this was asked for
+    return snapshot

@@ -1,0 +1,183 @@
+"""From a tick's events to those who wait for them: channels of streams, futures of embeddings.
+
+`deliver` runs on the engine's thread and never waits; everything else may come from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from paceline.engine.commands import Cancel, EndSlow, Question, SetInterval, SetPaused
+from paceline.engine.end_each import end_each
+from paceline.engine.inbox import Inbox
+from paceline.engine.pending_results import PendingResults
+from paceline.errors import EngineStopped, PacelineError
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.events import (
+    Delta,
+    Embedded,
+    Ended,
+    Event,
+    Exported,
+    HeldBack,
+    Imported,
+    Inspected,
+    Released,
+    Started,
+)
+from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
+
+
+class OutputRouter:
+    """Knows the reader of every request that has not ended; of a channel only the sender, so that it can be forgotten."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._telling = threading.Lock()
+        self._is_over = False
+        self._senders: dict[int, StreamSender] = {}
+        self._results = PendingResults()
+
+    def submit(self, request: Request, request_index: int, channel: StreamChannel | None = None) -> StreamChannel:
+        """Accept a request and return its channel, which may be one that the caller made.
+
+        Raises `QueueFull` or `EngineStopped`, and `InvalidParams` for a channel that has served before. A channel is as new
+        as it was after that.
+        """
+        channel = StreamChannel.create() if channel is None else channel
+        key, options, inbox = request.key, request.options, self._inbox
+
+        def cancel() -> None:
+            request.cancelled = True
+            inbox.put(Cancel(key))
+
+        def tell_backlog() -> None:
+            with self._telling:  # so that the last command has the last state
+                is_behind = sender.is_behind
+                inbox.put(EndSlow(key) if is_behind and options.slow_reader == "cancel" else SetPaused(key, is_behind))
+
+        def tell_interval() -> None:
+            with self._telling:  # so that the last command has the last interval
+                inbox.put(SetInterval(key, sender.interval))
+
+        sender = channel.attach(
+            request_index=request_index,
+            interval=options.interval,
+            max_buffered_tokens=options.max_buffered_tokens,
+            on_cancel=cancel,
+            on_backlog=tell_backlog,
+            on_interval=tell_interval,
+        )
+        interval = sender.interval
+        if interval != options.interval:  # set on the channel since the request was prepared
+            request.set_interval(interval)
+        self._senders[key] = sender
+        try:
+            inbox.submit(request, len(request.prompt))
+        except PacelineError:
+            self._senders.pop(key, None)
+            sender.detach()  # else it would cancel when it is dropped, and the request may be tried again
+            raise
+        if sender.interval != interval:  # set just now, perhaps before there was a request to be told of it
+            tell_interval()
+        return channel
+
+    def submit_embedding(self, request: EmbeddingRequest) -> Future[list[Any]]:
+        """Accept an embedding request; the future gives the vectors, and cancels when it is cancelled."""
+        future = self._results.add(request.key)
+
+        def cancel_if_wanted(done: Future[list[Any]]) -> None:
+            if done.cancelled():
+                request.cancelled = True
+                self._inbox.put(Cancel(request.key))
+
+        try:
+            self._inbox.submit(request, request.num_tokens)
+        except PacelineError:
+            self._results.discard(request.key)
+            raise
+        future.add_done_callback(cancel_if_wanted)
+        return future
+
+    def ask(self, command: Question) -> Future[list[Any]]:
+        """Put a question to the engine; its result resolves the future."""
+        future = self._results.add(command.key)
+        self._inbox.put(command)
+        if self._is_over:  # there is no thread to answer; `close` sets this before it looks at the futures
+            self.end_all(EngineStopped("the engine was shut down; make a new one"))
+        return future
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hand out what a tick brought, in order. Raise the first failure, after the other events were handed out."""
+        failure: Exception | None = None
+        for event in events:
+            try:
+                self._hand_out(event)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _hand_out(self, event: Event) -> None:
+        match event:
+            case Delta(key, chunk) | Ended(key, chunk):
+                self._pass_on(key, chunk, is_last=isinstance(event, Ended))
+            case HeldBack():
+                pass  # its reader has nothing to read
+            case Started(key):
+                self._inbox.started(key)
+            case Released(key):
+                self._release(key)
+            case Exported(key, ranges) | Imported(key, ranges):
+                self._results.resolve(key, ranges)
+            case Inspected(key, snapshot):
+                self._results.resolve(key, [snapshot])
+            case Embedded(key, vectors, error):
+                self._results.resolve(key, vectors, error)
+
+    def _pass_on(self, key: int, chunk: StreamChunk, *, is_last: bool) -> None:
+        sender = self._senders.get(key)
+        if sender is None:  # it was ended here already, after a failure of the engine's own
+            return
+        if is_last:
+            sender.finish(chunk)
+        else:
+            sender.push(chunk)
+
+    def end_all(self, error: PacelineError) -> None:
+        """End whatever is still open with an error; where all is well, nothing is.
+
+        Raises what keeps a stream from being ended, after all others were.
+        """
+        last = StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)
+
+        def end(key: int) -> None:  # in an order in which it can be tried again
+            sender = self._senders.get(key)
+            if sender is not None:
+                sender.finish(last)
+            self._results.resolve(key, [], error)
+            self._inbox.ended(key)
+            if sender is not None:
+                sender.release()
+            self._senders.pop(key, None)
+
+        end_each([*self._senders, *self._results], end)
+
+    def close(self) -> None:
+        """There is no thread any more: whatever is still asked ends at once."""
+        self._is_over = True
+        self.end_all(EngineStopped("the engine was shut down; make a new one"))
+
+    def _release(self, key: int) -> None:
+        sender = self._senders.get(key)
+        if sender is not None and not sender.is_finished:  # its end has failed: `end_all` tries again
+            return
+        try:
+            self._inbox.ended(key)
+        finally:
+            self._senders.pop(key, None)
+            if sender is not None:
+                sender.release()

@@ -1,0 +1,306 @@
+"""The engine's own process: `python -m paceline.engine.worker SOCKET BOX PARENT`, started by its front only.
+
+main thread        listens to the front; ends the process when the front is gone
+preparing thread   loads the model, then makes requests ready
+engine's thread    ticks, and sends what came of each tick
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import reduce
+from typing import Any, NoReturn
+
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.backend import Backend
+from paceline.engine.commands import Cancel, EndSlow, Inspect, SetInterval, SetPaused, Stop
+from paceline.engine.core import Engine
+from paceline.engine.executor import as_paceline_error
+from paceline.engine.inbox import Inbox
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.runner import Runner
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.engine.worker import messages
+from paceline.engine.worker.black_box import BlackBox, TracingExecutor
+from paceline.engine.worker.link import Link
+from paceline.engine.worker.request_preparer import RequestPreparer
+from paceline.engine.worker.socket_sink import SocketSink
+from paceline.engine.worker.worker_trace import TracingSink, WorkerTrace
+from paceline.observability.instruments import Instruments, resolve_instruments
+from paceline.observability.metrics import Metrics
+from paceline.request import RequestOptions
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies import resolve_strategy
+
+_UNBOUNDED = 2**62  # the front has bounds
+_PROGRESS_STEP = 0.005
+_BEAT_S = 1.0  # between signs of life
+_ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
+_PR_SET_PDEATHSIG = 1
+# They go to every process of a terminal or of a service, and the front decides what they mean.
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Worker:
+    """One engine and the socket to its front."""
+
+    def __init__(self, end: socket.socket, box: BlackBox) -> None:
+        self._box = box
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._link = Link(end, self._wake)
+        self._inbox = Inbox(_UNBOUNDED)
+        self._metrics = Metrics()
+        self._clock = MonotonicClock()
+        self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed] = queue.SimpleQueue()
+        self._preparer: RequestPreparer | None = None
+        self._runner: Runner | None = None
+        self._may_leave = self._has_ended = False
+        self._prefixes: SavedPrefixes | None = None
+        self._socket_sink: SocketSink | None = None
+        self._abort: Callable[[], None] = _nothing
+        threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
+
+    def listen(self) -> None:
+        """Do what the front says until it lets the worker go. The end of the socket ends the process."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            selector.register(self._link, selectors.EVENT_READ)
+            while True:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.is_backed_up else 0)
+                selector.modify(self._link, wanted)
+                self._beat()
+                selector.select(_BEAT_S)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._link.flush()
+                received = self._link.receive()
+                if received is None:
+                    os._exit(0)  # whatever other threads are in
+                for data in received:
+                    self._do(messages.decode_down(data))
+                if self._may_leave:
+                    break
+                if self._has_ended and not self._link.is_backed_up:
+                    os._exit(_ENGINE_STOPPED)  # another worker may do better
+        if self._runner is not None:
+            self._runner.close(drain=False, timeout_s=None)
+
+    def _beat(self) -> None:
+        runner = self._runner
+        self._box.beat(self._clock.now(), None if runner is None else runner.pulse.sign)
+
+    def _do(self, message: messages.Down) -> None:
+        match message:
+            case messages.Setup():
+                self._work.put(message)
+            case messages.Generate() | messages.Embed():
+                self._ready.expect(message.key)
+                self._work.put(message)
+            case Cancel() | SetPaused() | SetInterval() | EndSlow():
+                self._ready.tell(message)
+            case Stop():
+                self._inbox.put(Stop())
+                self._abort()
+            case messages.AskStats(number):
+                self._report(number)
+            case messages.AskSlots(number):
+                self._tell_slots(number)
+            case messages.Prefix():
+                threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
+            case messages.Leave():
+                self._may_leave = True
+
+    @property
+    def _ready(self) -> RequestPreparer:
+        assert self._preparer is not None  # noqa: S101 - the front waits for Ready
+        return self._preparer
+
+    def _end(self) -> None:
+        """Note that the engine's thread has ended."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    def _report(self, number: int = 0) -> None:
+        self._send(messages.Stats(number, list(self._metrics.snapshot())))
+
+    def _tell_slots(self, number: int) -> None:
+        """Ask the engine's thread, whose reply comes after the current tick."""
+        sink = self._socket_sink
+        assert sink is not None  # noqa: S101 - the front waits for Ready
+
+        def reply(asked: Future[list[Any]]) -> None:
+            snapshot = None if asked.exception() else asked.result()[0]
+            self._send(messages.SlotsTold(number, snapshot))
+
+        sink.ask(Inspect(self._inbox.next_key())).add_done_callback(reply)
+
+    def _send(self, message: messages.Up) -> None:
+        self._link.send(messages.encode(message))
+
+    def _do_prefix(self, message: messages.Prefix) -> None:
+        """Do it on a thread of its own: files take time, and the engine's reply comes with a tick."""
+        num_saved, token_ids, failure = 0, [], None
+        prefixes, options = self._prefixes, RequestOptions(**message.options)
+        assert prefixes is not None  # noqa: S101 - the front waits for Ready
+        try:
+            if message.action == "save":
+                num_saved = prefixes.save(message.name, message.token_ids, options)
+            elif message.action == "load":
+                token_ids = prefixes.load(message.name, options)
+            else:
+                prefixes.erase(message.name)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            failure = as_paceline_error(error)
+        self._send(messages.PrefixDone(message.number, num_saved, token_ids, failure))
+
+    # ---- the preparing thread
+
+    def _prepare(self) -> None:
+        while True:
+            message = self._work.get()
+            if isinstance(message, messages.Setup):
+                self._set_up(message)
+            else:
+                self._ready.prepare(message)
+
+    def _set_up(self, setup: messages.Setup) -> None:
+        try:
+            messages.check_protocol(setup.protocol)
+            sys.path[:] = setup.path
+            self._log_to_front(setup.log_level)
+            self._send(self._start(setup))
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            self._send(messages.Refused(messages.PROTOCOL, as_paceline_error(error)))
+
+    def _start(self, setup: messages.Setup) -> messages.Ready:
+        """Make the engine and its thread."""
+        zero_s = setup.trace_start_s
+        trace = None if zero_s is None else WorkerTrace(zero_s, lambda lines: self._send(messages.Traced(lines)))
+        wanted = (*resolve_instruments(setup.instruments), *(() if trace is None else (trace,)))
+        instruments = Instruments(wanted, own=self._metrics)
+        progress = {"progress": _Progress(self._send)} if setup.tells_progress else {}
+        arguments = engine_arguments({**setup.options, **progress})
+        backend: Backend
+        if setup.backend is None:
+            from paceline.engine.engine_factory import assemble
+            from paceline.runtime.remote_model import model_facts
+
+            parts = assemble(_model(setup.model), arguments, self._clock, instruments)
+            backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
+            facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
+            fingerprint = parts.fingerprint
+        else:
+            backend, limits = _named(setup.backend)(setup.backend_options)
+            scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
+            facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
+        scheduler.reports_held_back = True
+        sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
+        self._preparer = RequestPreparer(self._inbox, sink, backend, self._box)
+        engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box))
+        self._abort = backend.abort
+        files = StateFiles(arguments.config.state_folder, fingerprint)
+        self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key)
+        if setup.num_restarts:
+            instruments.engine_restarted(self._clock.now())
+        way_out = sink if trace is None else TracingSink(sink, trace)
+        self._runner = Runner(engine, self._inbox, way_out, self._clock, backend.abort, (*at_end, self._end))
+        return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
+
+    def _log_to_front(self, level: int) -> None:
+        logger = logging.getLogger("paceline")
+        logger.addHandler(_ToFront(self._send))
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+class _ToFront(logging.Handler):
+    """Sends records on; the front's loggers decide what becomes of them."""
+
+    def __init__(self, send: Callable[[messages.Up], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        try:
+            self._send(messages.Logged(record.name, record.levelno, self.format(record)))
+        except Exception:  # noqa: BLE001 - as any handler
+            self.handleError(record)
+
+
+class _Progress:
+    """Tells the front how far loading is, in steps that are worth a message."""
+
+    def __init__(self, send: Callable[[messages.Up], None]) -> None:
+        self._send, self._told = send, -1.0
+
+    def __call__(self, fraction: float) -> None:
+        """So much is loaded."""
+        if fraction - self._told >= _PROGRESS_STEP or (fraction >= 1.0 > self._told):
+            self._told = fraction
+            self._send(messages.Loading(fraction))
+
+
+def _named(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return reduce(getattr, attribute.split("."), importlib.import_module(module))
+
+
+def _model(paths: list[str]) -> Any:
+    return None if not paths else paths[0] if len(paths) == 1 else paths
+
+
+def _nothing() -> None:
+    pass
+
+
+def _die_with(parent: int) -> None:
+    """Ties this process to its front, also where a call keeps the main thread from seeing the socket's end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _tell_of_crashes() -> None:
+    """Of a crash stderr gets the Python stack. Python 3.14 adds the C stack, whose lines push out llama.cpp's own words."""
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(all_threads=False, c_stack=False)
+    else:
+        faulthandler.enable(all_threads=False)
+
+
+def main() -> NoReturn:
+    """Run the worker process."""
+    for number in _OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    end, box, parent = map(int, sys.argv[1:4])
+    _die_with(parent)
+    _tell_of_crashes()
+    Worker(socket.socket(fileno=end), BlackBox(box)).listen()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

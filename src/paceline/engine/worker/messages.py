@@ -1,0 +1,304 @@
+"""Messages between front and worker, as msgpack. Records of the engine travel as they are, errors by their code.
+
+The first message each way carries the protocol's version; a worker of another one is refused. Of what follows, order on
+the socket is order in time. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.engine.commands import RequestCommand, Stop
+from paceline.errors import EngineError, PacelineError, PromptTooLong
+from paceline.observability.metrics_snapshot import Sample
+from paceline.scheduling.sequence import GenerationState
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.streaming.chunk import StreamChunk, TokenLogprobs
+
+PROTOCOL = 5
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+# ---- front to worker
+
+
+class Setup(_Message, frozen=True, tag="setup"):
+    """The first one: what to load. model: paths, none for the demo model. options: of `LLM`, without those of the front.
+
+    path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
+    backend_options, in place of llama.cpp. log_level: below it the front does not want records. num_restarts: how many workers
+    there were before. tells_progress: whether to say how far loading is. trace_start_s: the clock at the beginning of the
+    engine's trace; None: there is none.
+    """
+
+    protocol: int
+    model: list[str]
+    options: dict[str, Any]
+    instruments: list[str]
+    path: list[str]
+    log_level: int
+    backend: str | None = None
+    backend_options: dict[str, Any] = {}
+    num_restarts: int = 0
+    tells_progress: bool = False
+    trace_start_s: float | None = None
+
+
+class Life(_Message, frozen=True):
+    """What has happened to a request apart from its tokens. Times are of the system-wide clock that both sides read."""
+
+    started_s: float | None = None
+    first_token_s: float | None = None
+    num_cached: int = 0
+    cached_from: str | None = None
+
+
+class Generate(_Message, frozen=True, tag="generate"):
+    """A request for text, new or to be gone on with. params, options: by name, those that differ from the defaults."""
+
+    key: int
+    prompt: list[int]
+    params: dict[str, Any]
+    options: dict[str, Any]
+    echo: str
+    submitted_s: float
+    life: Life
+    states: list[GenerationState | None]
+
+
+class Embed(_Message, frozen=True, tag="embed"):
+    """Texts to be embedded."""
+
+    key: int
+    texts: list[list[int]]
+    pooling: str | None
+    options: dict[str, Any]
+    submitted_s: float
+    started_s: float | None
+
+
+class AskStats(_Message, frozen=True, tag="ask"):
+    """Asks for the metrics."""
+
+    number: int
+
+
+class AskSlots(_Message, frozen=True, tag="slots?"):
+    """Asks what each slot does."""
+
+    number: int
+
+
+class Prefix(_Message, frozen=True, tag="prefix"):
+    """Asks for a prefix to be saved, loaded or erased. token_ids: of the one to be saved."""
+
+    number: int
+    action: Literal["save", "load", "erase"]
+    name: str
+    token_ids: list[int]
+    options: dict[str, Any]
+
+
+class Leave(_Message, frozen=True, tag="leave"):
+    """The worker is to end in good order. Without it the end of the socket ends it at once."""
+
+
+Down = Setup | Generate | Embed | RequestCommand | Stop | AskStats | AskSlots | Prefix | Leave
+
+
+# ---- worker to front
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """The engine runs. facts: of the model; adapters: their names."""
+
+    protocol: int
+    limits: dict[str, Any]
+    facts: dict[str, Any]
+    adapters: list[str]
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The engine could not be made."""
+
+    protocol: int
+    error: PacelineError
+
+
+class Chunk(_Message, frozen=True, tag="c"):
+    """What a tick brought to a choice: a chunk, if there is one, and all tokens drawn, held back or of a stop or not.
+
+    unsent_logprobs: where logprobs are wanted, with a chunk those of what it leaves held back, without one those of what was
+    drawn.
+    sampler_state: see `GenerationState`. is_last: the request's.
+    """
+
+    key: int
+    choice: int
+    chunk: StreamChunk | None
+    drawn: tuple[int, ...]
+    unsent_logprobs: tuple[TokenLogprobs, ...]
+    sampler_state: bytes | None
+    is_last: bool
+
+
+class Lived(_Message, frozen=True, tag="l"):
+    """What changed in a request's life; comes before the chunk of the same tick. started: it left the queue just now."""
+
+    key: int
+    life: Life
+    started: bool
+
+
+class Freed(_Message, frozen=True, tag="f"):
+    """The request's slots are free and its memory is reclaimable."""
+
+    key: int
+
+
+class Vectors(_Message, frozen=True, tag="v"):
+    """An embedding request has ended: float32 vectors, or why there are none."""
+
+    key: int
+    vectors: list[bytes]
+    error: PacelineError | None
+
+
+class Failed(_Message, frozen=True, tag="x"):
+    """A request could not be made ready; it never got to the engine."""
+
+    key: int
+    error: PacelineError
+
+
+Part = Chunk | Lived | Freed | Vectors | Failed
+
+
+class Happened(_Message, frozen=True, tag="tick"):
+    """All that one tick brought, whole or not at all."""
+
+    parts: list[Part]
+
+
+class Logged(_Message, frozen=True, tag="log"):
+    """A log record for the front's loggers."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Stats(_Message, frozen=True, tag="stats"):
+    """The metrics as they are. number: of the question; 0 for a report that no question asked for."""
+
+    number: int
+    samples: list[Sample]
+
+
+class SlotsTold(_Message, frozen=True, tag="slots"):
+    """What each slot does; None where no tick came to say so."""
+
+    number: int
+    snapshot: SlotsSnapshot | None
+
+
+class PrefixDone(_Message, frozen=True, tag="done"):
+    """What came of a `Prefix`: tokens that are saved, or the tokens that were loaded; or why nothing did."""
+
+    number: int
+    num_saved: int
+    token_ids: list[int]
+    error: PacelineError | None
+
+
+class Loading(_Message, frozen=True, tag="loading"):
+    """So much of the model is loaded, 0.0 to 1.0; sent where the setup asks for it."""
+
+    fraction: float
+
+
+class Traced(_Message, frozen=True, tag="trace"):
+    """Events for the engine's trace, as its lines."""
+
+    lines: list[str]
+
+
+Up = Ready | Refused | Happened | Logged | Stats | SlotsTold | PrefixDone | Loading | Traced
+
+
+def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
+    """Return the same setup with another backend, for tests."""
+    return msgspec.structs.replace(setup, backend=backend, backend_options=backend_options)
+
+
+def restarted(setup: Setup, num_restarts: int) -> Setup:
+    """Return the same setup for a later worker."""
+    tells_progress = setup.tells_progress and not num_restarts
+    return msgspec.structs.replace(setup, num_restarts=num_restarts, tells_progress=tells_progress)
+
+
+# ---- coding
+
+
+def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]]]:
+    if "code" in vars(base):  # others say more to those that raise them, and come over as what they are kinds of
+        yield base.code, base
+    for child in base.__subclasses__():
+        yield from _codes(child)
+
+
+def _encode_error(value: object) -> list[str | int | None]:
+    if isinstance(value, PromptTooLong):
+        return [value.code, str(value), value.num_tokens, value.max_tokens]
+    if isinstance(value, PacelineError):
+        return [value.code, str(value)]
+    raise NotImplementedError(f"{type(value).__name__} does not go between processes")
+
+
+def _decode_error(kind: type, value: object) -> PacelineError:
+    if not (issubclass(kind, PacelineError) and isinstance(value, list) and len(value) >= 2):
+        raise NotImplementedError(f"{kind.__name__} does not go between processes")
+    code, *said = value
+    return dict(_codes(PacelineError)).get(code, EngineError)(*said)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_error)
+_down = msgspec.msgpack.Decoder(Down, dec_hook=_decode_error)
+_up = msgspec.msgpack.Decoder(Up, dec_hook=_decode_error)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter where the name of a message is no text
+
+
+def encode(message: Down | Up) -> bytes:
+    """Return the message's bytes."""
+    return _encoder.encode(message)
+
+
+def decode_down(data: bytes) -> Down:
+    """Decode a message of the front. Raises `EngineError` for bytes that are no such message."""
+    try:
+        return _down.decode(data)  # type: ignore[no-any-return]
+    except _UNREADABLE as error:
+        raise EngineError(f"the front sent what this worker does not know: {error}") from None
+
+
+def decode_up(data: bytes) -> Up:
+    """Decode a message of the worker. Raises `EngineError` for bytes that are no such message."""
+    try:
+        return _up.decode(data)  # type: ignore[no-any-return]
+    except _UNREADABLE as error:
+        raise EngineError(f"the worker sent what this engine does not know: {error}") from None
+
+
+def check_protocol(version: int) -> None:
+    """Raise `EngineError` where the other side is of another version: it was installed while this one ran."""
+    if version != PROTOCOL:
+        raise EngineError(
+            f"the worker speaks version {version} of the protocol and its front version {PROTOCOL}: paceline was "
+            "changed on disk while it ran; start the program anew"
+        )

@@ -1,0 +1,100 @@
+"""Makes requests ready for the worker's engine: samplers, grammars, stop strings, what was generated before.
+
+On a thread of its own, since all of that takes time: neither the engine's thread nor the one that listens waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from paceline.engine.backend import Backend
+from paceline.engine.commands import Command, RequestCommand
+from paceline.engine.executor import as_paceline_error
+from paceline.engine.inbox import Inbox
+from paceline.engine.worker import messages
+from paceline.engine.worker.black_box import BlackBox
+from paceline.engine.worker.socket_sink import SocketSink
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.sequence import Request
+
+
+class RequestPreparer:
+    """Takes requests as messages and lets them into the engine."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        sink: SocketSink,
+        backend: Backend,
+        box: BlackBox,
+    ) -> None:
+        self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
+        self._lock = threading.Lock()
+        self._pending: dict[int, list[Command]] = {}  # what came for requests that are not ready
+
+    def expect(self, key: int) -> None:
+        """Keep commands for a request that was received until it is ready. Listening thread."""
+        with self._lock:
+            self._pending[key] = []
+
+    def tell(self, command: RequestCommand) -> None:
+        """Pass on what is asked of a request, after the request itself. Listening thread."""
+        with self._lock:
+            early = self._pending.get(command.key)
+            if early is not None:
+                early.append(command)
+                return
+        self._inbox.put(command)
+
+    def prepare(self, message: messages.Generate | messages.Embed) -> None:
+        """Make one ready; what is wrong with it is told to the front. Preparing thread."""
+        self._box.prepare(message.key)
+        try:
+            request = self._request(message) if isinstance(message, messages.Generate) else self._texts(message)
+            self._sink.accept(request)
+        except Exception as error:  # noqa: BLE001 - the thread outlives whatever one request does
+            self._sink.fail(message.key, as_paceline_error(error))
+        finally:
+            self._box.prepare(None)
+        with self._lock:
+            for command in self._pending.pop(message.key, ()):
+                self._inbox.put(command)
+
+    def _request(self, message: messages.Generate) -> Request:
+        params, options = SamplingParams(**message.params), RequestOptions(**message.options)
+        if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
+            options = dataclasses.replace(options, interval=1)
+        samplers = self._backend.make_samplers(params, message.prompt)
+        for sampler, state in zip(samplers, message.states, strict=True):
+            if state is not None and state.reason is None:
+                self._backend.resume_sampler(sampler, state.token_ids, state.sampler_state)
+        request = Request(
+            key=message.key,
+            prompt=message.prompt,
+            params=params,
+            options=options,
+            samplers=samplers,
+            submitted_s=message.submitted_s,
+            lora=options.lora,
+            vocabulary=self._backend.vocabulary,
+            states=message.states,
+            echo=message.echo,
+        )
+        life = message.life
+        request.started_s, request.first_token_s = life.started_s, life.first_token_s
+        request.num_cached, request.cached_from = life.num_cached, life.cached_from
+        return request
+
+    def _texts(self, message: messages.Embed) -> EmbeddingRequest:
+        pooling = self._backend.prepare_embedding(message.pooling, max(map(len, message.texts)))
+        return EmbeddingRequest(
+            key=message.key,
+            texts=message.texts,
+            pooling=pooling,
+            options=RequestOptions(**message.options),
+            submitted_s=message.submitted_s,
+            started_s=message.started_s,
+        )

@@ -1,0 +1,94 @@
+"""From the keywords of `LLM` to what a worker is told: names and paths instead of objects, which stay in their process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.engine.worker import messages
+from paceline.errors import InvalidParams
+from paceline.runtime import Model
+
+_OF_THE_FRONT = frozenset(
+    {
+        "isolation",
+        "on_engine_death",
+        "max_restarts",
+        "sleep_idle_s",
+        "instruments",
+        "progress",
+        "cancel",
+        "trace",
+        "trace_max_bytes",
+    }
+)
+
+
+def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | None = None) -> messages.Setup:
+    """Return the first message to a worker. Raises `InvalidParams` for what cannot go to another process, with the way out."""
+    strategy = options.get("strategy", "")
+    if not isinstance(strategy, (str, Mapping)):
+        raise _no_object("strategy", strategy)
+    return messages.Setup(
+        protocol=messages.PROTOCOL,
+        model=_paths(model),
+        options={name: _plain(name, value) for name, value in options.items() if name not in _OF_THE_FRONT},
+        instruments=_names(options.get("instruments", ())),
+        path=[str(Path(entry).absolute()) for entry in sys.path],
+        log_level=logging.getLogger("paceline").getEffectiveLevel(),
+        tells_progress=options.get("progress") is not None or options.get("cancel") is not None,
+        trace_start_s=trace_start_s,
+    )
+
+
+def _paths(model: Any) -> list[str]:
+    if isinstance(model, Model):
+        raise InvalidParams(
+            'model is loaded already, and isolation="process" loads it in a process of its own; give its path instead'
+        )
+    if model is None:
+        from paceline.demo import demo_model_path
+
+        model = demo_model_path()
+    paths = [model] if isinstance(model, (str, os.PathLike)) else list(model)
+    return [str(Path(path).absolute()) for path in paths]
+
+
+def _names(instruments: Any) -> list[str]:
+    if isinstance(instruments, str):
+        raise InvalidParams(f"instruments must be a list of names, not the text {instruments!r}")
+    for one in instruments:
+        if not isinstance(one, str) or ":" not in one:
+            raise _no_object("instruments", one)
+    return list(instruments)
+
+
+def _no_object(name: str, value: object) -> InvalidParams:
+    return InvalidParams(
+        f'{name} must be named as "module:attr" with isolation="process", since it lives in the worker; '
+        f"a {type(value).__name__} cannot go there"
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value as messages carry it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, such as NumPy's, the plain value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, os.PathLike):
+        return str(Path(value).absolute())
+    if isinstance(value, Mapping):
+        return {key: _plain(name, each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(name, each) for each in value]
+    raise InvalidParams(
+        f'{name} must be made of texts, numbers, paths, lists and mappings with isolation="process", '
+        f"not of a {type(value).__name__}"
+    )

@@ -1,0 +1,177 @@
+"""The worker's way out: all that a tick brought as one message. Engine's thread, unless said otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from paceline.engine.backend import Backend
+from paceline.engine.commands import Question
+from paceline.engine.end_each import end_each
+from paceline.engine.inbox import Inbox
+from paceline.engine.pending_results import PendingResults
+from paceline.engine.worker import messages
+from paceline.engine.worker.link import Link
+from paceline.errors import EngineStopped, PacelineError
+from paceline.params import SamplingParams
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.events import (
+    Delta,
+    Embedded,
+    Ended,
+    Event,
+    Exported,
+    HeldBack,
+    Imported,
+    Inspected,
+    Released,
+    Started,
+)
+from paceline.scheduling.sequence import Request
+from paceline.streaming.chunk import StreamChunk
+
+_REPORT_EVERY_S = 1.0
+_ANY = 2**31
+
+
+class _SentState:
+    """What the front has of a request."""
+
+    __slots__ = ("life", "num_sent", "request")
+
+    def __init__(self, request: Request | EmbeddingRequest) -> None:
+        self.request = request
+        self.life = messages.Life()
+        self.num_sent = [one.num_tokens for one in request.sequences] if isinstance(request, Request) else []
+
+
+class SocketSink:
+    """Knows what was said of every request. report: sends the metrics; called while ticks pass."""
+
+    def __init__(self, link: Link, inbox: Inbox, backend: Backend, report: Callable[[], None]) -> None:
+        self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
+        self._sent: dict[int, _SentState] = {}
+        self._results = PendingResults()
+        self._reported_s = 0.0
+
+    def accept(self, request: Request | EmbeddingRequest) -> None:
+        """Lets a request into the engine. Preparing thread."""
+        self._sent[request.key] = _SentState(request)
+        self._inbox.submit(request, 0)
+
+    def ask(self, command: Question) -> Future[list[Any]]:
+        """Put a question to the engine; its result resolves the future. Any thread."""
+        future = self._results.add(command.key)
+        self._inbox.put(command)
+        return future
+
+    def fail(self, key: int, error: PacelineError) -> None:
+        """Report a request that could not be prepared. Preparing thread.
+
+        Where the engine has ended the front is told nothing: the process ends, and another goes on with the request.
+        """
+        if not isinstance(error, EngineStopped):
+            self._link.send(messages.encode(messages.Happened([messages.Failed(key, error)])))
+        self._sent.pop(key, None)
+
+    def deliver(self, events: list[Event]) -> None:
+        """Send what a tick brought."""
+        parts: list[messages.Part] = []
+        for event in events:
+            parts += self._parts(event)
+        if parts:
+            self._link.send(messages.encode(messages.Happened(parts)))
+        if time.monotonic() - self._reported_s > _REPORT_EVERY_S and events:
+            self._report()
+            self._reported_s = time.monotonic()
+
+    def _parts(self, event: Event) -> list[messages.Part]:
+        parts: list[messages.Part] = []
+        if not isinstance(event, (Exported, Imported, Inspected, Embedded)) and event.key not in self._sent:
+            return parts  # it was said to have failed already
+        match event:
+            case Delta(key, chunk):
+                parts = self._chunk(key, chunk.choice, chunk)
+            case HeldBack(key, choice):
+                parts = self._chunk(key, choice, None)
+            case Ended(key, chunk):
+                parts = self._chunk(key, chunk.choice, chunk, is_last=True)
+            case Started(key):
+                self._inbox.started(key)
+                parts = self._life(key, started=True)
+            case Released(key):
+                self._inbox.ended(key)
+                self._sent.pop(key, None)
+                parts = [messages.Freed(key)]
+            case Embedded(key, vectors, error):
+                parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
+            case Exported(key, ranges) | Imported(key, ranges):
+                self._results.resolve(key, ranges)
+            case Inspected(key, snapshot):
+                self._results.resolve(key, [snapshot])
+        return parts
+
+    def end_all(self, error: PacelineError) -> None:
+        """Report of whatever is still open that it failed. Raise what keeps a request from that, after all others."""
+
+        def end(key: int) -> None:
+            if key in self._sent:
+                self.fail(key, error)
+                self._inbox.ended(key)
+            self._results.resolve(key, [], error)
+
+        end_each([*self._sent, *self._results], end)
+
+    def close(self) -> None:
+        """There is no thread any more: whatever is still asked ends at once."""
+        self.end_all(EngineStopped("the engine was shut down; make a new one"))
+
+    def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
+        sent = self._sent.get(key)
+        if sent is None:  # it was ended here already, after a failure of the engine's own
+            return []
+        request = sent.request
+        assert isinstance(request, Request)  # noqa: S101 - only they have chunks
+        sequence, num_sent = request.sequences[choice], sent.num_sent[choice]
+        sent.num_sent[choice] = sequence.num_tokens
+        goes_on, params = sequence.reason is None, request.params
+        drawn = tuple(sequence.token_ids[num_sent:])
+        unsent = sequence.output.latest_logprobs(_ANY if chunk else len(drawn)) if params.logprobs is not None else ()
+        part = messages.Chunk(
+            key=key,
+            choice=choice,
+            chunk=chunk,
+            drawn=drawn,
+            unsent_logprobs=unsent if goes_on else (),
+            sampler_state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(params) else None,
+            is_last=is_last,
+        )
+        return [*self._life(key, started=False), part]
+
+    def _life(self, key: int, *, started: bool) -> list[messages.Part]:
+        """Return what changed in the request's life since it was told last."""
+        sent = self._sent[key]
+        life = _life_of(sent.request)
+        if life == sent.life and not started:
+            return []
+        sent.life = life
+        return [messages.Lived(key, life, started)]
+
+
+def needs_state(params: SamplingParams) -> bool:
+    """Whether a sampler's draws follow from more than seed, choice and tokens."""
+    return params.mirostat != 0 or ("adaptive_p" in params.samplers and params.adaptive_target >= 0)
+
+
+def _life_of(request: Request | EmbeddingRequest) -> messages.Life:
+    if isinstance(request, Request):
+        return messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from)
+    return messages.Life(request.started_s)
+
+
+def _bytes(vector: Any) -> bytes:
+    return np.asarray(vector, dtype=np.float32).tobytes()

@@ -1,0 +1,401 @@
+"""The one thread of a front: it starts the worker, hands it requests, takes in what it reports, and recovers after its death.
+
+    commands of callers ──inbox──> [this thread] ──socket──> worker
+    channels, futures  <─router─ [this thread] <─socket──  worker
+
+It alone touches the open requests and the worker, so they need no locks. No thread waits for it, and it waits for none: what
+the socket does not take is kept. Every accepted request ends here, whatever becomes of workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.engine.commands import (
+    Cancel,
+    Command,
+    Drain,
+    EndSlow,
+    Export,
+    Import,
+    Inspect,
+    SetInterval,
+    SetPaused,
+    Stop,
+    Submit,
+)
+from paceline.engine.engine_thread import EngineThread
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.worker import messages
+from paceline.engine.worker.front_inbox import FrontInbox
+from paceline.engine.worker.open_requests import OpenRequests
+from paceline.engine.worker.questions import Questions
+from paceline.engine.worker.requests_watch import RequestsWatch
+from paceline.engine.worker.restarts import RestartLimits, Restarts
+from paceline.engine.worker.sleep import Sleep
+from paceline.engine.worker.statistics import WorkerTotals
+from paceline.engine.worker.watching import Watching
+from paceline.engine.worker.worker_process import WorkerProcess
+from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
+from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, sleeping, starting
+from paceline.scheduling.clock import Clock
+from paceline.streaming.chunk import FinishReason
+
+_log = logging.getLogger("paceline.engine")
+
+_STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What to do about a death, and about a worker that no request needs: sleep_idle_s, see `EngineConfig`."""
+
+    on_engine_death: Literal["replay", "fail"] = "replay"
+    restarts: RestartLimits = field(default_factory=RestartLimits)
+    sleep_idle_s: float | None = None
+
+
+class Supervisor(EngineThread):
+    """Owns the thread and the worker.
+
+    `ready` is done when the first worker runs, or fails with why it does not.
+    """
+
+    _inbox: FrontInbox
+
+    def __init__(
+        self,
+        setup: messages.Setup,
+        policy: Policy,
+        inbox: FrontInbox,
+        router: OutputRouter,
+        clock: Clock,
+        watch: RequestsWatch,
+    ) -> None:
+        super().__init__("paceline-supervisor", inbox)
+        self._setup, self._policy = setup, policy
+        self._router, self._clock, self._watch = router, clock, watch
+        self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
+        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
+        self.ready: Future[messages.Ready] = Future()
+        self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
+        self.ready.add_done_callback(lambda _: self.loading.put(None))
+        self._worker: WorkerProcess | None = None
+        self._sleep = Sleep(policy.sleep_idle_s)
+        self._is_waking = self._is_wake_asked = False
+        self._pulse = Pulse(clock)
+        self._since_s = clock.now()  # the last worker was started, or died
+        self._start_at: float | None = clock.now()
+        self._stop_by: float | None = None
+        self._refusal: PacelineError | None = None
+        self._start_thread()
+
+    # ---- any thread
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
+    def wake(self) -> None:
+        """Start a worker where there is none because it was idle, and counts as use of it; waits for nothing."""
+        self._is_wake_asked = True
+        self._inbox.wake()
+
+    def heartbeat(self) -> Heartbeat:
+        """Whether this thread and the worker's engine turn, or another worker is on its way. Waits for nothing."""
+        own, worker, now = self._pulse.sign, self._worker, self._clock.now()
+        past = WorkerHistory(
+            worker_pid=None if worker is None else worker.pid,
+            num_restarts=self._restarts.num_all,
+            num_crashes=self._restarts.num_in_row(now, None if worker is None else worker.ready_s),
+        )
+        if not self._thread.is_alive():
+            return heartbeat_of(Sign("ended", own.since_s), now, past)
+        beat = None if worker is None or not worker.is_ready else worker.beat()
+        if self._sleep.is_asleep:
+            return sleeping(now - self._since_s, past)
+        if beat is None or beat.sign is None:
+            start_at = self._start_at
+            return starting(now - self._since_s, past, None if start_at is None else max(0.0, start_at - now))
+        own_s = now - own.since_s if own.state == "ticking" else 0.0
+        return heartbeat_of(beat.sign, now, past, silent_s=max(0.0, own_s, now - beat.listened_s))
+
+    def _interrupt(self) -> None:
+        """Do nothing: this thread is never in a pass, and looks at its commands at once."""
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
+            ends.callback(lambda: self.ended.set_result(self._gave_up))
+            ends.callback(self._refuse_to_start, EngineStopped("the engine was shut down while it was starting"))
+            ends.callback(self.questions.end)
+            ends.callback(self.questions.died, EngineStopped("the engine was shut down; make a new one"))
+            ends.callback(self._watch.close)
+            ends.callback(self._router.close)
+            ends.callback(self._dismiss)
+            ends.callback(self._inbox.close)
+            try:
+                with Watching(self._inbox) as self._watching:
+                    while not (self._inbox.is_closed and self._inbox.num_open == 0):
+                        self._turn()
+            except Exception as error:  # noqa: BLE001 - no other thread would end what is open
+                _log.exception("the supervisor of an engine failed; its requests end with an error")
+                self._gave_up = EngineStopped(f"the engine's supervisor failed: {error!r}")
+                self._inbox.close_for(self._gave_up)
+
+    def _turn(self) -> None:
+        self._pulse.rest()
+        ready = self._watching.wait(self._wait_s())
+        self._pulse.tick()
+        self._note_use()
+        if self._inbox in ready:
+            self._inbox.calm()
+        for command in self._inbox.take():
+            self._do(command)
+        worker = self._worker
+        if worker is not None and worker.last_words in ready:
+            worker.last_words.read()
+        if worker is not None and worker.link in ready:
+            self._listen(worker)
+        self._mind_the_time()
+        awake = None if self._sleep.is_asleep else self._worker
+        if awake is not None and awake.is_ready and self._stop_by is None:
+            self._requests.hand_over(awake)
+        self.questions.pass_on(awake)
+        self._flush()
+
+    def _wait_s(self) -> float | None:
+        """Return how long there is nothing to do without a command or a message; None: without limit."""
+        times = [time for time in (self._start_at, self._stop_by) if time is not None]
+        at = min([*times, self._requests.next_deadline_s(), self._sleep.next_s()])
+        return None if math.isinf(at) else max(0.0, at - self._clock.now())
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Submit(request):
+                self._requests.add(request)
+            case Cancel(key):
+                self._requests.pass_on(self._worker, key, command)
+            case SetPaused(key, is_paused):
+                self._requests.set_paused(self._worker, key, is_paused=is_paused)
+            case SetInterval(key, interval):
+                self._requests.set_interval(self._worker, key, interval)
+            case EndSlow(key):
+                self._requests.end_slow(self._worker, key)
+            case Drain():
+                self._requests.drain(self._worker)
+            case Stop():
+                self._stop()
+            case Export() | Import() | Inspect():
+                raise AssertionError("the worker is asked by questions")
+
+    def _stop(self) -> None:
+        self._inbox.close()
+        if self._stop_by is not None:
+            return
+        self._stop_by = self._clock.now() + _STOP_PATIENCE_S
+        self._start_at = None
+        if self._worker is not None and self._worker.is_ready:
+            self._worker.send(Stop())
+        elif self._worker is not None:
+            self._worker.kill()  # it is loading, and nothing ends that sooner
+
+    # ---- what the worker says
+
+    def _listen(self, worker: WorkerProcess) -> None:
+        try:
+            received = worker.link.receive()
+            for data in received or ():
+                if worker.makes_sense:  # a part of what it said is lost: what comes behind has a gap before it
+                    self._hear(worker, messages.decode_up(data))
+        except EngineError as error:  # it goes the way of those that say nothing
+            worker.makes_sense = False
+            self._refusal = error
+            worker.kill()
+            return
+        if received is None:
+            self._reap(worker)
+
+    def _hear(self, worker: WorkerProcess, message: messages.Up) -> None:
+        match message:
+            case messages.Happened(parts):
+                for part in parts:
+                    self._requests.take(part)
+            case messages.Ready():
+                self._take_over(worker, message)
+            case messages.Refused(_, error):
+                self._refusal = error
+                worker.kill()
+            case messages.Stats(_, samples):
+                self.totals.report(samples)
+                self.questions.answered(message)
+            case messages.PrefixDone() | messages.SlotsTold():
+                self.questions.answered(message)
+            case messages.Logged() | messages.Loading() | messages.Traced():
+                self._pass_on(message)
+
+    def _pass_on(self, message: messages.Logged | messages.Loading | messages.Traced) -> None:
+        match message:
+            case messages.Logged(logger, level, text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case messages.Loading(fraction):
+                if not self.ready.done():  # later workers load without anyone who reads of it
+                    self.loading.put(fraction)
+            case messages.Traced(lines):
+                self._watch.traced(lines)
+
+    def _take_over(self, worker: WorkerProcess, message: messages.Ready) -> None:
+        messages.check_protocol(message.protocol)
+        worker.ready_s = self._clock.now()
+        self._refusal = None
+        self._sleep.used(worker.ready_s)
+        if self._is_waking:
+            self._is_waking = False
+            _log.info("the engine's process runs again")
+        elif self.ready.done():
+            self._watch.restarted()
+            _log.warning("a new process has taken the engine over")
+        else:
+            self.ready.set_result(message)
+
+    # ---- death
+
+    def _reap(self, worker: WorkerProcess) -> None:
+        self._watching.remove(worker)
+        self._worker = None
+        if not self._sleep.is_asleep:
+            self._since_s = self._clock.now()
+        death = worker.reap()
+        self.totals.died()
+        self.questions.died(EngineDied(str(death), death.signal, death.last_words))
+        if self._sleep.is_asleep:
+            self._sleep.left()
+            return
+        self._sleep.end()
+        reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
+        if self._policy.on_engine_death == "fail" and self._stop_by is None:
+            self._requests.die_with(death)
+        else:
+            self._requests.survive(death)
+        if self._stop_by is None:
+            self._start_later(reason, worker.ready_s)
+
+    def _give_up(self, reason: PacelineError) -> None:
+        stopped = EngineStopped(
+            f"the engine's process crashed once more after max_restarts={self._policy.restarts.max_restarts} restarts in a "
+            f"row, and is not started again; make a new engine, or allow more; the last crash: {reason}"
+        )
+        _log.error("%s", stopped)
+        self._gave_up = stopped
+        self._inbox.close_for(stopped)
+        for command in self._inbox.take():
+            self._do(command)
+        self._requests.end_all(FinishReason.ERROR, stopped)
+
+    # ---- sleep
+
+    def _note_use(self) -> bool:
+        """Whether something needs a worker, which counts as use of it."""
+        is_wanted = self._is_wake_asked or self._inbox.num_open > 0 or self.questions.need_worker
+        if is_wanted and not self._sleep.is_asleep:
+            self._is_wake_asked = False
+            if self._worker is not None and self._worker.is_ready:
+                self._sleep.used(self._clock.now())
+        return is_wanted
+
+    def _mind_sleep(self, now_s: float) -> None:
+        """Lets an idle worker go, and starts one where it is needed again."""
+        worker, is_wanted = self._worker, self._note_use()
+        if self._sleep.is_asleep:
+            if worker is not None and self._sleep.is_late(now_s):
+                self._sleep.left()
+                worker.kill()
+            elif worker is None and is_wanted:
+                self._is_waking, self._start_at = True, now_s
+        elif worker is not None and worker.is_ready and not is_wanted and self._sleep.is_due(now_s):
+            _log.info("no request has come for a while; the engine's process is let go until the next one")
+            self._sleep.begin(now_s)
+            self._restarts.left(now_s, worker.ready_s)
+            self._since_s = now_s
+            worker.send(messages.AskStats(0))  # what it did since its last report
+            worker.send(messages.Leave())
+
+    # ---- what this side does by itself
+
+    def _mind_the_time(self) -> None:
+        now = self._clock.now()
+        if self._stop_by is None:
+            self._mind_sleep(now)
+        if self._start_at is not None and now >= self._start_at:
+            self._start()
+        if self._stop_by is not None:
+            self._mind_the_end(now)
+        self._requests.end_due()
+
+    def _mind_the_end(self, now_s: float) -> None:
+        """Nothing is handed over any more: what is held ends here; a worker that takes too long is ended."""
+        if self._worker is None:
+            self._requests.end_all(FinishReason.SHUTDOWN)
+            return
+        self._requests.end_held(FinishReason.SHUTDOWN)
+        if now_s >= (self._stop_by or 0):
+            self._stop_by = math.inf
+            self._worker.kill()
+
+    def _start(self) -> None:
+        self._start_at, self._since_s = None, self._clock.now()
+        self._sleep.end()
+        try:
+            worker = WorkerProcess(messages.restarted(self._setup, 0 if self._is_waking else self._restarts.num_all))
+        except OSError as error:  # no more processes or descriptors to be had
+            self._start_later(EngineError(f"no process could be started: {error}"), None)
+            return
+        self._worker = worker
+        self._watching.add(worker)
+
+    def _start_later(self, reason: PacelineError, ready_s: float | None) -> None:
+        """Back off after a crash, or end the engine. ready_s: when the worker that crashed was ready, if it ever was."""
+        self._is_waking = False
+        if not self.ready.done():
+            self._refuse_to_start(reason)
+            return
+        now = self._clock.now()
+        self._start_at = self._restarts.crashed(now, ready_s)
+        if self._start_at is None:
+            self._give_up(reason)
+            return
+        num_crashes = self._restarts.num_in_row(now, None)
+        _log.error("%s; crash %d in a row, restart in %.1f s", reason, num_crashes, self._start_at - now)
+
+    def _refuse_to_start(self, reason: PacelineError) -> None:
+        if not self.ready.done():
+            self._inbox.close()
+            self.ready.set_exception(reason)
+
+    def _flush(self) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        worker.link.flush()
+        self._watching.refresh(worker)
+
+    def _dismiss(self) -> None:
+        """Lets the worker go, in good order where it does not take too long."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        if worker.is_ready:
+            worker.send(messages.Leave())
+        else:
+            worker.kill()
+        worker.reap(_STOP_PATIENCE_S)
+        self.totals.died()

@@ -1,0 +1,203 @@
+"""An engine whose passes run in a process of its own: to its callers the same as `InProcessEngine`.
+
+Prompts are tokenised and requests are checked here, on the caller's thread, with the vocabulary alone; the weights are in the
+worker. What the worker's death does to requests is the business of `supervisor`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from paceline import validation
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.base_engine import BaseEngine
+from paceline.engine.engine_trace import open_trace
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.pending_results import map_future
+from paceline.engine.prompts import Prompt, prompt_ids
+from paceline.engine.text_requests import TextRequests
+from paceline.engine.worker import messages
+from paceline.engine.worker.front_inbox import FrontInbox
+from paceline.engine.worker.front_model import FrontModel, LlamaFrontModel, seeded
+from paceline.engine.worker.front_trace import FrontTrace
+from paceline.engine.worker.replay_log import changed_options
+from paceline.engine.worker.requests_watch import RequestsWatch
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.setup import worker_setup
+from paceline.engine.worker.supervisor import Policy, Supervisor
+from paceline.errors import Aborted, EngineStopped, InvalidParams
+from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Metrics
+from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import Model
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
+
+_STATS_S = 2.0  # that a worker has to report; beyond, its last report counts
+_LOOK_S = 0.1  # between two looks whether loading is to end
+_CANCELLED = "loading the model was cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What takes llama.cpp's place in tests. model: of the front; backend, backend_options: see `messages.Setup`."""
+
+    model: FrontModel
+    backend: str
+    backend_options: Mapping[str, Any]
+    restarts: RestartLimits = field(default_factory=RestartLimits)
+
+
+class WorkerEngine(BaseEngine):
+    """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`."""
+
+    def __init__(
+        self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any], trial: Trial | None = None
+    ) -> None:
+        arguments = engine_arguments(options)
+        self.config = config = arguments.config
+        self._clock = MonotonicClock()
+        start_s = self._clock.now()
+        setup = worker_setup(model, options, None if config.trace is None else start_s)
+        self._front: FrontModel
+        restarts = RestartLimits()
+        if trial is None:
+            self._front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides"))
+        else:
+            self._front, restarts = trial.model, trial.restarts
+            setup = messages.replaced(setup, trial.backend, dict(trial.backend_options))
+        self.tokenizer, self.model = self._front.tokenizer, self._front.model
+        self.sampling_defaults = self._front.sampling_defaults
+        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
+        self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
+        self._router = OutputRouter(self._inbox)
+        if config.max_restarts is not None:
+            restarts = replace(restarts, max_restarts=config.max_restarts)
+        policy = Policy(
+            on_engine_death=config.on_engine_death or "replay", restarts=restarts, sleep_idle_s=config.sleep_idle_s
+        )
+        watch = self._watch(start_s)
+        self._supervisor = Supervisor(setup, policy, self._inbox, self._router, self._clock, watch)
+        self._thread = self._supervisor
+        weakref.finalize(self, self._supervisor.abandon).atexit = False
+        try:
+            ready = self._loaded(arguments.model)
+        except BaseException:
+            self.close()
+            self._front.close()
+            raise
+        self.limits = Limits(**ready.limits)
+        self._front.describe(ready.facts)
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=self._front.vocabulary,
+            limits=self.limits,
+            shares=config.cache_prompt,
+            adapters=tuple(ready.adapters),
+            next_key=self._inbox.next_key,
+            make_samplers=partial(_no_samplers, self._front),
+            clock=self._clock,
+        )
+
+    def _watch(self, trace_start_s: float) -> RequestsWatch:
+        """Metrics, and the trace that the options ask for. Raises `InvalidParams` where its file cannot be opened."""
+        try:
+            recorder = open_trace(self.config, trace_start_s)
+        except InvalidParams:
+            self._front.close()
+            raise
+        trace = None if recorder is None else FrontTrace(recorder)
+        instruments = Instruments(() if trace is None else (trace,), own=self.metrics)
+        return RequestsWatch(instruments, self._clock, trace)
+
+    def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
+        """Wait for the worker; progress is called here, on the caller's thread. Raises `Aborted` where that is wanted."""
+        progress, cancel = options.get("progress"), options.get("cancel")
+        while (fraction := self._next_progress(cancel)) is not None:
+            if progress is not None and progress(fraction) is False:
+                raise Aborted(_CANCELLED)
+        return self._supervisor.ready.result()
+
+    def _next_progress(self, cancel: Any) -> float | None:
+        """Return the next progress of loading; a worker that reports none can be cancelled as well."""
+        while cancel is None or not cancel.is_set():
+            with suppress(queue.Empty):
+                return self._supervisor.loading.get(timeout=None if cancel is None else _LOOK_S)
+        raise Aborted(_CANCELLED)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """See `EngineClient`. A request without a seed gets one, so that a replay draws the same."""
+        return super().prepare(prompt, seeded(params), options)
+
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker looks
+        return pooling
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+        """See `EngineClient`."""
+        ids = prompt_ids(prompt, self.tokenizer, options)
+        return self._ask_prefix("save", name, ids, options).num_saved
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """See `EngineClient`."""
+        return self._ask_prefix("load", name, [], options).token_ids
+
+    def erase_prefix(self, name: str) -> None:
+        """See `EngineClient`."""
+        self._ask_prefix("erase", name, [], RequestOptions())
+
+    def _ask_prefix(
+        self, action: Literal["save", "load", "erase"], name: str, ids: list[int], options: RequestOptions
+    ) -> messages.PrefixDone:
+        self._check_usable()
+        message = messages.Prefix(0, action, validation.text("name", name), ids, changed_options(options))
+        done = self._supervisor.questions.ask_prefix(message).result()
+        if done.error is not None:
+            raise done.error
+        return done
+
+    def stats(self) -> MetricsSnapshot:
+        """See `EngineClient`."""
+        if self._supervisor.is_alive:
+            with suppress(TimeoutError):
+                self._supervisor.questions.ask_stats().result(_STATS_S)
+        return self._supervisor.totals.together(self.metrics.snapshot())
+
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """See `EngineClient`."""
+        self._supervisor.check_process()
+        return map_future(self._supervisor.questions.ask_slots(), self._or_idle)
+
+    def _or_idle(self, told: SlotsSnapshot | None) -> SlotsSnapshot:
+        if told is not None:
+            return told
+        if not self._supervisor.is_alive:
+            raise EngineStopped("the engine was shut down; make a new one")
+        return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
+
+    def wake(self) -> None:
+        """See `EngineClient`."""
+        super().wake()
+        self._supervisor.wake()
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        return self._supervisor.worker_pid
+
+
+def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
+    """They are made in the worker; what is wrong with the params is raised here."""
+    front.check(params)
+    return ()

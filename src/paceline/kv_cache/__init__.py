@@ -1,0 +1,42 @@
+"""The KV cache: which tokens lie where, prefix caching, eviction, offload to host memory. Pure; knows no llama.cpp.
+
+                match, allocate                      release                     offload, evict
+    waiting ───────────────────────> running ──────────────────> cached prefix ──────────────────> host block ──> gone
+                                        │ ^                          │                                │
+                                        │ └──── shared (Copy) ───────┘          loaded (Load)         │
+                                        └────────────── preempt, eager offload ──────────────────> ───┘
+
+    where              what lies there                        freed when
+    running            cells under a sequence id of its own   its request ends, or it is preempted
+    cached prefix      the same cells, without a sequence     idle ones cost speed, or cells or ids are needed
+    host block         a range or a checkpoint, in bytes      the capacity is spent, least recently used first
+
+A memory that can only be saved whole (sliding window, recurrent, hybrid) has no cached prefixes on the device: checkpoints
+go to host memory directly. `KVCache` is the entry; the modules in here are private to it.
+"""
+
+from paceline.kv_cache.cache import KVCache
+from paceline.kv_cache.device_cells import Copy, Load, Operation, Remove, Save, TransferOutput
+from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
+from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
+from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, SavedState, pack_tokens
+
+__all__ = [
+    "TOKEN_BYTES",
+    "CacheTelemetry",
+    "ComputeCost",
+    "Copy",
+    "KVCache",
+    "KVCacheLimits",
+    "Load",
+    "Namespace",
+    "NotAdmitted",
+    "Operation",
+    "PendingPrefix",
+    "PrefixMatch",
+    "Remove",
+    "Save",
+    "SavedState",
+    "TransferOutput",
+    "pack_tokens",
+]

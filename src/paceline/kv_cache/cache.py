@@ -1,0 +1,401 @@
+"""The one entry to the cache: what a sequence can start from, and what has to move for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.kv_cache.device_cells import CellBudget, DeviceCells, Operation, Remove, Save, TransferOutput
+from paceline.kv_cache.host_cache import HostCache, PrefixExporter
+from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits
+from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix, Eviction, Offloader, TransferCost
+from paceline.kv_cache.prefix_match import (
+    NO_MATCH,
+    PREFIX_PENDING,
+    NotAdmitted,
+    PrefixMatch,
+    match_checkpoint,
+    match_parts,
+    match_sibling,
+)
+from paceline.kv_cache.radix_tree import (
+    TOKEN_BYTES,
+    Namespace,
+    Node,
+    RadixTree,
+    SavedState,
+    TreeMatch,
+    common_prefix_bytes,
+)
+
+_INSTABILITY_TOKENS = 64  # shorter cached prefixes say nothing about a prompt that diverges after 10 to 50 % of one
+_MIN_IDLE_CELLS = 256  # llama.cpp attends to as many at a time, so that fewer idle ones cost nothing
+_IDLE_COST = 0.02  # of a lone stream's speed
+# Cost of a cell that belongs to another sequence, and is skipped, relative to one that is attended to: flash attention, CPU.
+_SKIPPED = 0.2
+
+
+class KVCache:
+    """The memory of one context: device cells, cached prefixes, host memory. Pure; the scheduler's thread calls it.
+
+    In a sequence's life: `match`, `allocate`, `commit` after each pass, then `release` or `preempt`. What has to be done on
+    the device is returned by `take_operations`, and its outcome taken in by `complete`; the cache takes it for done at once.
+    """
+
+    def __init__(self, limits: KVCacheLimits, telemetry: CacheTelemetry, cost: ComputeCost) -> None:
+        self._limits, self._telemetry, self._cost = limits, telemetry, cost
+        self._tree, self._cells = RadixTree(), DeviceCells(limits.num_seq_ids)
+        self._offloader = Offloader(self._cells, self._tree, telemetry, has_host=limits.host_bytes > 0)
+        self._host = HostCache(limits, self._tree, telemetry)
+        self._transfers = TransferCost(limits.itl_target_s)
+        self._exporter = PrefixExporter(self._cells, self._find, can_share_part=limits.can_share_part)
+        self._running: dict[CacheSequence, Node] = {}  # with the last node of each in the tree
+        self._budget = CellBudget(limits.num_cells, self._cells, self._running.keys())
+        self._max_idle_cells = _MIN_IDLE_CELLS
+        self._is_generating = False
+        self.update_idle_limit()
+
+    # ---- a sequence's life
+
+    def match(self, sequence: CacheSequence, now_s: float, *, is_alone: bool) -> PrefixMatch | NotAdmitted:
+        """Find the cached prefix that a waiting sequence starts from, evicting others until its cells are free.
+
+        The prefix itself is evicted last; then the sequence starts from host memory in a later tick. A sequence that
+        is_alone, with no other running, may start in any case.
+        """
+        while True:
+            match = self._match(sequence, now_s)
+            if isinstance(match, NotAdmitted):
+                return match
+            if self._is_prefix_being_saved(sequence, match):
+                return NotAdmitted.OFFLOAD_PENDING
+            self._touch(match)
+            has_cells = self._budget.fits(sequence.num_tokens - match.num_device)
+            if has_cells and self._can_load(match):
+                return match
+            max_tokens = self._transfers.pressure_tokens(is_generating=self._is_generating)
+            eviction = self._offloader.try_evict(max_tokens, now_s)
+            if eviction is Eviction.PENDING:
+                return NotAdmitted.OFFLOAD_PENDING
+            if eviction is Eviction.NOTHING_CACHED:
+                if has_cells:
+                    return match.device_part()
+                return match if is_alone else NotAdmitted.NO_CELLS
+
+    def allocate(self, sequence: CacheSequence, match: PrefixMatch, now_s: float) -> None:
+        """Give a sequence a sequence id and the prefix that was found for it."""
+        while not self._cells.seq_ids.num_free:  # there are more ids than slots, so never the prefix it starts from
+            self._offloader.evict(now_s)
+        seq_id = sequence.seq_id = self._cells.seq_ids.allocate()
+        if match.source is not None:
+            assert match.source.seq_id is not None  # noqa: S101 - it has tokens
+            self._cells.copy(match.source.seq_id, seq_id, match.num_device)
+        for segment in match.segments:
+            self._cells.load(seq_id, segment.block.data, segment.start, segment.end)
+        sequence.num_computed_tokens = match.num_tokens
+        sequence.has_checkpoint = sequence.has_checkpoint or match.num_tokens == sequence.num_prompt_tokens - 1
+        end = self._tree.insert(sequence.namespace, sequence.token_bytes(sequence.num_prompt_tokens))
+        self._tree.add_owner(sequence, end)  # others can wait for its prompt
+        self._running[sequence] = end
+
+    def commit(self, sequence: CacheSequence, num_tokens: int) -> None:
+        """Count tokens that a pass has computed."""
+        assert sequence.seq_id is not None  # noqa: S101 - it had a row
+        sequence.num_computed_tokens += num_tokens
+        self._cells.extend(sequence.seq_id, num_tokens)
+
+    def release(self, sequence: CacheSequence) -> None:
+        """Free the sequence id of a sequence that has ended; its tokens become a cached prefix, where they may."""
+        self._cache(sequence)
+
+    def preempt(self, sequence: CacheSequence, now_s: float) -> None:
+        """Free the cells of a sequence that will resume: offloaded before the next pass, or dropped, whichever costs less."""
+        prefix = self._cache(sequence)
+        if prefix is None:
+            return
+        if self._is_cheaper_recomputed(self._offloader.num_missing(prefix)):
+            self._offloader.drop(prefix, now_s)
+        else:
+            self._offloader.save_and_drop(prefix, now_s)
+
+    def discard(self, sequence: CacheSequence) -> None:
+        """Free a sequence whose copy or load failed; it will compute all of its tokens."""
+        self._drop(sequence, self._running.pop(sequence))
+        self._offloader.end_eager_offload(sequence)
+        sequence.seq_id = None
+        sequence.num_computed_tokens = 0
+        sequence.computes_all = True
+
+    def discard_cached(self, seq_id: int, now_s: float) -> None:
+        """Drop a cached prefix whose copy or load failed after its sequence had ended."""
+        prefix = self._offloader.find(seq_id)
+        if prefix is not None:
+            self._offloader.drop(prefix, now_s)
+
+    def clear(self) -> None:
+        """Empty every sequence id on the device, whatever lies there; for a new cache after a failure."""
+        self._cells.operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
+
+    def needs_checkpoint(self, sequence: CacheSequence) -> bool:
+        """Return whether the state before the prompt's last token is to be saved: where memory is only saved whole."""
+        return (
+            not self._limits.can_share_part and sequence.writes_cache and sequence.num_prompt_tokens > MIN_CACHED_TOKENS
+        )
+
+    # ---- a tick
+
+    def begin_tick(self, *, is_generating: bool) -> None:
+        """Begin a tick; where sequences generate, transfers keep to a share of it."""
+        self._is_generating = is_generating
+        self._offloader.tick += 1
+
+    def take_checkpoints(self) -> None:
+        """Save the states of sequences that have all of their prompt but the last token, where memory is only saved whole."""
+        if self._limits.can_share_part:
+            return
+        for sequence in self._running:
+            if not sequence.has_checkpoint and sequence.num_computed_tokens == sequence.num_prompt_tokens - 1:
+                sequence.has_checkpoint = True
+                if sequence.writes_cache and sequence.num_computed_tokens >= MIN_CACHED_TOKENS:
+                    self._save_state(sequence)
+
+    def evict(self, now_s: float) -> bool:
+        """Evict the least recently used cached prefix before the next pass; return whether there was one."""
+        return self._offloader.evict(now_s)
+
+    def offload(self, next_victim: Callable[[], CacheSequence] | None, now_s: float, *, is_generating: bool) -> None:
+        """Save parts of idle prefixes, of requested exports and of the next victim, as much as fits the tick.
+
+        next_victim: returns the running sequence that would be preempted next; called only where cells are low.
+        """
+        if not (self._offloader.prefixes or self._exporter.exports or self._budget.is_low):
+            return
+        max_tokens = self._transfers.idle_tokens(is_generating=is_generating)
+        if self._offloader.prefixes:
+            self._offloader.offload_idle(
+                self._idle_limit(), self._budget.seq_ids, max_tokens, self._budget.ticks_left, now_s
+            )
+        if self._exporter.exports:
+            self._exporter.save_part(self._transfers.pressure_tokens(is_generating=is_generating))
+        if next_victim is not None and self._budget.is_low:
+            self._offload_eagerly(next_victim(), max_tokens)
+
+    def _idle_limit(self) -> int:
+        return self._max_idle_cells
+
+    def update_idle_limit(self) -> None:
+        """Derive from the cost model how many cells may be idle: they cost a lone stream 2 % of its speed."""
+        empty = self._cost.seconds(1, 0)
+        per_thousand = _SKIPPED * (self._cost.seconds(1, 1000) - empty)
+        most = int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31
+        self._max_idle_cells = max(_MIN_IDLE_CELLS, most)
+
+    # ---- transfers
+
+    def take_operations(self) -> list[Operation]:
+        """Return what has to be done on the device before the next pass, in order."""
+        return self._cells.take_operations()
+
+    def complete(self, operations: list[Operation], output: TransferOutput, now_s: float) -> None:
+        """Take in the outcome of a tick's operations."""
+        if operations:
+            self._transfers.observe(operations, output)
+        for save, data in output.saved:
+            self._host.put(save, data, now_s)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is pending."""
+        return self._cells.has_pending(Save)
+
+    @property
+    def is_freeing(self) -> bool:
+        """Whether cells are about to be freed."""
+        return self._cells.has_pending(Remove)
+
+    @property
+    def transfer_s(self) -> float:
+        """Expected time of the pending operations."""
+        return self._transfers.seconds(self._cells.operations) if self._cells.operations else 0.0
+
+    # ---- export and import
+
+    def request_export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+        """Request the saved ranges of a prefix; `take_exports` returns them under this key."""
+        self._exporter.request(key, namespace, tokens)
+
+    def take_exports(self) -> list[tuple[int, list[SavedState]]]:
+        """Return key and ranges of exports that are complete."""
+        return self._exporter.take_done()
+
+    @property
+    def is_exporting(self) -> bool:
+        """Whether an export is under way."""
+        return bool(self._exporter.exports)
+
+    def import_ranges(
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...], now_s: float
+    ) -> list[SavedState]:
+        """Put saved ranges (start, end, state) of a prefix into host memory, and return what of it is there."""
+        self._host.import_ranges(namespace, tokens, ranges, now_s)
+        return self._exporter.saved_ranges(namespace, tokens)
+
+    # ---- what it holds
+
+    @property
+    def num_cells(self) -> int:
+        """Cells in use."""
+        return self._cells.num_used
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in host memory."""
+        return self._host.num_bytes
+
+    def check(self) -> None:
+        """Assert that every sequence id is in one place and the tree names nothing that is not there."""
+        running = self._budget.seq_ids
+        assert len(running) == len(self._running)  # noqa: S101 - our own invariants
+        self._cells.seq_ids.check(running + self._offloader.seq_ids)
+        self._tree.check()
+        for node in self._tree.nodes():
+            for owner in node.owners:
+                assert owner.seq_id is not None  # noqa: S101
+                assert self._cells.length(owner.seq_id) == owner.num_computed_tokens  # noqa: S101
+        assert self._limits.num_cells is None or self.num_cells <= self._limits.num_cells  # noqa: S101
+        assert self._tree.num_bytes <= self._limits.host_bytes  # noqa: S101
+
+    # ---- matching
+
+    def _match(self, sequence: CacheSequence, now_s: float) -> PrefixMatch | NotAdmitted:
+        if not sequence.reads_cache:
+            return NO_MATCH
+        if sequence.waits_for is not None and sequence.waits_for.is_pending:  # nothing better can be there yet
+            return PREFIX_PENDING
+        if not self._limits.can_share_part and (sibling := match_sibling(sequence)) is not NO_MATCH:
+            return sibling
+        max_tokens = sequence.num_tokens - 1  # one token is always left to compute
+        match = self._find(sequence.namespace, sequence.token_bytes(max_tokens))
+        self._report_instability(sequence, match, now_s)
+        if self._limits.can_share_part:
+            return match_parts(match, max_tokens, sequence)
+        return match_checkpoint(match, max_tokens)
+
+    def _find(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
+        """Match tokens against the tree, first adding what running sequences on the path have generated."""
+        match = self._tree.match(namespace, tokens)
+        while behind := self._behind(match):
+            for sequence in behind:
+                self._extend(sequence)
+            match = self._tree.match(namespace, tokens)
+        return match
+
+    def _behind(self, match: TreeMatch) -> list[CacheSequence]:
+        """Return running sequences whose path in the tree ends within the match, though they have computed more."""
+        nodes = frozenset(match.nodes)
+        return [
+            one
+            for one, end in self._running.items()
+            if end.end <= match.length and one.num_computed_tokens > end.end and end in nodes
+        ]
+
+    def _report_instability(self, sequence: CacheSequence, match: TreeMatch, now_s: float) -> None:
+        """Report, once a request, a prompt that diverges soon from a long cached prefix."""
+        request, length = sequence.request, match.path_length
+        if request.is_matched:
+            return
+        request.is_matched = True
+        if length >= _INSTABILITY_TOKENS and length <= 10 * match.length <= 5 * length:
+            self._telemetry.prefix_instability(request.key, length, match.length, now_s)
+
+    def _is_prefix_being_saved(self, sequence: CacheSequence, match: PrefixMatch) -> bool:
+        """Return whether host memory will have more for a waiting sequence after this tick."""
+        saves = [one for one in self._cells.operations if isinstance(one, Save)] if sequence.reads_cache else []
+        tokens = sequence.token_bytes(sequence.num_tokens - 1) if saves else b""
+        for save in saves:
+            if save.namespace == sequence.namespace:
+                shared = common_prefix_bytes(save.tokens, tokens, 0) // TOKEN_BYTES
+                if save.is_whole and shared < save.end:
+                    continue
+                if shared - match.num_tokens >= (1 if save.is_whole else MIN_CACHED_TOKENS):
+                    return True
+        return False
+
+    def _touch(self, match: PrefixMatch) -> None:
+        """Make what a sequence is about to start from the last to be evicted."""
+        if isinstance(match.source, CachedPrefix):
+            self._offloader.touch(match.source)
+        if match.node is not None:
+            self._tree.touch(match.node)
+
+    def _can_load(self, match: PrefixMatch) -> bool:
+        """Return whether the segments can be loaded: each needs cells for its whole block for a moment."""
+        num_free = self._budget.num_free
+        for segment in match.segments:
+            if segment.block.end - segment.block.start > num_free:
+                return False
+            num_free -= segment.end - segment.start
+        return True
+
+    # ---- caching
+
+    def _cache(self, sequence: CacheSequence) -> CachedPrefix | None:
+        """Take a sequence out of the running ones and return the prefix it becomes, where that stays on the device."""
+        num_tokens, prefix = sequence.num_computed_tokens, None
+        self._extend(sequence)
+        node = self._running.pop(sequence)
+        self._offloader.end_eager_offload(sequence)
+        if not sequence.writes_cache or num_tokens < MIN_CACHED_TOKENS:
+            self._drop(sequence, node)
+        elif not self._limits.can_share_part:
+            self._save_state(sequence)
+            self._drop(sequence, node)
+        else:
+            prefix = self._add_prefix(sequence, num_tokens)
+            self._tree.remove_owner(sequence, node)
+        sequence.seq_id = None
+        sequence.num_computed_tokens = 0
+        sequence.computes_all = False
+        return prefix
+
+    def _add_prefix(self, sequence: CacheSequence, num_tokens: int) -> CachedPrefix:
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        tokens, namespace = sequence.token_bytes(num_tokens), sequence.namespace
+        node = self._tree.insert(namespace, tokens)
+        prefix = CachedPrefix(
+            seq_id=sequence.seq_id, namespace=namespace, tokens=tokens, num_computed_tokens=num_tokens, node=node
+        )
+        self._offloader.add(prefix)
+        return prefix
+
+    def _extend(self, sequence: CacheSequence) -> None:
+        """Add to the tree what a running sequence has computed since it was added last."""
+        node = self._running[sequence]
+        if sequence.num_computed_tokens > node.end:
+            tokens = sequence.token_bytes(sequence.num_computed_tokens)
+            self._running[sequence] = self._tree.extend(sequence, node, tokens[node.end * TOKEN_BYTES :])
+
+    def _drop(self, sequence: CacheSequence, node: Node) -> None:
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        self._tree.remove_owner(sequence, node)
+        self._cells.free(sequence.seq_id)
+
+    def _save_state(self, sequence: CacheSequence) -> None:
+        if self._limits.host_bytes and sequence.seq_id is not None:
+            tokens = sequence.token_bytes(sequence.num_computed_tokens)
+            save = Save(sequence.seq_id, 0, sequence.num_computed_tokens, sequence.namespace, tokens, is_whole=True)
+            self._cells.operations.append(save)
+
+    # ---- eager offload
+
+    def _offload_eagerly(self, victim: CacheSequence, max_tokens: int) -> None:
+        if not (victim.writes_cache and self._limits.can_share_part and self._limits.host_bytes):
+            return
+        ticks_left, num_tokens = self._budget.ticks_left_for_running, victim.num_computed_tokens
+        if num_tokens <= max_tokens * (ticks_left - 1) or self._is_cheaper_recomputed(num_tokens):
+            return
+        self._extend(victim)
+        self._offloader.offload_eagerly(victim, self._running[victim], max_tokens, ticks_left)
+
+    def _is_cheaper_recomputed(self, num_tokens: int) -> bool:
+        transfer_s = self._transfers.round_trip_seconds(num_tokens)
+        return num_tokens > 0 and transfer_s > self._cost.seconds(num_tokens, self.num_cells)

@@ -1,0 +1,245 @@
+"""Device memory of one context: sequence ids, cells counted exactly, and the operations that the executor carries out.
+
+    seq id 0:  [segment of 100]──[segment of 20]
+    seq id 1:  [the same 100  ]──[another of 5 ]          125 cells
+
+A copied prefix lies under several sequence ids and counts once. Operations take effect here when they are added, and on
+the device before the next pass. Pure arithmetic on lengths; the radix tree knows which tokens they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from paceline.kv_cache.interfaces import CacheSequence
+from paceline.kv_cache.radix_tree import Namespace, SavedState
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Share the first num_tokens of one sequence id with another, which is empty."""
+
+    from_seq_id: int
+    to_seq_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Empty a sequence id."""
+
+    seq_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save tokens [start, end) of a sequence id to host memory; is_whole: all of its state at once.
+
+    namespace, tokens: the path to `end` in the radix tree, tokens as bytes.
+    """
+
+    seq_id: int
+    start: int
+    end: int
+    namespace: Namespace
+    tokens: bytes
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Append tokens [start, end) of a saved state to a sequence id that holds exactly those before."""
+
+    seq_id: int
+    data: SavedState
+    start: int
+    end: int
+
+
+Operation = Copy | Remove | Save | Load
+
+
+@dataclass(slots=True)
+class TransferOutput:
+    """Outcome of a tick's operations.
+
+    saved: the saves that succeeded, with their states. failed_seq_ids: ids whose copy or load failed. saving_s, loading_s:
+    seconds spent.
+    """
+
+    saved: list[tuple[Save, SavedState]] = field(default_factory=list)
+    failed_seq_ids: set[int] = field(default_factory=set)
+    saving_s: float = 0.0
+    loading_s: float = 0.0
+
+
+class SeqIds:
+    """Allocates the ids 0 to num - 1, the lowest free one first, so that few are in use where few suffice."""
+
+    def __init__(self, num: int) -> None:
+        self._free = list(range(num))
+        self._num = num
+
+    @property
+    def num_free(self) -> int:
+        """Number of ids that can be allocated."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Return an id that was free. Raises `IndexError` where none is."""
+        return heapq.heappop(self._free)
+
+    def release(self, seq_id: int) -> None:
+        """Make an allocated id free."""
+        heapq.heappush(self._free, seq_id)
+
+    def check(self, allocated: list[int]) -> None:
+        """Assert that these and the free ones are all ids, each once."""
+        assert sorted([*self._free, *allocated]) == list(range(self._num)), (self._free, allocated)  # noqa: S101
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A run of cells that belongs to the same sequence ids from its first to its last."""
+
+    length: int
+    num_owners: int = 1
+
+
+class DeviceCells:
+    """The cells under each sequence id, and pending operations. num_used: cells in use."""
+
+    def __init__(self, num_seq_ids: int) -> None:
+        self.seq_ids = SeqIds(num_seq_ids)
+        self.operations: list[Operation] = []
+        self.num_used = 0
+        self._segments: dict[int, list[Segment]] = {}
+
+    def length(self, seq_id: int) -> int:
+        """Return the number of tokens under a sequence id."""
+        return sum(segment.length for segment in self._segments.get(seq_id, ()))
+
+    def extend(self, seq_id: int, num_tokens: int) -> None:
+        """Count tokens that were computed at the end of a sequence."""
+        segments = self._segments.setdefault(seq_id, [])
+        if segments and segments[-1].num_owners == 1:
+            segments[-1].length += num_tokens
+        else:
+            segments.append(Segment(num_tokens))
+        self.num_used += num_tokens
+
+    def load(self, seq_id: int, data: SavedState, start: int, end: int) -> None:
+        """Append a saved range to a sequence."""
+        self.operations.append(Load(seq_id, data, start, end))
+        self.extend(seq_id, end - start)
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Share the first tokens of a sequence with an empty one."""
+        self.operations.append(Copy(from_seq_id, to_seq_id, num_tokens))
+        self.share(from_seq_id, to_seq_id, num_tokens)
+
+    def share(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Count a copy."""
+        shared: list[Segment] = []
+        source, left = self._segments[from_seq_id], num_tokens
+        for index, segment in enumerate(source):
+            if left < segment.length:
+                source[index : index + 1] = [
+                    Segment(left, segment.num_owners),
+                    Segment(segment.length - left, segment.num_owners),
+                ]
+                self._split_elsewhere(from_seq_id, segment, source[index : index + 2])
+                segment = source[index]  # noqa: PLW2901 - the part that is shared
+            segment.num_owners += 1
+            shared.append(segment)
+            left -= segment.length
+            if left == 0:
+                break
+        self._segments[to_seq_id] = shared
+
+    def free(self, seq_id: int) -> None:
+        """Empty and release a sequence id; cells that others share stay."""
+        self.operations.append(Remove(seq_id))
+        for segment in self._segments.pop(seq_id, ()):
+            segment.num_owners -= 1
+            if not segment.num_owners:
+                self.num_used -= segment.length
+        self.seq_ids.release(seq_id)
+
+    def num_under(self, seq_ids: list[int]) -> int:
+        """Return the number of cells that lie under any of these sequence ids."""
+        return sum(segment.length for segment in {one for seq_id in seq_ids for one in self._segments.get(seq_id, ())})
+
+    def num_own(self, seq_id: int) -> int:
+        """Return the number of cells that no other sequence id shares: what freeing it would give back."""
+        return sum(segment.length for segment in self._segments.get(seq_id, ()) if segment.num_owners == 1)
+
+    def has_pending(self, kind: type[Operation]) -> bool:
+        """Return whether an operation of this kind is pending."""
+        return any(isinstance(operation, kind) for operation in self.operations)
+
+    def take_operations(self) -> list[Operation]:
+        """Return the pending operations, in order, for the executor."""
+        operations = list(self.operations)
+        self.operations.clear()
+        return operations
+
+    def _split_elsewhere(self, seq_id: int, segment: Segment, parts: list[Segment]) -> None:
+        """Replace a segment by its parts under all other ids that share it."""
+        if segment.num_owners == 1:
+            return
+        for other, segments in self._segments.items():
+            if other != seq_id and segment in segments:
+                at = next(index for index, one in enumerate(segments) if one is segment)
+                segments[at : at + 1] = parts
+
+
+_LOW = 4  # cells are low where less than this fraction (1/4) is free
+
+
+class CellBudget:
+    """Free and promised cells, and for how many ticks they last. running: the live collection of running sequences."""
+
+    def __init__(self, num_cells: int | None, cells: DeviceCells, running: Collection[CacheSequence]) -> None:
+        self._num_cells, self._cells, self._running = num_cells, cells, running
+
+    def fits(self, num_tokens: int) -> bool:
+        """Return whether as many cells are free beside what running sequences still compute and generate next."""
+        if self._num_cells is None:
+            return True
+        promised = sum(one.num_tokens - one.num_computed_tokens + 1 for one in self._running)
+        return self._cells.num_used + promised + num_tokens <= self._num_cells
+
+    @property
+    def num_free(self) -> float:
+        """Cells not in use; infinite where memory is not made of cells."""
+        return math.inf if self._num_cells is None else self._num_cells - self._cells.num_used
+
+    @property
+    def is_low(self) -> bool:
+        """True when less than a quarter of the cells are free."""
+        return self._num_cells is not None and _LOW * (self._num_cells - self._cells.num_used) < self._num_cells
+
+    @property
+    def ticks_left(self) -> float:
+        """Number of ticks until no cell is free; infinite while cells are not low."""
+        return self._ticks(self._cells.num_used) if self.is_low else math.inf
+
+    @property
+    def ticks_left_for_running(self) -> float:
+        """As `ticks_left`, if running sequences alone had cells."""
+        return self._ticks(self._cells.num_under(self.seq_ids)) if self.is_low else math.inf
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """Sequence ids of running sequences."""
+        return [one.seq_id for one in self._running if one.seq_id is not None]
+
+    def _ticks(self, num_used: int) -> float:
+        """Estimate: running sequences compute what is left of their prompts, then one token a tick each."""
+        assert self._num_cells is not None  # noqa: S101 - else they are never low
+        left = sum([one.num_tokens - one.num_computed_tokens for one in self._running])
+        return (self._num_cells - num_used - left) / max(1, len(self._running))

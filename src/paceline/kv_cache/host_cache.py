@@ -1,0 +1,132 @@
+"""Host memory: saved ranges and checkpoints at the nodes of the radix tree, and prefixes on their way out to files. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from paceline.kv_cache.device_cells import DeviceCells, Save
+from paceline.kv_cache.interfaces import CacheTelemetry, KVCacheLimits
+from paceline.kv_cache.offload import RangeSaver
+from paceline.kv_cache.prefix_match import host_segments, longest_owner, match_checkpoint
+from paceline.kv_cache.radix_tree import TOKEN_BYTES, HostBlock, Namespace, Node, RadixTree, SavedState, TreeMatch
+
+
+class HostCache:
+    """Evicts the least recently used block where the capacity is spent; never a range before those behind it."""
+
+    def __init__(self, limits: KVCacheLimits, tree: RadixTree, telemetry: CacheTelemetry) -> None:
+        self._limits, self._tree, self._telemetry = limits, tree, telemetry
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self._tree.num_bytes
+
+    def put(self, save: Save, data: SavedState, now_s: float) -> None:
+        """Take in a saved state; one larger than the capacity is dropped, as it would evict all others and then itself."""
+        if data.nbytes > self._limits.host_bytes:
+            return
+        if save.start:  # a node has to begin there
+            self._tree.insert(save.namespace, save.tokens[: save.start * TOKEN_BYTES])
+        end = self._tree.insert(save.namespace, save.tokens)
+        if save.is_whole:
+            self._tree.put_block([end], HostBlock(0, save.end, data), is_checkpoint=True)
+        else:
+            nodes = [node for node in end.path() if node.start >= save.start]
+            self._tree.put_block(nodes, HostBlock(save.start, save.end, data))
+        self._evict_to_capacity(now_s)
+
+    def import_ranges(
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...], now_s: float
+    ) -> None:
+        """Take in saved ranges of a path that come from a file."""
+        is_whole = not self._limits.can_share_part
+        for start, end, data in ranges:
+            self.put(Save(0, start, end, namespace, tokens[: end * TOKEN_BYTES], is_whole=is_whole), data, now_s)
+
+    def _evict_to_capacity(self, now_s: float) -> None:
+        while self._tree.num_bytes > self._limits.host_bytes:
+            node = self._tree.least_recent_block()
+            assert node is not None  # noqa: S101 - bytes belong to nodes
+            self._tree.drop_block(node)
+            self._tree.prune(node)
+            self._telemetry.evicted(node.end - node.start, "host", now_s)
+
+
+@dataclass(slots=True, eq=False)
+class PrefixExport:
+    """A requested export. num_device: tokens of the path on the device when it was requested; num_tried: saved once."""
+
+    key: int
+    namespace: Namespace
+    tokens: bytes
+    num_device: int
+    num_tried: int = 0
+
+
+class PrefixExporter:
+    """Brings requested prefixes to host memory, a part a tick, until all of them can be handed out.
+
+    find: match a path in the radix tree now. exports: those under way; read-only.
+    """
+
+    def __init__(
+        self, cells: DeviceCells, find: Callable[[Namespace, bytes], TreeMatch], *, can_share_part: bool
+    ) -> None:
+        self._cells, self._find, self._can_share_part = cells, find, can_share_part
+        self.exports: list[PrefixExport] = []
+
+    def request(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+        """Request what there is of a path now; `take_done` returns it when it is in host memory."""
+        match = self._find(namespace, tokens)
+        _, num_device = longest_owner(match.nodes, match.length)
+        self.exports.append(PrefixExport(key, namespace, tokens, num_device))
+
+    def save_part(self, max_tokens: int) -> None:
+        """Add the saves of a tick, at most as many tokens."""
+        for export in self.exports:
+            seq_id, missing = self._missing(export)
+            saver = RangeSaver(
+                seq_id=seq_id, namespace=export.namespace, tokens=export.tokens, num_tried=export.num_tried
+            )
+            saves = saver.next_saves(missing, max_tokens)
+            export.num_tried = saver.num_tried
+            self._cells.operations += saves
+            max_tokens -= sum(one.end - one.start for one in saves)
+
+    def take_done(self) -> list[tuple[int, list[SavedState]]]:
+        """Return key and ranges of exports that are complete, after the saves of a tick were carried out."""
+        done = [one for one in self.exports if not self._missing(one)[1]]
+        self.exports = [one for one in self.exports if one not in done]
+        return [(one.key, self.saved_ranges(one.namespace, one.tokens)) for one in done]
+
+    def saved_ranges(self, namespace: Namespace, tokens: bytes) -> list[SavedState]:
+        """Return what host memory has of a path, from its first token on; one checkpoint where memory is saved whole."""
+        match = self._find(namespace, tokens)
+        if not self._can_share_part:
+            return [segment.block.data for segment in match_checkpoint(match, match.length).segments]
+        whole = takewhile(
+            lambda one: (one.start, one.end) == (one.block.start, one.block.end),  # saved ranges cannot be cut here
+            host_segments(match.nodes, 0, match.length),
+        )
+        return [segment.block.data for segment in whole]
+
+    def _missing(self, export: PrefixExport) -> tuple[int, list[tuple[int, int]]]:
+        """Return the sequence id to save from and the ranges that are missing; none where the next was tried before."""
+        if not self._can_share_part:
+            return 0, []
+        match = self._find(export.namespace, export.tokens)
+        source, num_device = longest_owner(match.nodes, min(match.length, export.num_device))
+        if source is None or source.seq_id is None:
+            return 0, []
+        nodes = [node for node in match.nodes if node.start < num_device]
+        missing = [(one.start, min(one.end, num_device)) for one in nodes if not _is_saved_alone(one, num_device)]
+        is_stuck = bool(missing) and missing[0][0] < export.num_tried
+        return source.seq_id, [] if is_stuck else missing
+
+
+def _is_saved_alone(node: Node, num_tokens: int) -> bool:
+    """Return whether a host block is exactly this range of a path of as many tokens, and not part of a larger one."""
+    return node.block is not None and (node.block.start, node.block.end) == (node.start, min(node.end, num_tokens))

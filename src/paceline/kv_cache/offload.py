@@ -1,0 +1,300 @@
+"""KV cache offload: how cached prefixes and the next victim's tokens go from device cells to host memory.
+
+Idle prefixes are saved in parts where a tick has time for it, and at once where memory is full, least recently used first.
+What a running sequence would have to leave behind is saved before it is preempted (eager offload). Transfer costs are
+learnt, so that transfers keep to a share of the inter-token latency target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import pairwise
+
+from paceline.kv_cache.device_cells import DeviceCells, Load, Operation, Save, TransferOutput
+from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry
+from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, Node, RadixTree
+
+BLOCK_TOKENS = 512
+"""Tokens that are saved as one host block: it stays, and needs cells for a moment when it is loaded, as a whole."""
+MIN_CACHED_TOKENS = 16
+"""Computing fewer takes less than saving and loading them."""
+
+_UNLIMITED = 2**31
+_IDLE_BLOCK_TOKENS = 16 * BLOCK_TOKENS  # in a tick in which no sequence decodes
+_MIN_TRANSFER_TOKENS = 32  # fewer are not worth an operation
+_IDLE_SHARE = 0.1  # of the inter-token latency target, for prefixes that no sequence needs the cells of
+_PRESSURE_SHARE = 0.5  # of it, for prefixes whose cells a waiting sequence needs
+_GAIN = 0.3
+
+
+class TransferRate:
+    """Seconds a token of one kind of transfer, as a running mean."""
+
+    def __init__(self) -> None:
+        self._token_s: float | None = None
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a transfer."""
+        if not num_tokens:
+            return
+        found = seconds / num_tokens
+        self._token_s = found if self._token_s is None else self._token_s + _GAIN * (found - self._token_s)
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the expected time; 0 before the first transfer."""
+        return num_tokens * (self._token_s or 0.0)
+
+    def tokens_within(self, seconds: float) -> int:
+        """Return how many tokens can be transferred in this time; a block before the first transfer."""
+        if self._token_s is None:
+            return BLOCK_TOKENS
+        return max(_MIN_TRANSFER_TOKENS, int(seconds / self._token_s)) if self._token_s > 0 else _UNLIMITED
+
+
+class TransferCost:
+    """What saving and loading take, and how much of them fits into a tick.
+
+    Loading is cheap: it moves every cell once, where each token generated behind them reads them all. Saving takes about
+    ten times as long, since the host memory that it writes to is new.
+    """
+
+    def __init__(self, itl_target_s: float) -> None:
+        self._itl_target_s = itl_target_s
+        self._saving, self._loading = TransferRate(), TransferRate()
+
+    def observe(self, operations: Iterable[Operation], output: TransferOutput) -> None:
+        """Learn from a tick's transfers."""
+        self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
+        self._loading.observe(_num_loaded(operations), output.loading_s)
+
+    def seconds(self, operations: Iterable[Operation]) -> float:
+        """Return the expected time of these operations."""
+        saves = sum(one.end - one.start for one in operations if isinstance(one, Save))
+        return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations))
+
+    def round_trip_seconds(self, num_tokens: int) -> float:
+        """Return the expected time to save as many tokens and to load them again."""
+        return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
+
+    def idle_tokens(self, *, is_generating: bool) -> int:
+        """Return how many tokens of idle prefixes may be saved in a tick."""
+        if not is_generating:
+            return _IDLE_BLOCK_TOKENS
+        return min(BLOCK_TOKENS, self._saving.tokens_within(_IDLE_SHARE * self._itl_target_s))
+
+    def pressure_tokens(self, *, is_generating: bool) -> int:
+        """Return how many tokens may be saved in a tick to free cells for a waiting sequence."""
+        return self._saving.tokens_within(_PRESSURE_SHARE * self._itl_target_s) if is_generating else _UNLIMITED
+
+
+def _num_loaded(operations: Iterable[Operation]) -> int:
+    return sum(one.end - one.start for one in operations if isinstance(one, Load))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RangeSaver:
+    """Saves the path under a sequence id part by part. tokens: of it, as bytes; num_tried: up to where it was tried once."""
+
+    seq_id: int
+    namespace: Namespace
+    tokens: bytes
+    num_tried: int = 0
+
+    def next_saves(self, missing: Iterable[tuple[int, int]], max_tokens: int) -> list[Save]:
+        """Return saves for the next of the ranges that host memory lacks, at most as many tokens.
+
+        Empty where nothing is missing, or where the next range was tried before: it did not fit into host memory, and what
+        is behind it would be of no use.
+        """
+        saves: list[Save] = []
+        for start, end in missing:
+            if max_tokens <= 0 or (not saves and start < self.num_tried):
+                break
+            self.num_tried = min(end, start + max_tokens)
+            max_tokens -= self.num_tried - start
+            bounds = [*range(start, self.num_tried, BLOCK_TOKENS), self.num_tried]
+            saves += [self._save(first, last) for first, last in pairwise(bounds)]
+        return saves
+
+    def _save(self, start: int, end: int) -> Save:
+        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES], is_whole=False)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CachedPrefix(RangeSaver):
+    """A prefix that no sequence runs any more and that stays on the device. node: where it ends in the radix tree."""
+
+    num_computed_tokens: int
+    node: Node
+
+
+class Eviction(Enum):
+    """Outcome of `Offloader.try_evict`."""
+
+    DONE = auto()
+    PENDING = auto()  # a prefix is being saved, as much of it as fits the tick
+    NOTHING_CACHED = auto()
+
+
+class Offloader:
+    """Evicts and offloads the cached prefixes of one device.
+
+    prefixes: least recently used first; read-only. tick: counted up by the owner; what may be saved under pressure is per tick.
+    """
+
+    def __init__(self, cells: DeviceCells, tree: RadixTree, telemetry: CacheTelemetry, *, has_host: bool) -> None:
+        self._cells, self._tree, self._telemetry, self._has_host = cells, tree, telemetry, has_host
+        self.prefixes: OrderedDict[CachedPrefix, None] = OrderedDict()
+        self.tick = 0
+        self._offloading: CachedPrefix | None = None
+        self._tokens_left = 0  # that may still be saved under pressure in `_pressure_tick`
+        self._pressure_tick = -1
+        self._part_saved_tick = -1  # when a part of the offloading one was saved under pressure
+        self._eager: RangeSaver | None = None
+        self._eager_sequence: CacheSequence | None = None
+
+    def __len__(self) -> int:
+        return len(self.prefixes)
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """Sequence ids of the cached prefixes."""
+        return [prefix.seq_id for prefix in self.prefixes]
+
+    def find(self, seq_id: int) -> CachedPrefix | None:
+        """Return the cached prefix under a sequence id."""
+        return next((prefix for prefix in self.prefixes if prefix.seq_id == seq_id), None)
+
+    def add(self, prefix: CachedPrefix) -> None:
+        """Cache a prefix, as most recently used."""
+        self._tree.add_owner(prefix, prefix.node)
+        self.prefixes[prefix] = None
+
+    def touch(self, prefix: CachedPrefix) -> None:
+        """Mark a prefix as most recently used."""
+        self.prefixes.move_to_end(prefix)
+
+    # ---- eviction
+
+    def evict(self, now_s: float) -> bool:
+        """Evict the least recently used prefix before the next pass; return whether there was one."""
+        prefix = self._least_recent()
+        if prefix is not None:
+            self.save_and_drop(prefix, now_s)
+        return prefix is not None
+
+    def try_evict(self, max_tokens: int, now_s: float) -> Eviction:
+        """As `evict`, over several ticks where more than max_tokens a tick would have to be saved."""
+        prefix = self._least_recent()
+        if prefix is None:
+            return Eviction.NOTHING_CACHED
+        if self._pressure_tick != self.tick:
+            self._pressure_tick, self._tokens_left = self.tick, max_tokens
+        num_missing = self.num_missing(prefix)
+        if num_missing <= self._tokens_left:
+            self._tokens_left -= num_missing
+            self.save_and_drop(prefix, now_s)
+            return Eviction.DONE
+        if self._tokens_left > 0:
+            self._offloading = prefix
+            if not self._save_part(prefix, self._tokens_left):
+                self.drop(prefix, now_s)
+                return Eviction.DONE
+            self._tokens_left, self._part_saved_tick = 0, self.tick
+        return Eviction.PENDING
+
+    def save_and_drop(self, prefix: CachedPrefix, now_s: float) -> None:
+        """Save what host memory lacks of a prefix and take it off the device, all before the next pass."""
+        prefix.num_tried = 0
+        self._save_part(prefix, _UNLIMITED)
+        self.drop(prefix, now_s)
+
+    def drop(self, prefix: CachedPrefix, now_s: float) -> None:
+        """Take a prefix off the device."""
+        if self._offloading is prefix:
+            self._offloading = None
+        del self.prefixes[prefix]
+        self._tree.remove_owner(prefix, prefix.node)
+        num_own = self._cells.num_own(prefix.seq_id)
+        self._cells.free(prefix.seq_id)
+        self._telemetry.evicted(num_own, "device", now_s)
+
+    def num_missing(self, prefix: CachedPrefix) -> int:
+        """Return the number of tokens of a prefix that host memory lacks; 0 without host memory."""
+        return sum(end - start for start, end in self._missing(prefix))
+
+    # ---- offload
+
+    def offload_idle(
+        self, max_idle_cells: int, running: list[int], max_tokens: int, ticks_left: float, now_s: float
+    ) -> None:
+        """Save a part of the least recently used prefix, and drop it once all of it is saved.
+
+        Where idle prefixes fill more than max_idle_cells beside the running sequence ids, or saving this one, max_tokens a
+        tick, would take longer than the ticks_left until memory is full.
+        """
+        if self._part_saved_tick == self.tick:
+            return
+        if self._offloading is None:
+            prefix = self._least_recent()
+            if prefix is None or not (
+                self._num_idle(running) > max_idle_cells or self._takes_longer(prefix, max_tokens, ticks_left)
+            ):
+                return
+            self._offloading = prefix
+        if not self._save_part(self._offloading, max_tokens):
+            self.drop(self._offloading, now_s)
+
+    def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
+        """Save a part of a running sequence, where less than max_tokens a tick would not be done in as many ticks.
+
+        end: the sequence's last node in the radix tree.
+        """
+        missing = ranges_without_block(end, sequence.num_computed_tokens)
+        num_missing = sum(stop - start for start, stop in missing)
+        if num_missing < MIN_CACHED_TOKENS or num_missing <= max_tokens * (ticks_left - 1):
+            return
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        num_tried = self._eager.num_tried if self._eager and self._eager_sequence is sequence else 0
+        self._eager_sequence = sequence
+        self._eager = RangeSaver(
+            seq_id=sequence.seq_id,
+            namespace=sequence.namespace,
+            tokens=sequence.token_bytes(sequence.num_computed_tokens),
+            num_tried=num_tried,
+        )
+        self._cells.operations += self._eager.next_saves(missing, max_tokens)
+
+    def end_eager_offload(self, sequence: CacheSequence) -> None:
+        """Note that a sequence runs no longer."""
+        if self._eager_sequence is sequence:
+            self._eager = self._eager_sequence = None
+
+    def _least_recent(self) -> CachedPrefix | None:
+        return next(iter(self.prefixes), None)
+
+    def _num_idle(self, running: list[int]) -> int:
+        return self._cells.num_used - self._cells.num_under(running)
+
+    def _takes_longer(self, prefix: CachedPrefix, max_tokens: int, ticks_left: float) -> bool:
+        return not math.isinf(ticks_left) and self.num_missing(prefix) > max_tokens * (ticks_left - 1)
+
+    def _missing(self, prefix: CachedPrefix) -> list[tuple[int, int]]:
+        return ranges_without_block(prefix.node, prefix.num_computed_tokens) if self._has_host else []
+
+    def _save_part(self, prefix: CachedPrefix, max_tokens: int) -> bool:
+        """Save the next part that host memory lacks; return whether there was one."""
+        saves = prefix.next_saves(self._missing(prefix), max_tokens)
+        self._cells.operations += saves
+        return bool(saves)
+
+
+def ranges_without_block(end: Node, num_tokens: int) -> list[tuple[int, int]]:
+    """Return the ranges among the first tokens of the path to this node that host memory lacks."""
+    return [
+        (node.start, min(node.end, num_tokens)) for node in end.path() if node.block is None and node.start < num_tokens
+    ]

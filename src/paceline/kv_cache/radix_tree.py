@@ -1,0 +1,270 @@
+"""A radix tree over the tokens of every sequence that runs, is cached on the device or lies in host memory.
+
+    root ── "You are helpful." ──┬── "What is"... (running, seq id 3)
+                                 └── "Tell me"... (host block)
+
+A node stands for tokens [start, end) of a path. Its `owners` have, or will have, that range under a sequence id on the
+device; its `block` has it in host memory. Namespaces (adapters, tenant, salt) share nothing, so that no caller can learn
+another namespace's prefixes by how long a request takes.
+
+Pure. Tokens are kept as bytes, four a token, which compare fast.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Namespace = tuple[object, ...]
+TOKEN_BYTES = 4
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Return token ids as the tree keeps them."""
+    return array("i", token_ids).tobytes()
+
+
+class SavedState(Protocol):
+    """Saved cells as the backend made them; only the backend can read them."""
+
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+
+
+class Owner(Protocol):
+    """What has tokens under a sequence id: a running sequence, or a cached prefix."""
+
+    @property
+    def seq_id(self) -> int | None: ...  # noqa: D102
+    @property
+    def num_computed_tokens(self) -> int: ...  # noqa: D102
+
+
+@dataclass(slots=True, eq=False)
+class HostBlock:
+    """Tokens [start, end) of a path in host memory, as the backend saved them; several nodes may be parts of one block."""
+
+    start: int
+    end: int
+    data: SavedState
+    num_nodes: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Tokens [start, end) of every path that goes through it. end: stored, since it is read often."""
+
+    start: int
+    tokens: bytes
+    parent: Node | None
+    children: dict[bytes, Node] = field(default_factory=dict)
+    owners: dict[Owner, None] = field(default_factory=dict)
+    block: HostBlock | None = None
+    is_checkpoint: bool = False  # the block is a whole state at `end`, not a range
+    namespace: Namespace | None = None  # of a root
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens) // TOKEN_BYTES
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the first one under the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMatch:
+    """The longest known prefix of some tokens.
+
+    nodes: on its path, the last one perhaps only in part; length: in tokens; path_length: of the most recent known path
+    through the last node, so how much longer what is known goes on.
+    """
+
+    nodes: tuple[Node, ...]
+    length: int
+    path_length: int
+
+
+class RadixTree:
+    """The tree of all namespaces. `num_bytes`: of all host blocks."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Namespace, Node] = {}
+        self._by_age: OrderedDict[Node, None] = OrderedDict()  # nodes with blocks; a node is younger than all below it
+        self.num_bytes = 0
+
+    def match(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
+        """Find the longest known prefix of these tokens."""
+        node = self._roots.get(namespace)
+        if node is None:
+            return TreeMatch((), 0, 0)
+        nodes: list[Node] = []
+        at = 0
+        while at < len(tokens):
+            child = node.children.get(tokens[at : at + TOKEN_BYTES])
+            if child is None:
+                break
+            shared = common_prefix_bytes(child.tokens, tokens, at)
+            nodes.append(child)
+            at += shared
+            node = child
+            if shared < len(child.tokens):
+                break
+        return TreeMatch(tuple(nodes), at // TOKEN_BYTES, _most_recent_end(nodes[-1]) if nodes else 0)
+
+    def insert(self, namespace: Namespace, tokens: bytes) -> Node:
+        """Return the node at whose end these tokens (at least one) end, creating and splitting nodes as needed."""
+        assert tokens  # noqa: S101 - our own invariant
+        return self._descend(self._root(namespace), tokens)
+
+    def add_owner(self, owner: Owner, end: Node) -> None:
+        """Note that an owner has, or will have, the path to the end of this node."""
+        for node in end.path():
+            node.owners[owner] = None
+
+    def extend(self, owner: Owner, end: Node, tokens: bytes) -> Node:
+        """Add tokens behind an owner's last node and return its new last node."""
+        if not end.children and end.block is None and len(end.owners) == 1:
+            end.tokens += tokens
+            end.end += len(tokens) // TOKEN_BYTES
+            return end
+        extended = self._descend(end, tokens)
+        self.add_owner(owner, extended)
+        return extended
+
+    def remove_owner(self, owner: Owner, end: Node) -> None:
+        """Take an owner off its path, and prune nodes that neither an owner nor a block needs."""
+        for node in end.path():
+            node.owners.pop(owner, None)
+        self.prune(end)
+
+    def put_block(self, nodes: list[Node], block: HostBlock, *, is_checkpoint: bool = False) -> None:
+        """Attach a block to these nodes, one below the other; a checkpoint to the one at whose end it was taken."""
+        for node in nodes:
+            self.drop_block(node)
+            node.block, node.is_checkpoint = block, is_checkpoint
+        block.num_nodes = len(nodes)
+        self.num_bytes += block.data.nbytes
+        self.touch(nodes[-1])
+
+    def drop_block(self, node: Node) -> None:
+        """Detach a node's block, if it has one; its bytes are freed with its last node."""
+        block = node.block
+        if block is None:
+            return
+        node.block, node.is_checkpoint = None, False
+        self._by_age.pop(node, None)
+        block.num_nodes -= 1
+        if not block.num_nodes:
+            self.num_bytes -= block.data.nbytes
+
+    def touch(self, node: Node) -> None:
+        """Mark the blocks on the path to this node as most recently used."""
+        for one in reversed(node.path()):
+            if one.block is not None:
+                self._by_age[one] = None
+                self._by_age.move_to_end(one)
+
+    def least_recent_block(self) -> Node | None:
+        """Return the node whose block was used longest ago; no node below it has a younger one."""
+        return next(iter(self._by_age), None)
+
+    def prune(self, node: Node | None) -> None:
+        """Remove this node and those above it as far as no owner, block or child needs them."""
+        while node is not None and node.parent is not None:
+            if node.owners or node.block is not None or node.children:
+                return
+            parent = node.parent
+            del parent.children[node.tokens[:TOKEN_BYTES]]
+            node.parent = None
+            node = parent
+        if node is not None and node.namespace is not None and not node.children:
+            self._roots.pop(node.namespace, None)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield all nodes, for checks."""
+        pending = [child for root in self._roots.values() for child in root.children.values()]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += node.children.values()
+
+    def check(self) -> None:
+        """Assert the tree's invariants."""
+        blocks = set()
+        for node in self.nodes():
+            assert node.tokens  # noqa: S101 - our own invariants
+            assert node.end == node.start + len(node.tokens) // TOKEN_BYTES  # noqa: S101
+            assert node.parent is not None  # noqa: S101
+            assert node.parent.children[node.tokens[:TOKEN_BYTES]] is node  # noqa: S101
+            assert node.start == node.parent.end  # noqa: S101
+            assert node.owners or node.block is not None or node.children  # noqa: S101
+            for child in node.children.values():
+                assert set(child.owners) <= set(node.owners)  # noqa: S101 - an owner of a path owns its prefix
+            if node.block is not None:
+                assert node in self._by_age  # noqa: S101
+                blocks.add(node.block)
+        assert sum(block.data.nbytes for block in blocks) == self.num_bytes  # noqa: S101
+        assert all(node.block is not None for node in self._by_age)  # noqa: S101
+
+    def _root(self, namespace: Namespace) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(0, b"", None, namespace=namespace)
+        return root
+
+    def _descend(self, node: Node, tokens: bytes) -> Node:
+        """Return the node below this one at whose end these tokens end, creating and splitting nodes as needed."""
+        at = 0
+        while at < len(tokens):
+            child = node.children.get(tokens[at : at + TOKEN_BYTES])
+            if child is None:
+                created = Node(node.end, tokens[at:], node)
+                node.children[tokens[at : at + TOKEN_BYTES]] = created
+                return created
+            shared = common_prefix_bytes(child.tokens, tokens, at)
+            node = child if shared == len(child.tokens) else self._split(child, shared)
+            at += shared
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Split the node at `at` bytes and return the new parent."""
+        assert node.parent is not None  # noqa: S101 - a root has no tokens
+        upper = Node(node.start, node.tokens[:at], node.parent, owners=dict(node.owners))
+        node.parent.children[node.tokens[:TOKEN_BYTES]] = upper
+        node.start, node.tokens, node.parent = upper.end, node.tokens[at:], upper
+        upper.children[node.tokens[:TOKEN_BYTES]] = node
+        if node.block is not None and not node.is_checkpoint:
+            upper.block = node.block
+            node.block.num_nodes += 1
+            self.touch(node)
+        return upper
+
+
+def common_prefix_bytes(edge: bytes, tokens: bytes, at: int) -> int:
+    """Return how many bytes of an edge equal the tokens from byte `at` on: a multiple of a token's."""
+    low, high = 0, min(len(edge), len(tokens) - at)
+    if edge[:high] == tokens[at : at + high]:
+        return high
+    while high - low > TOKEN_BYTES:  # [0, low) is equal, [0, high) is not
+        middle = low + (high - low) // (2 * TOKEN_BYTES) * TOKEN_BYTES
+        if edge[low:middle] != tokens[at + low : at + middle]:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _most_recent_end(node: Node) -> int:
+    """Return where a path through this node ends, following the newest child at every fork."""
+    while node.children:
+        node = next(reversed(node.children.values()))
+    return node.end

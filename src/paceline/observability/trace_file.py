@@ -1,0 +1,214 @@
+"""Trace files: one line of JSON for each event of an engine, written by a recorder and read back. See `trace_format`.
+
+The recorder's hooks write on the engine's thread; it may be closed on any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, Self, TextIO
+
+from paceline import validation
+from paceline.errors import InvalidType, TraceError
+from paceline.observability.instruments import Instrument
+from paceline.observability.trace_events import (
+    EngineRestarted,
+    Evicted,
+    Paused,
+    Preempted,
+    PrefixInstability,
+    PrefixShared,
+    RequestStarted,
+    SlotFreed,
+    Trace,
+    TraceEvent,
+    event_time,
+)
+from paceline.observability.trace_format import LineError, check_header, from_line, header, to_line
+from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+
+_log = logging.getLogger("paceline.engine")
+
+
+class TextSink(Protocol):
+    """An open text file, or the two methods of one that a recorder needs."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class TraceRecorder(Instrument):
+    """Write the events of an engine to a file. Close it after the engine, or use it as a context manager.
+
+    A hook that cannot write raises `OSError`, and nothing is written afterwards: the engine removes the recorder and
+    continues. Hooks after `close` do nothing.
+
+    Args:
+        target: a path, whose file is replaced, or an open text file, which stays open and belongs to the caller.
+        start_s: the engine's clock at the beginning of the trace; None: the time of the first event.
+        flush_interval_s: an event that comes this many seconds after the last flush flushes the file; 0: every event does.
+            A process that dies loses at most what was written since.
+        max_bytes: the file ends before the event that would exceed this size, and a warning is logged; None: no limit.
+
+    Raises:
+        OSError: the file cannot be opened.
+        InvalidParams: an option is out of range.
+        InvalidType: target is neither a path nor a text file.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | TextSink,
+        *,
+        start_s: float | None = None,
+        flush_interval_s: float = 1.0,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._start_s = start_s if start_s is None else validation.number("start_s", start_s)
+        self._flush_interval_s = validation.number("flush_interval_s", flush_interval_s, 0)
+        self._bytes_left = (
+            math.inf if max_bytes is None else validation.integer("max_bytes", max_bytes, len(header()) + 1)
+        )
+        self._lock = threading.Lock()
+        self._own, self._name = _opened(target), target
+        self._flushed_s = float("-inf")
+        self._file: TextSink | None = _checked(target) if self._own is None else self._own
+        self._put(self._file, header())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close; idempotent. Raises `OSError` if that fails."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None and self._own is not None:
+                self._own.close()
+            elif file is not None:
+                file.flush()
+
+    def request_queued(self, record: RequestRecord) -> None:
+        self._write(record)
+
+    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        self._write(RequestStarted(key, choice, slot, now_s))
+
+    def request_ended(self, record: EndRecord) -> None:
+        self._write(record)
+
+    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        self._write(SlotFreed(key, choice, slot, now_s))
+
+    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
+        self._write(Preempted(key, choice, num_computed_tokens, now_s))
+
+    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
+        self._write(PrefixShared(key, choice, num_tokens, source))
+
+    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
+        self._write(PrefixInstability(key, num_cached, num_matched, now_s))
+
+    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
+        self._write(Evicted(num_tokens, source, now_s))
+
+    def engine_restarted(self, now_s: float) -> None:
+        self._write(EngineRestarted(now_s))
+
+    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
+        self._write(Paused(key, is_paused, now_s))
+
+    def tick_finished(self, record: TickRecord) -> None:
+        self._write(record)
+
+    def write_lines(self, lines: Iterable[str], now_s: float) -> None:
+        """Write events that another recorder with the same start_s has formatted. now_s: on the engine's clock."""
+        with self._lock:
+            for line in lines:
+                if self._file is not None:
+                    self._put(self._file, line, now_s)
+
+    def _write(self, event: TraceEvent) -> None:
+        with self._lock:
+            now_s = event_time(event)
+            if self._start_s is None:
+                self._start_s = now_s
+            if self._file is not None:
+                self._put(self._file, to_line(event, self._start_s or 0.0), now_s)
+
+    def _put(self, file: TextSink, line: str, now_s: float | None = None) -> None:
+        self._bytes_left -= len(line) + 1  # lines are ASCII
+        if self._bytes_left < 0:
+            _log.warning("the trace %s has reached max_bytes and ends here", self._name)
+            self._abandon()
+            return
+        try:
+            file.write(line + "\n")
+            if now_s is not None and now_s - self._flushed_s >= self._flush_interval_s:
+                self._flushed_s = now_s
+                file.flush()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Write nothing more, after a failed write or at the size limit."""
+        file, self._file = self._file, None
+        if file is not None and self._own is not None:
+            with contextlib.suppress(OSError):
+                self._own.close()
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read the events of a trace file.
+
+    An incomplete last line, as a process that dies leaves it, is omitted and sets `is_truncated`.
+
+    Raises:
+        TraceError: the file is no trace, or a line is invalid; the message has the line's number.
+        OSError: the file cannot be read.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    tail = lines.pop()  # after the last line break; a complete trace ends with one
+    if not lines:
+        raise TraceError(f"{path} is not a trace: it has no complete first line")
+    events = [_parsed(path, number, line) for number, line in enumerate(lines, start=1)]
+    return Trace(tuple(event for event in events if event is not None), is_truncated=tail != b"")
+
+
+def _parsed(path: str | os.PathLike[str], number: int, line: bytes) -> TraceEvent | None:
+    """Return the event of a line, None for the first line, which has none."""
+    try:
+        text = line.decode()
+        if number > 1:
+            return from_line(text)
+        check_header(text)
+    except (LineError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}, line {number}: {_why(error)}") from None
+    return None
+
+
+def _why(error: LineError | UnicodeDecodeError) -> str:
+    return "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _opened(target: object) -> TextIO | None:
+    """Open a path for writing; None if target is no path."""
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    return Path(target).open("w", encoding="utf-8", newline="\n")
+
+
+def _checked(target: Any) -> TextSink:
+    if not hasattr(target, "write") or not hasattr(target, "flush"):
+        raise InvalidType(f"target must be a path or a text file, not a {type(target).__name__}")
+    file: TextSink = target
+    return file

@@ -1,0 +1,205 @@
+"""The tick cost model of the strategy `paced`: what a tick takes, learnt from the ticks. Pure arithmetic.
+
+A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
+
+    base + a slope for each range of n + per_cell * n * cells in use
+
+with other coefficients from 64 tokens on than below, as other kernels compute it then: llama.cpp's attention on a CPU works
+on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 4 and 8 tokens
+below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a
+CPU or a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in
+three ways:
+
+1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
+   that a machine that becomes slower is followed at once for every size, and a single outlier is ignored.
+2. Least squares of the relative error, old ticks forgotten, by coordinate descent from where it stood. Inertia keeps a
+   coefficient that recent ticks say little about about where it was.
+3. A quantile of the remaining ratio is tracked and multiplied in: `seconds` returns a high quantile, not the mean.
+
+Knows neither clocks nor sequences; used on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import mul
+
+from paceline import validation
+
+TILE_TOKENS = 64  # from as many on other kernels compute
+
+# A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
+# a tile on: base, tokens up to 256, tokens above, tokens times cells.
+_PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6)
+_NUM_BELOW = 5  # of them
+_FORGET = 0.97  # weight of the past: about 33 ticks
+_GAIN = 0.3  # part of a change in speed that is believed in one tick
+_CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
+_SWEEPS = 3  # of coordinate descent in a tick
+_SETTLING = 32  # ticks' worth of sweeps at the end of a calibration
+_INERTIA = 0.1  # ticks that say of each coefficient that it is right, at its first share
+_MOST = 2**31 - 1  # tokens, cells
+_LEAST_S = 1e-6  # no pass is shorter; a clock may say 0
+_QUANTILE_STEP = 0.03
+_FIRST_MARGIN = math.log(1.15)
+_LAST_MARGIN = math.log(1.6)
+_ROUNDS = 8  # of a calibration's samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UbatchCost:
+    """Seconds of a ubatch: for itself, for a token in each range of sizes, for a token and cell in use."""
+
+    base_s: float
+    per_token_s: tuple[float, ...]
+    per_cell_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickCostState:
+    """The estimate of a `TickCostModel` for ubatches of less than 64 tokens and of those from there on.
+
+    margin: what is multiplied in to make a mean a high quantile. num_observed: ticks seen, a calibration's included.
+    """
+
+    below_tile: UbatchCost
+    from_tile: UbatchCost
+    margin: float
+    num_observed: int
+
+
+class TickCostModel:
+    """A `TickCost` that learns. Before the first tick it expects a slow machine: 75 ms for a token, 1.2 s for 64.
+
+    n_ubatch: tokens of a ubatch. quantile: share of the ticks that are to take no longer than expected; higher is more
+    careful with the time between two tokens, lower computes prompts sooner.
+    """
+
+    def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
+        self._quantile = validation.number("quantile", quantile, above=0, below=1)
+        self._n_ubatch = validation.integer("n_ubatch", n_ubatch, 1, _MOST)
+        self._coefficients = list(_PRIOR)
+        self._gram = [[0.0] * len(_PRIOR) for _ in _PRIOR]
+        self._moments = [0.0] * len(_PRIOR)
+        self._margin = _FIRST_MARGIN
+        self._recent: list[float] = []  # logarithms of the last ratios
+        self._speed = 1.0  # of the machine that is expected: seconds, as a multiple of the first expectation
+        self._num_observed = 0
+        for num_tokens in (1, 8, 64, 512):
+            features = self._features(num_tokens, 1000)
+            mean = self._mean(features)
+            self._remember([feature / mean for feature in features], 0.1)
+
+    def seconds(self, num_tokens: int, num_cells: int) -> float:
+        """Return what a pass of `num_tokens` tokens, with `num_cells` in use at its end, takes at most in that share of ticks."""
+        return self._mean(self._features(num_tokens, num_cells)) * math.exp(self._margin)
+
+    def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
+        """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took.
+
+        Raises `InvalidParams` for less than a token or negative cells, and for seconds that are negative or not finite.
+        """
+        features = self._features(
+            validation.integer("num_tokens", num_tokens, 1, _MOST),
+            validation.integer("num_cells", num_cells, 0, _MOST),
+        )
+        mean = self._mean(features)
+        ratio = math.log(max(validation.number("seconds", seconds, 0), _LEAST_S) / mean)
+        self._track_quantile(ratio)
+        step = self._follow_speed(ratio)
+        credible = max(0.3, _CREDIBLE / (self._num_observed + 1))  # beyond it a ratio says that it is odd, not how odd
+        rest = min(max(ratio - step, -credible), credible)
+        self._remember([feature / (mean * math.exp(step + rest)) for feature in features], 1.0)
+        self._fit()
+        self._num_observed += 1
+
+    def calibrate(self, samples: Iterable[tuple[int, int, float]]) -> None:
+        """Learn from passes that were made to measure: (num_tokens, num_cells, seconds) each, as for `observe`.
+
+        They count as much as eight ticks each; later ticks correct them.
+        """
+        kept = list(samples)
+        for _ in range(_ROUNDS):
+            for sample in kept:
+                self.observe(*sample)
+        for _ in range(_SETTLING):
+            self._fit()
+        self._margin = _FIRST_MARGIN  # the same passes again say nothing about how passes differ
+
+    def state(self) -> TickCostState:
+        """Return the current estimate, for reports."""
+        return TickCostState(
+            below_tile=_cost(*self._coefficients[:_NUM_BELOW]),
+            from_tile=_cost(*self._coefficients[_NUM_BELOW:]),
+            margin=math.exp(self._margin),
+            num_observed=self._num_observed,
+        )
+
+    def _features(self, num_tokens: int, num_cells: int) -> tuple[float, ...]:
+        """Return what the coefficients are multiplied by: sums over the ubatches of a pass."""
+        num_whole, rest = divmod(num_tokens, self._n_ubatch)
+        features = _ubatch(rest, num_cells)
+        if num_whole:
+            whole = _ubatch(self._n_ubatch, num_cells)
+            features = tuple([one * num_whole + part for one, part in zip(whole, features, strict=True)])
+        return features
+
+    def _mean(self, features: tuple[float, ...]) -> float:
+        mean: float = sum(map(mul, self._coefficients, features))
+        return max(_LEAST_S, mean)
+
+    def _track_quantile(self, ratio: float) -> None:
+        above = ratio > self._margin
+        if above and len(self._recent) == 3 and min(self._recent[1:]) > self._margin:
+            return  # three in a row: the machine is slower, which is no spread
+        up = self._quantile if above else self._quantile - 1
+        self._margin = min(max(self._margin + _QUANTILE_STEP * up, 0.0), _LAST_MARGIN)
+
+    def _follow_speed(self, ratio: float) -> float:
+        """Scale coefficients and history to the machine's speed; return the logarithm of the step."""
+        self._recent = [*self._recent[-2:], ratio]
+        median = sorted(self._recent)[1] if len(self._recent) == 3 else ratio
+        gain = max(_GAIN, 1 / (self._num_observed + 1))
+        step = gain * min(max(median, -_CREDIBLE), _CREDIBLE)
+        scale = math.exp(step)
+        self._speed *= scale
+        self._recent = [one - step for one in self._recent]
+        self._coefficients = [one * scale for one in self._coefficients]
+        self._moments = [one * _FORGET / scale for one in self._moments]
+        fade = _FORGET / scale**2
+        self._gram = [[one * fade for one in row] for row in self._gram]
+        return step
+
+    def _remember(self, relative: Iterable[float], weight: float) -> None:
+        """Add a pass to the least squares; relative: its features over its seconds, so that the target is 1."""
+        values = [value * weight for value in relative]
+        self._moments = [one + weight * value for one, value in zip(self._moments, values, strict=True)]
+        self._gram = [
+            [one + value * other for one, other in zip(row, values, strict=True)]
+            for row, value in zip(self._gram, values, strict=True)
+        ]
+
+    def _fit(self) -> None:
+        """Run coordinate descent: set each coefficient to its best given the others; inertia holds those with little data."""
+        coefficients, before = self._coefficients, self._coefficients.copy()
+        inertias = [_INERTIA / (prior * self._speed) ** 2 for prior in _PRIOR]
+        for _ in range(_SWEEPS):
+            for index, (row, inertia) in enumerate(zip(self._gram, inertias, strict=True)):
+                now = coefficients[index]
+                rest = self._moments[index] - sum(map(mul, row, coefficients)) + inertia * (before[index] - now)
+                coefficients[index] = max(0.0, now + rest / (row[index] + inertia))
+
+
+def _ubatch(num_tokens: int, num_cells: int) -> tuple[int, ...]:
+    """Below a tile: 1 where there is anything, the tokens of each range, tokens times cells; then the same from it on."""
+    if num_tokens < TILE_TOKENS:
+        few, some = min(num_tokens, 4), min(num_tokens, 8)
+        return (min(num_tokens, 1), few, some - few, num_tokens - some, num_tokens * num_cells, 0, 0, 0, 0)
+    return (0, 0, 0, 0, 0, 1, min(num_tokens, 256), max(0, num_tokens - 256), num_tokens * num_cells)
+
+
+def _cost(base_s: float, *rest_s: float) -> UbatchCost:
+    *per_token_s, per_cell_s = rest_s
+    return UbatchCost(base_s=base_s, per_token_s=tuple(per_token_s), per_cell_s=per_cell_s)

@@ -1,0 +1,160 @@
+"""From ready sequences to the rows of a pass: whose adapters apply, what each may compute, what the strategy allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from paceline.errors import StrategyError
+from paceline.kv_cache import KVCache
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.plan import Row
+from paceline.scheduling.sequence import Sequence
+from paceline.scheduling.view import BatchStrategy, SchedulerView, TickCost, TokenAllocation
+
+Lora = tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """The rows of a pass and its adapters; or, where the strategy failed, the sequences to end and why."""
+
+    rows: list[Row]
+    lora: Lora
+    failed: list[Sequence]
+    error: StrategyError | None = None
+
+
+class StepPlanner:
+    """Asks the strategy for allocations and checks them. Rows of different adapter sets never share a pass."""
+
+    def __init__(self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost) -> None:
+        self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
+        self._turns = AdapterTurns(limits.itl_target_s)
+
+    def plan(self, ready: list[Sequence], tick: int, now_s: float) -> StepBatch:
+        """Return the next pass over some of the ready sequences. What the strategy does wrong is the batch's error."""
+        lora, group = self._turns.choose(ready, now_s)
+        candidates = self.set_limits(group)
+        if not candidates:
+            return StepBatch([], lora, [])
+        view = SchedulerView(
+            sequences=tuple(candidates),
+            chunk_size=self._limits.chunk_size,
+            num_cells=self._kv_cache.num_cells,
+            tick=tick,
+            now_s=now_s,
+            itl_target_s=self._itl_target_s(),
+            max_tick_s=self._limits.max_tick_s,
+            cost=self._cost,
+        )
+        try:
+            allocations = self._strategy.plan(view, self._limits.n_batch)
+            return StepBatch(checked_rows(allocations, candidates, self._limits.n_batch), lora, [])
+        except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
+            failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
+            failure.__cause__ = error
+            return StepBatch([], lora, candidates, failure)
+
+    def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Set how many tokens each sequence may compute in this tick, and return those that may compute any.
+
+        Rows of logits for prompt tokens are scarce: they go to the first sequence that wants some.
+        """
+        num_scored = self._limits.max_scored
+        for sequence in sequences:
+            limit = min(sequence.num_uncomputed_tokens, self._limits.chunk_size)
+            if sequence.num_computed_tokens < sequence.num_prompt_tokens - 1:
+                limit, num_scored = self._prompt_limit(sequence, limit, num_scored)
+            sequence.limit = limit
+        return [sequence for sequence in sequences if sequence.limit > 0]
+
+    def _prompt_limit(self, sequence: Sequence, limit: int, num_scored: int) -> tuple[int, int]:
+        """Return the limit of a sequence before its prompt's last token, and the scored rows that are left."""
+        up_to_last = sequence.num_prompt_tokens - 1 - sequence.num_computed_tokens
+        if sequence.is_scoring:
+            if sequence.num_computed_tokens < sequence.num_scored:  # computed again: these scores are known
+                return min(limit, sequence.num_scored - sequence.num_computed_tokens), num_scored
+            limit = min(limit, up_to_last, num_scored)
+            return limit, num_scored - limit
+        if not self._limits.can_share_part and self._stops_before_last(sequence):
+            return min(limit, up_to_last), num_scored
+        return limit, num_scored
+
+    def _stops_before_last(self, sequence: Sequence) -> bool:
+        """Whether the prompt's last token waits for a tick of its own: the state before it is for others, or for later."""
+        return self._kv_cache.needs_checkpoint(sequence) or any(
+            one.slot is None and one.reason is None and one.num_tokens == one.num_prompt_tokens
+            for one in sequence.request.sequences
+        )
+
+    def _itl_target_s(self) -> float:
+        """Return what transfers leave of the target; at least half, so that prompts make progress."""
+        target_s = self._limits.itl_target_s
+        return max(target_s / 2, target_s - self._kv_cache.transfer_s)
+
+
+class AdapterTurns:
+    """Gives each set of adapters a share of `itl_target_s`; then it is the turn of the one that has waited longest."""
+
+    def __init__(self, itl_target_s: float) -> None:
+        self._itl_target_s = itl_target_s
+        self._current: Lora = ()
+        self._since_s = 0.0
+
+    def choose(self, sequences: list[Sequence], now_s: float) -> tuple[Lora, list[Sequence]]:
+        """Return the adapters of this tick and, of these sequences, those that want them."""
+        groups: dict[Lora, list[Sequence]] = {}
+        for sequence in sequences:
+            groups.setdefault(sequence.request.lora, []).append(sequence)
+        if not groups:
+            return self._current, []
+        is_over = now_s - self._since_s >= self._itl_target_s / len(groups)
+        if self._current not in groups or (len(groups) > 1 and is_over):
+            others = {lora: group for lora, group in groups.items() if lora != self._current}
+            self._current = min(others, key=lambda lora: min(one.last_tick for one in others[lora]))
+            self._since_s = now_s
+        return self._current, groups[self._current]
+
+
+def checked_rows(allocations: object, sequences: SequenceOf[Sequence], budget: int) -> list[Row]:
+    """Return the rows of a strategy's allocations. Raises `StrategyError` where they break `BatchStrategy`'s contract."""
+    if not isinstance(allocations, (list, tuple)):
+        raise StrategyError(f"it must return a list of TokenAllocations, not {allocations!r:.80}")
+    left = {sequence.key: sequence for sequence in sequences}
+    rows, total = [], 0
+    for allocation in allocations:
+        if not isinstance(allocation, TokenAllocation):
+            raise StrategyError(f"it must return TokenAllocations, not {allocation!r:.80}")
+        sequence = left.pop(allocation.key, None)
+        if sequence is None:
+            raise StrategyError(f"sequence {allocation.key} is not in the view, or came twice")
+        if isinstance(allocation.num_tokens, bool) or not isinstance(allocation.num_tokens, int):
+            raise StrategyError(
+                f"num_tokens of sequence {allocation.key} must be an int, not {allocation.num_tokens!r:.80}"
+            )
+        if not 1 <= allocation.num_tokens <= sequence.limit:
+            raise StrategyError(
+                f"sequence {allocation.key} may have 1 to {sequence.limit} tokens, and was given {allocation.num_tokens}"
+            )
+        total += allocation.num_tokens
+        rows.append(_row(sequence, allocation.num_tokens))
+    if total > budget:
+        raise StrategyError(f"it planned {total} tokens, and the budget is {budget}")
+    if not rows:
+        raise StrategyError(f"it planned nothing, and {len(sequences)} sequences have work")
+    return rows
+
+
+def _row(sequence: Sequence, num_tokens: int) -> Row:
+    params, start = sequence.request.params, sequence.num_computed_tokens
+    end = start + num_tokens
+    scores = sequence.is_scoring and start == sequence.num_scored
+    return Row(
+        sequence=sequence,
+        position=start,
+        token_ids=sequence.token_ids[start:end],
+        draws=sequence.drawing and end == sequence.num_tokens,
+        targets=sequence.token_ids[start + 1 : end + 1] if scores else [],
+        num_logprobs=params.prompt_logprobs if scores else params.logprobs,
+    )

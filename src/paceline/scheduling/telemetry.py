@@ -1,0 +1,193 @@
+"""What happens in the scheduler, as records, and where they go. Called on the engine's thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from paceline.errors import PacelineError
+from paceline.scheduling.limits import Limits
+from paceline.streaming.chunk import FinishReason, Usage
+
+if TYPE_CHECKING:
+    from paceline.scheduling.plan import EmbeddingPlan, PlanOutput, Row, RowOutput, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A request as instruments see it. key: unique in this engine; request_id: the caller's name, if it gave one."""
+
+    key: int
+    request_id: str | None
+    kind: Literal["generate", "embed"]
+    prompt_tokens: int
+    num_choices: int
+    max_tokens: int | None
+    priority: int
+    submitted_s: float
+
+
+class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
+
+    num_decode: 1 where the row went on from a generated token, the rest of num_tokens - num_drafts is prefill.
+    first: whether the sequence's first token came out.
+    """
+
+    slot: int
+    key: int
+    choice: int
+    position: int
+    num_tokens: int
+    num_decode: int
+    num_drafts: int
+    num_new: int
+    first: bool
+
+
+class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
+
+    num_running: sequences that have one of the num_slots slots, with or without a row; num_waiting: requests in the queue.
+    An embedding tick has no rows: num_embedded texts of num_embedded_tokens tokens became vectors.
+    """
+
+    index: int
+    kind: Literal["generate", "embed"]
+    start_s: float
+    elapsed_s: float
+    step_s: float
+    rows: tuple[RowRecord, ...]
+    num_slots: int
+    num_running: int
+    num_waiting: int
+    num_cells: int
+    budget: int
+    num_embedded: int = 0
+    num_embedded_tokens: int = 0
+
+    @property
+    def own_s(self) -> float:
+        """What the engine took for itself: of elapsed_s, outside of the pass."""
+        return self.elapsed_s - self.step_s
+
+    @property
+    def num_decode(self) -> int:
+        """Rows that went on from a generated token."""
+        return sum(row.num_decode for row in self.rows)
+
+    @property
+    def num_prefill(self) -> int:
+        """Prompt tokens computed."""
+        return sum(row.num_tokens - row.num_decode - row.num_drafts for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """How a request ended.
+
+    reason: of its choices' reasons the one that stands first in `FinishReason`, so ERROR where one failed. error_code: of
+    that choice's error, if it has one.
+    """
+
+    key: int
+    reason: FinishReason
+    usage: Usage
+    now_s: float
+    error_code: str | None = None
+
+
+class TelemetrySink(Protocol):
+    """Receives what happens; `Instrument` documents each hook."""
+
+    @property
+    def wants_ticks(self) -> bool: ...  # noqa: D102
+    def request_queued(self, record: RequestRecord) -> None: ...  # noqa: D102
+    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None: ...  # noqa: D102
+    def request_ended(self, record: EndRecord) -> None: ...  # noqa: D102
+    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None: ...  # noqa: D102
+    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None: ...  # noqa: D102
+    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None: ...  # noqa: D102
+    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None: ...  # noqa: D102
+    def evicted(self, num_tokens: int, source: str, now_s: float) -> None: ...  # noqa: D102
+    def paused(self, key: int, is_paused: bool, now_s: float) -> None: ...  # noqa: D102
+    def tick_finished(self, record: TickRecord) -> None: ...  # noqa: D102
+
+
+class Telemetry:
+    """Makes records of the scheduler's state, where the sink wants them, and passes them on."""
+
+    def __init__(self, sink: TelemetrySink, limits: Limits) -> None:
+        self.sink = sink
+        self._limits = limits
+        self._index = 0
+        self.num_running = 0
+        self.num_waiting = 0
+
+    def request_ended(
+        self, key: int, reason: FinishReason, usage: Usage, now_s: float, error: PacelineError | None
+    ) -> None:
+        """Report the end of a request."""
+        code = None if error is None else error.code
+        self.sink.request_ended(EndRecord(key=key, reason=reason, usage=usage, now_s=now_s, error_code=code))
+
+    def tick(self, plan: StepPlan, output: PlanOutput, rows: tuple[RowRecord, ...], now_s: float) -> None:
+        """Report a generation tick."""
+        self._index += 1
+        self.sink.tick_finished(
+            TickRecord(
+                index=self._index,
+                kind="generate",
+                start_s=plan.start_s,
+                elapsed_s=now_s - plan.start_s,
+                step_s=output.step_s,
+                rows=rows,
+                num_slots=self._limits.num_slots,
+                num_running=self.num_running,
+                num_waiting=self.num_waiting,
+                num_cells=plan.num_cells,
+                budget=self._limits.n_batch,
+            )
+        )
+
+    def embedding_tick(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float, num_waiting: int) -> None:
+        """Report an embedding tick."""
+        if not self.sink.wants_ticks:
+            return
+        self._index += 1
+        self.sink.tick_finished(
+            TickRecord(
+                index=self._index,
+                kind="embed",
+                start_s=plan.start_s,
+                elapsed_s=now_s - plan.start_s,
+                step_s=output.step_s,
+                rows=(),
+                num_slots=self._limits.num_slots,
+                num_running=self.num_running,
+                num_waiting=num_waiting,
+                num_cells=0,
+                budget=self._limits.embed_tokens,
+                num_embedded=len(plan.items),
+                num_embedded_tokens=sum(len(item.token_ids) for item in plan.items),
+            )
+        )
+
+
+def row_record(row: Row, result: RowOutput) -> RowRecord:
+    """Return the record of a row; to be called before its tokens are applied."""
+    sequence = row.sequence
+    assert sequence.slot is not None  # noqa: S101 - it had a row
+    return RowRecord(
+        slot=sequence.slot,
+        key=sequence.request.key,
+        choice=sequence.choice,
+        position=row.position,
+        num_tokens=len(row.token_ids),
+        num_decode=int(row.position >= sequence.num_prompt_tokens and sequence.is_decoding),
+        num_drafts=0,
+        num_new=len(result.token_ids),
+        first=bool(result.token_ids) and sequence.num_tokens == sequence.num_prompt_tokens,
+    )

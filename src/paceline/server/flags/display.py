@@ -1,0 +1,187 @@
+"""Show flags and settings: `paceline serve --help`, `--print-config`, defaults and values in words. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.config import EngineConfig
+from paceline.server.flags.draft import DEFAULT
+from paceline.server.flags.flag import SWITCH, Flag, Ignore, NoOp, Reject, Store
+from paceline.server.flags.resolution import Resolved
+from paceline.server.flags.setters import NO_LIMIT
+from paceline.server.flags.table import FLAGS, GROUPS
+from paceline.server.settings import ApiKey, ServerSettings
+
+_MAX_VALUE_CHARS: Final = 90
+SAMPLING: Final = "the model's own, else the API's"
+_NAMES_WIDTH: Final = 30
+_OBVIOUS: Final = ("", "off", "none", SAMPLING)  # defaults that help does not repeat
+_TITLES: Final[dict[str, str]] = {"Sampling": "Sampling, where a request does not say"}
+_ELSEWHERE: Final = ("engine_options", "sampling")  # settings that have a part of their own
+_ABOUT: Final = """\
+Serves a model over HTTP, with the APIs of OpenAI and of llama-server. Without -m, the small demo model that comes along.
+
+Flags are llama-server's, short and long, and some of its own. Each can be set by a variable as well: by llama-server's \
+(LLAMA_ARG_CTX_SIZE), or by PACELINE_ and the long name (PACELINE_CTX_SIZE); and in a TOML file, see --config. The command \
+line is stronger than variables, these than the file. docs/guide/flags.md has all of them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and the lines under it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def help_sections(width: int) -> list[Section]:
+    """Return the help, in lines of `width` characters."""
+    about = tuple(line for paragraph in _ABOUT.split("\n\n") for line in ("", *textwrap.wrap(paragraph, width)))
+    sections = [Section("Usage: paceline serve [FLAG [VALUE]]...", about)]
+    for title, flags in GROUPS.items():
+        lines = [line for flag in flags if not _does_nothing(flag) for line in _help_lines(flag, width)]
+        if lines:
+            sections.append(Section(_TITLES.get(title, title), tuple(lines)))
+    sections.append(Section("Taken, and without effect here", tuple(_names_of((Ignore, NoOp), width))))
+    sections.append(Section("Refused, with a sentence that says what to do", tuple(_names_of((Reject,), width))))
+    sections.append(Section("Exit codes", ("  0 served and ended, 1 failed, 2 wrong usage.",)))
+    return sections
+
+
+def config_sections(resolved: Resolved) -> list[Section]:
+    """Return every setting with its value and origin; secrets are not shown."""
+    return [
+        Section("Server", tuple(_columns(_server_rows(resolved)))),
+        Section("Engine", tuple(_columns(_engine_rows(resolved)))),
+        Section("Sampling, where a request does not say", tuple(_columns(_sampling_rows(resolved)))),
+        Section("Notes", tuple(f"  {note}" for note in resolved.notes) or ("  none",)),
+    ]
+
+
+def _does_nothing(flag: Flag) -> bool:
+    return isinstance(flag.action, Ignore | NoOp | Reject)
+
+
+def _help_lines(flag: Flag, width: int) -> Iterator[str]:
+    names = ", ".join((*flag.names, *flag.off_names))
+    head = f"  {names} {flag.metavar}".rstrip()
+    default = default_of(flag)
+    text = flag.text if default in _OBVIOUS else f"{flag.text} (default: {default})"
+    body = textwrap.wrap(text, width - _NAMES_WIDTH, break_on_hyphens=False)
+    if len(head) < _NAMES_WIDTH - 1:
+        yield f"{head:<{_NAMES_WIDTH}}{body.pop(0)}"
+    else:
+        yield head
+    yield from (" " * _NAMES_WIDTH + line for line in body)
+
+
+def _names_of(kinds: tuple[type, ...], width: int) -> Iterator[str]:
+    """Return the first names of flags of these actions, each group by itself."""
+    for title, flags in GROUPS.items():
+        names = ", ".join(flag.names[0] for flag in flags if isinstance(flag.action, kinds))
+        if names:
+            yield from textwrap.wrap(
+                f"{title}: {names}", width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            )
+
+
+def _server_rows(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
+    for setting in dataclasses.fields(resolved.settings):
+        if setting.name not in _ELSEWHERE:
+            target = f"server.{setting.name}"
+            yield (
+                setting.name,
+                _value(target, getattr(resolved.settings, setting.name)),
+                _origin(resolved, target),
+            )
+
+
+def _engine_rows(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
+    given: Mapping[str, Any] = resolved.settings.engine_options
+    for name in _names("engine"):
+        target = f"engine.{name}"
+        value = given[name] if name in given else getattr(EngineConfig(), name, None)
+        yield name, _value(target, value), _origin(resolved, target)
+
+
+def _sampling_rows(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
+    for name, value in resolved.settings.sampling.items():
+        text = "until the context is full" if name == "max_tokens" and value is None else shown(value)
+        yield name, text, _origin(resolved, f"sampling.{name}")
+    yield "all others", SAMPLING, str(DEFAULT)
+
+
+def _value(target: str, value: Any) -> str:
+    """Return the value, or the default in words."""
+    return _words(target) if value in (None, (), {}, "") else shown(value)
+
+
+def _words(target: str) -> str:
+    return next((default_of(flag) for flag in _setting(target) if flag.default), "none")
+
+
+def _setting(target: str) -> Iterator[Flag]:
+    return (flag for flag in FLAGS if isinstance(flag.action, Store) and target in flag.action.targets)
+
+
+def _names(place: str) -> list[str]:
+    """Return the names of one place, in the order of the table."""
+    targets = (target for flag in FLAGS if isinstance(flag.action, Store) for target in flag.action.targets)
+    return list(dict.fromkeys(target.partition(".")[2] for target in targets if target.startswith(f"{place}.")))
+
+
+def _origin(resolved: Resolved, target: str) -> str:
+    return str(resolved.origins.get(target, DEFAULT))
+
+
+def _columns(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    listed = list(rows)
+    names, values = (min(40, max(len(row[column]) for row in listed)) for column in (0, 1))
+    for name, value, origin in listed:
+        yield f"  {name:<{names}}  {value:<{values}}  {origin}"
+
+
+def default_of(flag: Flag) -> str:
+    """Return a flag's default in a few words; empty for flags that set nothing."""
+    if not isinstance(flag.action, Store) or flag.default:
+        return flag.default
+    place, _, name = flag.action.targets[0].partition(".")
+    if place == "sampling":
+        return SAMPLING
+    value = getattr(EngineConfig() if place == "engine" else ServerSettings(), name)
+    return "off" if value is None and flag.metavar == SWITCH else shown(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value on one line, shortened; of keys only their number."""
+    if isinstance(value, tuple) and value and all(isinstance(one, ApiKey) for one in value):
+        return _keys(value)
+    text = _value_text(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+
+
+def _value_text(value: Any) -> str:
+    if value is None or value in ((), [], {}):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value == NO_LIMIT:
+        return "no limit"
+    if isinstance(value, str | Path):
+        text = str(value)
+        return text if text.isprintable() and text.strip() == text != "" else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _keys(keys: tuple[ApiKey, ...]) -> str:
+    tenants = sum(bool(key.tenant) for key in keys)
+    return f"{len(keys)} (not shown)" + (f", {tenants} of them with a tenant" if tenants else "")

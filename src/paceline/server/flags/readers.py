@@ -1,0 +1,256 @@
+"""Read the text of a flag into a value: numbers, switches, lists, texts. Errors name the flag. Pure; any thread.
+
+Numbers are plain ASCII digits: what Python accepts beyond them (1_000, blanks, other scripts) is an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from paceline import validation
+from paceline.errors import InvalidParams
+from paceline.params import SAMPLERS
+from paceline.server.flags.flag import Reader
+from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS
+
+TRUE: Final = frozenset({"on", "enabled", "true", "1"})
+FALSE: Final = frozenset({"off", "disabled", "false", "0"})
+AUTO: Final = frozenset({"auto", "-1"})
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
+_INT32 = 2**31 - 1
+_MAX_LIST = 2**17  # characters, as many as the csv module takes
+
+
+class Unset:
+    """The value of a flag that means what holds without it."""
+
+    def __repr__(self) -> str:
+        return "automatic"
+
+
+UNSET: Final = Unset()
+
+
+def integer(low: int | None = None, high: int = _INT32, *, hint: str | None = None) -> Reader:
+    """Return a reader of whole numbers in [low, high]."""
+
+    def read(label: str, text: str) -> int:
+        return validation.integer(label, int(text) if _INTEGER.fullmatch(text) else text, low, high, hint)
+
+    return read
+
+
+def automatic_below(least: int, high: int = _INT32) -> Reader:
+    """Return a reader of whole numbers from `least` on; a smaller one, or "auto", is `UNSET`."""
+
+    def read(label: str, text: str) -> int | Unset:
+        if text == "auto":
+            return UNSET
+        value: int = integer(None, high)(label, text)
+        return UNSET if value < least else value
+
+    return read
+
+
+def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> Reader:
+    """Return a reader of finite numbers within bounds."""
+
+    def read(label: str, text: str) -> float:
+        value = float(text) if _NUMBER.fullmatch(text) else text
+        return validation.number(label, value, low, high, above=above)
+
+    return read
+
+
+def negative_is_automatic(label: str, text: str) -> float | Unset:
+    """Read a number; a negative one, from -1 on, is `UNSET`."""
+    value: float = number(-1)(label, text)
+    return UNSET if value < 0 else value
+
+
+def layers(label: str, text: str) -> int | str:
+    """Read a whole number, auto or all."""
+    value: int | str = text if text in ("auto", "all") else integer(-(2**31))(label, text)
+    return value
+
+
+def switch(label: str, text: str) -> bool:
+    """Read llama-server's spellings of true and false."""
+    if text in TRUE or text in FALSE:
+        return text in TRUE
+    raise InvalidParams(f"{label} must be on or off (or true, false, 1, 0), not {_shown(text)}")
+
+
+def on_off_auto(label: str, text: str) -> str:
+    """Read on, off or auto in any of llama-server's spellings."""
+    for name, spellings in (("on", TRUE), ("off", FALSE), ("auto", AUTO)):
+        if text in spellings:
+            return name
+    raise InvalidParams(f"{label} must be on, off or auto, not {_shown(text)}")
+
+
+def one_of(options: Collection[str] | Mapping[str, Any]) -> Reader:
+    """Return a reader of one of some words; a mapping translates them."""
+
+    def read(label: str, text: str) -> Any:
+        name = validation.choice(label, text, options)
+        return options[name] if isinstance(options, Mapping) else name
+
+    return read
+
+
+def text(label: str, text: str) -> str:
+    """Read any text that UTF-8 can encode."""
+    return validation.text(label, text)
+
+
+def some_text(label: str, text: str) -> str:
+    """Read a text that is not blank."""
+    if not text.strip():
+        raise InvalidParams(f"{label} is empty; give it a value or leave it out")
+    return validation.text(label, text)
+
+
+def path(label: str, text: str) -> Path:
+    """Read a path."""
+    if "\0" in some_text(label, text):
+        raise InvalidParams(f"{label} has a NUL character, which no path can have")
+    return Path(text)
+
+
+def on_one_line(given: str | Path) -> str:
+    """Return a text or path for a message: as it is, or quoted where it has characters that would break a line."""
+    text = str(given)
+    return text if text.isprintable() else repr(text)
+
+
+def items(label: str, text: str) -> tuple[str, ...]:
+    """Read a list between commas, trimmed; an item with a comma stands in double quotes."""
+    validation.text(label, text)
+    if len(text) > _MAX_LIST:
+        raise InvalidParams(f"{label} must have at most {_MAX_LIST} characters, not {len(text)}")
+    try:
+        rows = list(csv.reader([text]))
+    except csv.Error:
+        raise InvalidParams(f"{label} must be one line of values between commas") from None
+    return tuple(item.strip() for row in rows for item in row if item.strip())
+
+
+def some_items(label: str, text: str) -> tuple[str, ...]:
+    """Read a list like `items` with at least one item."""
+    found = items(label, text)
+    if not found:
+        raise InvalidParams(f"{label} names nothing; give it a value or leave it out")
+    return found
+
+
+def paths(label: str, text: str) -> tuple[Path, ...]:
+    """Read paths between commas."""
+    return tuple(path(label, item) for item in some_items(label, text))
+
+
+def one_text(label: str, text: str) -> tuple[str, ...]:
+    """Read a text, possibly blank, of a flag that may be repeated."""
+    if not text:
+        raise InvalidParams(f"{label} is empty; give it a value or leave it out")
+    return (validation.text(label, text),)
+
+
+def scaled_paths(label: str, text: str) -> tuple[tuple[Path, float], ...]:
+    """Read FILE:SCALE between commas."""
+    return tuple(_scaled(label, item) for item in some_items(label, text))
+
+
+def shares(label: str, text: str) -> tuple[float, ...]:
+    """Read numbers between commas or slashes."""
+    return tuple(number(0)(label, item) for item in re.split("[,/]+", text))
+
+
+def json_object(label: str, text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(validation.text(label, text))
+    except (ValueError, RecursionError) as error:
+        raise InvalidParams(f"{label} must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidParams(f"{label} must be a JSON object, not {_shown(text)}")
+    return value
+
+
+def name_or_table(label: str, text: str) -> str | dict[str, Any]:
+    """Read a text that is not blank, or a JSON object."""
+    return json_object(label, text) if text.lstrip().startswith("{") else some_text(label, text)
+
+
+def instruments(label: str, text: str) -> tuple[str, ...]:
+    """Read names as MODULE:ATTR between commas."""
+    found = some_items(label, text)
+    for name in found:
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise InvalidParams(f"{label} must be MODULE:ATTR, such as my_package.watching:Slow, not {_shown(name)}")
+    return found
+
+
+def bias(label: str, text: str) -> tuple[tuple[int, float], ...]:
+    """Read TOKEN+BIAS or TOKEN-BIAS."""
+    match = re.fullmatch(r"([0-9]{1,10})([+-].{1,50})", text, re.ASCII | re.DOTALL)
+    if match is None:
+        raise InvalidParams(f"{label} must be a token id, + or -, and a number, such as 15043+1, not {_shown(text)}")
+    return ((integer(0)(label, match[1]), number(-1e6, 1e6)(label, match[2])),)
+
+
+def metadata(label: str, text: str) -> tuple[tuple[str, bool | int | float | str], ...]:
+    """Read KEY=TYPE:VALUE between commas; the types are int, float, bool and str."""
+    return tuple(_override(label, item) for item in some_items(label, text))
+
+
+def sampler_names(label: str, text: str) -> tuple[str, ...]:
+    """Read samplers between semicolons, spelt with -, _ or neither."""
+    known = {spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))}
+    known |= SAMPLER_ALIASES
+    names = [name.strip().lower() for name in text.split(";") if name.strip()]
+    return tuple(known[name] if name in known else validation.choice(label, name, SAMPLERS) for name in names)
+
+
+def sampler_letters(label: str, text: str) -> tuple[str, ...]:
+    """Read samplers by their letters."""
+    for letter in text:
+        if letter not in SAMPLER_LETTERS:
+            raise InvalidParams(
+                f"{label} must be of the letters {''.join(sorted(SAMPLER_LETTERS))}, one a sampler, not {text!r:.80}"
+            )
+    return tuple(SAMPLER_LETTERS[letter] for letter in text)
+
+
+def unread(label: str, text: str) -> str:  # noqa: ARG001 - a reader
+    """Return the text as it is, for a flag whose value is not used."""
+    return text
+
+
+def _override(label: str, item: str) -> tuple[str, bool | int | float | str]:
+    key, equals, typed = item.partition("=")
+    kind, colon, value = typed.partition(":")
+    readers: dict[str, Reader] = {"int": integer(-(2**63), 2**63 - 1), "float": number(), "str": text}
+    readers["bool"] = one_of({"true": True, "false": False})
+    if not (key and equals and colon and kind in readers):
+        raise InvalidParams(f"{label} must be KEY=TYPE:VALUE with the type int, float, bool or str, not {_shown(item)}")
+    return key, readers[kind](f"{label} {key}", value)
+
+
+def _scaled(label: str, item: str) -> tuple[Path, float]:
+    name, colon, scale = item.rpartition(":")
+    if not colon:
+        raise InvalidParams(f"{label} must be FILE:SCALE, such as style.gguf:0.5, not {_shown(item)}")
+    return path(label, name), number(-1e6, 1e6)(f"{label}: the scale", scale)
+
+
+def _shown(text: str) -> str:
+    return f"{text!r:.80}"

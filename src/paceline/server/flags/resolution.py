@@ -1,0 +1,243 @@
+"""Resolve command line, environment and file to `ServerSettings`. Pure but for the `Files` that are passed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from paceline.config import CONFIG_NAMES, EngineConfig
+from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
+from paceline.server.flags.draft import DEFAULT, Draft, Files, Origin
+from paceline.server.flags.flag import Ignore, Print, ReadConfig, Reject, Store
+from paceline.server.flags.readers import on_one_line
+from paceline.server.flags.sources import (
+    GivenFlag,
+    from_arguments,
+    from_environment,
+    from_file,
+    odd_variables,
+    strongest,
+)
+from paceline.server.settings import ServerSettings, is_socket_path
+
+_CELLS: Final = 256  # llama.cpp rounds contexts up to it
+_N_BATCH: Final = 2048
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The result. prints: what to print in place of serving. notes: to print before the server starts.
+
+    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults.
+    """
+
+    settings: ServerSettings
+    prints: Literal["help", "version", "config"] | None = None
+    notes: tuple[str, ...] = ()
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+
+def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Resolved:
+    """Return the settings. The command line wins over the environment, that over the file, that over the defaults.
+
+    Raises `InvalidParams` for what is unknown, rejected or out of range, with the flag, the value and the way out;
+    `ModelLoadError` where -c 0 needs the context length of a file that is no model.
+    """
+    arguments, variables = from_arguments(argv), from_environment(environ)
+    prints = _printed(arguments)
+    if prints in ("help", "version"):
+        return Resolved(ServerSettings(), prints)
+    config = _config_file((*variables, *arguments), files)
+    chosen, notes = strongest((config, variables, arguments))
+    draft = Draft(files)
+    draft.notes += [*notes, *odd_variables(environ)]
+    for given in chosen:
+        _apply(draft, given)
+    _finish(draft)
+    return Resolved(_settings(draft), prints, tuple(draft.notes), draft.origins)
+
+
+def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "config"] | None:
+    """Return what to print: the first one requested, help and version before the configuration."""
+    wanted = [given.flag.action.what for given in arguments if isinstance(given.flag.action, Print) and given.value()]
+    return next((what for what in wanted if what != "config"), wanted[0] if wanted else None)
+
+
+def _config_file(givens: Sequence[GivenFlag], files: Files) -> list[GivenFlag]:
+    """Read the file that was named last, the command line after the environment."""
+    named = [given for given in givens if isinstance(given.flag.action, ReadConfig)]
+    if not named:
+        return []
+    path: Path = named[-1].value()
+    try:
+        return from_file(path, files.read(path))
+    except OSError as error:
+        raise InvalidParams(f"{named[-1].label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
+
+
+def _apply(draft: Draft, given: GivenFlag) -> None:
+    value = given.value()
+    draft.origin = given.origin
+    match given.flag.action_of(value):
+        case Reject(way_out):
+            raise InvalidParams(f"{_spelling(given)}: {way_out}")
+        case Ignore(why) if not _is_foreign(given):
+            draft.notes.append(f"{_spelling(given)} has no effect: {why}")
+        case Store(setter=None) as store:
+            for target in store.targets:
+                draft.put(target, value, given.label)
+        case Store(setter=setter) if setter is not None:
+            setter(draft, value, given.label)
+
+
+def _is_foreign(given: GivenFlag) -> bool:
+    """Return whether it is a variable that other programs read as well: no note, as it may not be meant for this one."""
+    return given.kind == "environment" and not given.label.startswith(("LLAMA_", "PACELINE_"))
+
+
+def _spelling(given: GivenFlag) -> str:
+    """Return the flag as it was given, with its value where that matters."""
+    flag = given.flag
+    shows = given.kind != "flag" or (flag.actions and flag.metavar)
+    return f"{given.label} {on_one_line(given.texts[-1]):.80}" if shows and not flag.secret else given.label
+
+
+def _settings(draft: Draft) -> ServerSettings:
+    return ServerSettings(
+        **draft.place("server"), engine_options=draft.place("engine"), sampling=draft.place("sampling")
+    )
+
+
+def _finish(draft: Draft) -> None:
+    """Derive values that follow from several flags, and check them together. Raises `InvalidParams`."""
+    for step in (_isolation, _sleep, _context, _batches, _lora, _escapes, _tls, _hosts, _bodies, _together):
+        step(draft)
+
+
+def _isolation(draft: Draft) -> None:
+    """Default to a process of its own, where a library's engine has a thread."""
+    if draft.get("engine.isolation") is None:
+        draft.put("engine.isolation", "process", "--isolation")
+        draft.origins["engine.isolation"] = DEFAULT
+    for name, target in (("--on-engine-death", "engine.on_engine_death"), ("--max-restarts", "engine.max_restarts")):
+        if draft.get("engine.isolation") == "thread" and draft.get(target) is not None:
+            raise InvalidParams(
+                f"{name} means nothing with --isolation thread, as a thread dies with its program; leave one out"
+            )
+
+
+def _sleep(draft: Draft) -> None:
+    if draft.get("engine.isolation") == "thread" and draft.get("engine.sleep_idle_s") is not None:
+        raise InvalidParams(
+            "--sleep-idle-seconds needs --isolation process, whose memory is given back as a whole; leave one of them out"
+        )
+
+
+def _context(draft: Draft) -> None:
+    per_slot = draft.get("aside.cells_per_slot")
+    if draft.get("aside.as_trained"):
+        asked = draft.origins["engine.n_ctx"].name
+        trained = draft.files.trained_context(draft.get("server.model"))
+        draft.derive("engine.n_ctx", trained, f"{asked} 0, as many as the model was trained with")
+    elif per_slot is not None and draft.get("engine.n_ctx") is None:
+        num_slots = draft.get("engine.num_slots", EngineConfig().num_slots)
+        name = draft.origins["aside.cells_per_slot"].name
+        draft.derive("engine.n_ctx", per_slot * num_slots, f"{name} {per_slot} times {num_slots} slots")
+    if per_slot is not None:
+        draft.notes.append(
+            f"{draft.origins['aside.cells_per_slot'].name}: all slots share the cells, so a sequence may use more than {per_slot}"
+        )
+
+
+def _batches(draft: Draft) -> None:
+    """Lower batches to the context as llama.cpp does, with a note."""
+    n_ctx = draft.get("engine.n_ctx")
+    cells = None if n_ctx is None else -(-n_ctx // _CELLS) * _CELLS
+    _lower(draft, "n_batch", cells, "the context")
+    least = min(_N_BATCH, cells or _N_BATCH)
+    _lower(draft, "n_ubatch", draft.get("engine.n_batch", least), "n_batch")
+
+
+def _lower(draft: Draft, name: str, most: int | None, why: str) -> None:
+    value = draft.get(f"engine.{name}")
+    if value is not None and most is not None and value > most:
+        label = draft.origins[f"engine.{name}"].name
+        draft.notes.append(f"{label} {value} is lowered to {most}, the size of {why}")
+        draft.derive(f"engine.{name}", most, f"{label} {value}, lowered to the size of {why}")
+
+
+def _lora(draft: Draft) -> None:
+    """Name adapters by their files; of the same name, the second is name-2."""
+    found = draft.get("aside.adapters", ())
+    if not found:
+        return
+    paths: dict[str, Path] = {}
+    scales: dict[str, float] = {}
+    for path, scale in found:
+        same = sum(other.stem == path.stem for other in paths.values())
+        name = path.stem if not same else f"{path.stem}-{same + 1}"
+        if name in paths:
+            raise InvalidParams(f"two adapters would be called {name!r}; rename the file {on_one_line(path)}")
+        paths[name], scales[name] = path, scale
+    draft.origin = draft.origins["aside.adapters"]
+    draft.put("engine.lora", {name: str(path) for name, path in paths.items()}, "--lora")
+    draft.put("server.lora_scales", {} if draft.get("aside.unapplied") else scales, "--lora")
+
+
+def _escapes(draft: Draft) -> None:
+    if draft.get("aside.escape", True):
+        for target in ("sampling.stop", "sampling.dry_sequence_breakers"):
+            if draft.get(target) is not None:
+                draft.origin = draft.origins[target]
+                draft.put(target, tuple(map(unescaped, draft.get(target))), draft.origin.name)
+
+
+def unescaped(text: str) -> str:
+    r"""Return the text with \n, \r, \t, \', \", \\ and \xHH resolved; any other backslash stays."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else _ESCAPES[match[2]], text)
+
+
+def _tls(draft: Draft) -> None:
+    files = {"--ssl-key-file": "server.ssl_keyfile", "--ssl-cert-file": "server.ssl_certfile"}
+    given = {name: draft.get(target) for name, target in files.items() if draft.get(target) is not None}
+    if len(given) == 1:
+        missing = next(name for name in files if name not in given)
+        raise InvalidParams(f"{next(iter(given))} needs {missing} beside it: TLS takes a certificate and its key")
+    for name, path in given.items():
+        if not draft.files.is_file(path):
+            raise InvalidParams(f"{name}: there is no file {on_one_line(path)}")
+
+
+def _hosts(draft: Draft) -> None:
+    """Reject port 0 with several addresses: each would get a different port."""
+    hosts = [host for host in draft.get("server.hosts", ()) if not is_socket_path(host)]
+    if draft.get("server.port") == 0 and len(hosts) > 1:
+        raise InvalidParams(
+            f"--port 0 takes any free port, and {' and '.join(hosts)} would get different ones; give a port, or one address"
+        )
+
+
+def _bodies(draft: Draft) -> None:
+    total, most = (
+        draft.get("server.max_total_body_bytes"),
+        draft.get("server.max_body_bytes", ServerSettings().max_body_bytes),
+    )
+    if total is not None and total < most:
+        raise InvalidParams(
+            f"--max-total-body-bytes {total} has no room for one body of --max-body-bytes {most}; raise it or lower that"
+        )
+
+
+def _together(draft: Draft) -> None:
+    """Check the values together."""
+    try:
+        SamplingParams(**draft.place("sampling"))
+        EngineConfig(**{name: value for name, value in draft.place("engine").items() if name in CONFIG_NAMES})
+    except InvalidParams as error:
+        raise InvalidParams(f"flags that do not go together: {error}") from None

@@ -1,0 +1,352 @@
+"""Store values of flags that set more than one setting, or another value than the one given. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParams
+from paceline.scheduling.strategies import check_strategy_name
+from paceline.server.flags.draft import Draft
+from paceline.server.flags.readers import UNSET, on_one_line
+from paceline.server.settings import ApiKey
+
+MIB = 1 << 20
+NO_LIMIT = sys.maxsize
+_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
+_ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+NAMED_TEMPLATES = frozenset({"chatml"})  # of llama-server's built-in names
+
+
+def context_size(draft: Draft, value: int, label: str) -> None:
+    """Store n_ctx; 0 stands for the model's own, which is read when the model is known."""
+    draft.put("engine.n_ctx", UNSET if value == 0 else value, label)
+    draft.put("aside.as_trained", value == 0, label)
+
+
+def slots(draft: Draft, value: Any, label: str) -> None:
+    """Store num_slots; below 0 is automatic, 0 an error."""
+    if value == 0:
+        raise InvalidParams(f"{label} must be at least 1, or -1 for automatic, not 0")
+    draft.put("engine.num_slots", UNSET if value < 0 else value, label)
+
+
+def gpu_layers(draft: Draft, value: Any, label: str) -> None:
+    """Store n_gpu_layers: llama-server's -1 is automatic and everything below all layers; ours is -1 for all."""
+    draft.put(
+        "engine.n_gpu_layers", UNSET if value in ("auto", -1) else -1 if value == "all" or value < 0 else value, label
+    )
+
+
+def devices(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store the devices; none is the CPU alone."""
+    draft.put("engine.devices", ["CPU"] if tuple(value) == ("none",) else list(value), label)
+
+
+def sleep_idle(draft: Draft, value: float, label: str) -> None:
+    """Store sleep_idle_s; -1 is never."""
+    if value <= 0 and value != -1:
+        raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for never, not {value:g}")
+    draft.put("engine.sleep_idle_s", UNSET if value == -1 else float(value), label)
+
+
+def mlock(draft: Draft, value: bool, label: str) -> None:
+    """Store the load mode with the weights locked, and mapped unless --no-mmap was given."""
+    mode = draft.get("engine.load_mode", "auto")
+    _check_not_direct(mode, label)
+    locked = {"none": "mlock", "mlock": "mlock"}.get(mode, "mmap_mlock")
+    unlocked = {"mlock": "none", "mmap_mlock": "mmap"}.get(mode, mode)
+    draft.put("engine.load_mode", locked if value else unlocked, label)
+
+
+def mmap(draft: Draft, value: bool, label: str) -> None:
+    """Store the load mode with the file mapped or not; the weights stay locked or not."""
+    mode = draft.get("engine.load_mode", "auto")
+    _check_not_direct(mode, label)
+    is_locked = mode in ("mlock", "mmap_mlock")
+    draft.put(
+        "engine.load_mode", ("mmap_mlock" if value else "mlock") if is_locked else "mmap" if value else "none", label
+    )
+
+
+def _check_not_direct(mode: str, label: str) -> None:
+    if mode == "direct_io":
+        raise InvalidParams(
+            f"{label} does not go with --load-mode dio, which reads past the page cache; leave one of them out"
+        )
+
+
+def overrides(draft: Draft, value: Sequence[tuple[str, Any]], label: str) -> None:
+    """Store pairs as a mapping."""
+    draft.put("engine.kv_overrides", dict(value), label)
+
+
+def cache_ram(draft: Draft, value: int, label: str) -> None:
+    """Store MiB as bytes; -1 is no limit."""
+    draft.put("engine.host_cache_bytes", NO_LIMIT if value < 0 else value * MIB, label)
+
+
+def rope_scale(draft: Draft, value: float, label: str) -> None:
+    """Store a factor of the context as one of the frequencies, its inverse."""
+    draft.put("engine.rope_freq_scale", 1 / value, label)
+
+
+def adapters(draft: Draft, value: Sequence[Path], label: str) -> None:
+    """Add adapters with scale 1."""
+    scaled_adapters(draft, [(path, 1.0) for path in value], label)
+
+
+def scaled_adapters(draft: Draft, value: Sequence[tuple[Path, float]], label: str) -> None:
+    """Add adapters; they are named when all are known."""
+    for path, _ in value:
+        if not draft.files.is_file(path):
+            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}")
+    draft.put("aside.adapters", (*draft.get("aside.adapters", ()), *value), label)
+
+
+def model(draft: Draft, value: Path, label: str) -> None:
+    """Store the model's path. Raises where there is no such file."""
+    if not draft.files.is_file(value):
+        raise InvalidParams(f"{label}: there is no file {on_one_line(value)}")
+    draft.put("server.model", value, label)
+
+
+def state_folder(draft: Draft, value: Path, label: str) -> None:
+    """Store the folder for saved slots. Raises where there is no such folder."""
+    if not draft.files.is_folder(value):
+        raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}; make it first")
+    draft.put("engine.state_folder", str(value), label)
+
+
+def strategy(draft: Draft, value: str | Mapping[str, Any], label: str) -> None:
+    """Store a strategy's name and options; checks what does not need an import of its module."""
+    try:
+        check_strategy_name(value)
+    except InvalidParams as error:
+        raise InvalidParams(str(error).replace("strategy", label, 1)) from None
+    draft.put("engine.strategy", value, label)
+
+
+def trace(draft: Draft, value: Path, label: str) -> None:
+    """Store the trace's path. Raises where its folder does not exist."""
+    if not draft.files.is_folder(value.parent):
+        raise InvalidParams(f"{label}: there is no folder {on_one_line(value.parent)}; make it first")
+    draft.put("engine.trace", value, label)
+
+
+def max_tokens(draft: Draft, value: int, label: str) -> None:
+    """Store max_tokens; below 0 is until the context is full."""
+    draft.put("sampling.max_tokens", None if value < 0 else value, label)
+
+
+def temperature(draft: Draft, value: float, label: str) -> None:
+    """Store the temperature; below 0 counts as 0, which is greedy, with a note."""
+    if value < 0:
+        draft.notes.append(f"{label} {value:g} counts as 0, which is greedy")
+    draft.put("sampling.temperature", max(value, 0.0), label)
+
+
+def top_k(draft: Draft, value: int, label: str) -> None:
+    """Store top_k; below 1 is off."""
+    draft.put("sampling.top_k", max(value, 0), label)
+
+
+def seed(draft: Draft, value: int, label: str) -> None:
+    """Store the seed; -1, also as 32 bits, is a fresh one for every request."""
+    draft.put("sampling.seed", None if value in (-1, 2**32 - 1) else value, label)
+
+
+def grammar(draft: Draft, value: str, label: str) -> None:
+    """Store a grammar in place of a schema: the last one counts."""
+    draft.drop("sampling.json_schema")
+    draft.put("sampling.grammar", value, label)
+
+
+def grammar_file(draft: Draft, value: Path, label: str) -> None:
+    """Store the grammar of a file."""
+    grammar(draft, draft.text_of(value, label), label)
+
+
+def json_schema(draft: Draft, value: str, label: str) -> None:
+    """Store a schema in place of a grammar: the last one counts."""
+    draft.drop("sampling.grammar")
+    draft.put("sampling.json_schema", value, label)
+
+
+def json_schema_file(draft: Draft, value: Path, label: str) -> None:
+    """Store the schema of a file."""
+    json_schema(draft, draft.text_of(value, label), label)
+
+
+def logit_bias(draft: Draft, value: Sequence[tuple[int, float]], label: str) -> None:
+    """Store pairs as a mapping."""
+    draft.put("sampling.logit_bias", dict(value), label)
+
+
+def sequence_breakers(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store the texts after the last "none". Escapes are resolved at the end."""
+    last = max((index for index, text in enumerate(value) if text == "none"), default=-1)
+    draft.put("sampling.dry_sequence_breakers", tuple(value[last + 1 :]), label)
+
+
+def chat_template(draft: Draft, value: str, label: str) -> None:
+    """Store Jinja source or a template's name. Of llama-server's names only some are supported."""
+    if "{" not in value and value not in NAMED_TEMPLATES:
+        raise InvalidParams(
+            f"{label} must be chatml or the text of a Jinja template, not {value!r:.80}; other names of templates are not "
+            "supported yet: give the text, or its file to --chat-template-file, or leave it out for the model's own"
+        )
+    draft.put("server.chat_template", value, label)
+
+
+def chat_template_file(draft: Draft, value: Path, label: str) -> None:
+    """Store the template of a file."""
+    draft.put("server.chat_template", draft.text_of(value, label), label)
+
+
+def template_variables(draft: Draft, value: dict[str, Any], label: str) -> None:
+    """Add variables for the template."""
+    draft.put("server.chat_template_kwargs", {**draft.get("server.chat_template_kwargs", {}), **value}, label)
+
+
+def reasoning(draft: Draft, value: str, label: str) -> None:
+    """Add the template variable enable_thinking; auto leaves it unset."""
+    if value != "auto":
+        template_variables(draft, {"enable_thinking": value == "on"}, label)
+
+
+def reasoning_effort(draft: Draft, value: str, label: str) -> None:
+    """Add the template variable reasoning_effort; default leaves it unset."""
+    if value != "default":
+        template_variables(draft, {"reasoning_effort": value}, label)
+
+
+def reasoning_preserve(draft: Draft, value: bool, label: str) -> None:
+    """Add the template variable preserve_reasoning."""
+    template_variables(draft, {"preserve_reasoning": value}, label)
+
+
+def hosts(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store addresses, names, or paths of Unix sockets without duplicates."""
+    draft.put("server.hosts", tuple(dict.fromkeys(value)), label)
+
+
+def root_path(draft: Draft, value: str, label: str) -> None:
+    """Store the prefix of all routes, /word/word, without a slash at its end."""
+    trimmed = value.rstrip("/")
+    if trimmed and (not trimmed.startswith("/") or not trimmed.isprintable() or set(trimmed) & set(" ?#%{}\\")):
+        raise InvalidParams(f"{label} must begin with a slash and be a plain path, such as /llm, not {value!r:.80}")
+    draft.put("server.root_path", trimmed, label)
+
+
+def api_keys(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Add keys."""
+    _add_keys(draft, [ApiKey(secret=secret) for secret in value], label)
+
+
+def api_key_file(draft: Draft, value: Path, label: str) -> None:
+    """Add the keys of a file, one a line; lines that begin with # are comments."""
+    found = [ApiKey(secret=line) for line in _lines(draft.text_of(value, label))]
+    _add_keys(draft, _some(found, label, value), label)
+
+
+def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
+    """Add the keys of a file, TENANT:KEY a line; lines that begin with # are comments."""
+    found = []
+    for number, line in enumerate(_lines(draft.text_of(value, label)), start=1):
+        tenant, _, secret = line.partition(":")
+        if not tenant.strip() or not secret.strip():
+            raise InvalidParams(f"{label}: key {number} of {on_one_line(value)} is not TENANT:KEY")
+        found.append(ApiKey(secret=secret.strip(), tenant=tenant.strip()))
+    _add_keys(draft, _some(found, label, value), label)
+
+
+def allowed_hosts(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store names without scheme and port, *.name for all below one, or * for any."""
+    for name in value:
+        if name != "*" and not _HOST.fullmatch(name):
+            raise InvalidParams(
+                f"{label} must be names such as llm.example.org or *.example.org, without scheme and port, between commas, "
+                f"or *, not {name!r:.80}"
+            )
+    draft.put("server.allowed_hosts", tuple(value), label)
+
+
+def cors_origins(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store whole origins, localhost for every port of this machine, or * for all."""
+    for origin in value:
+        if origin not in ("*", "localhost") and not _ORIGIN.fullmatch(origin):
+            raise InvalidParams(
+                f"{label} must be origins such as https://page.example or http://192.168.0.7:3000, between commas, localhost, "
+                f"or *, not {origin!r:.80}"
+            )
+    draft.put("server.cors_origins", tuple(origin.rstrip("/") for origin in value), label)
+
+
+def cors_methods(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store HTTP methods."""
+    draft.put("server.cors_methods", _tokens(value, label, "GET,POST"), label)
+
+
+def cors_headers(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store names of headers, or * for those that a page requests."""
+    draft.put("server.cors_headers", _tokens(value, label, "Authorization,Content-Type"), label)
+
+
+def heartbeat(draft: Draft, value: float, label: str) -> None:
+    """Store the interval of heartbeats; -1 is none, an infinite interval."""
+    if value <= 0 and value != -1:
+        raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for none, not {value:g}")
+    draft.put("server.heartbeat_s", math.inf if value == -1 else float(value), label)
+
+
+def verbosity(draft: Draft, value: int, label: str) -> None:
+    """Store llama-server's numbers as a level: 1 errors, 2 warnings, 3 information, more for everything."""
+    levels = ("error", "error", "warning", "info")
+    draft.put("server.log_level", "debug" if value >= len(levels) else levels[max(value, 0)], label)
+
+
+def verbose(draft: Draft, value: bool, label: str) -> None:
+    """Store the level debug, or unset it."""
+    draft.put("server.log_level", "debug" if value else UNSET, label)
+
+
+def no_log(draft: Draft, value: bool, label: str) -> None:
+    """Store the level off, or unset it."""
+    draft.put("server.log_level", "off" if value else UNSET, label)
+
+
+def _tokens(value: Sequence[str], label: str, example: str) -> tuple[str, ...]:
+    for name in value:
+        if not _TOKEN.fullmatch(name):
+            raise InvalidParams(f"{label} must be names between commas, such as {example}, or *, not {name!r:.80}")
+    return tuple(dict.fromkeys(value))
+
+
+def _lines(text: str) -> list[str]:
+    lines = (line.strip() for line in text.removeprefix("\ufeff").split("\n"))
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _some(keys: list[ApiKey], label: str, path: Path) -> list[ApiKey]:
+    if not keys:
+        raise InvalidParams(
+            f"{label}: {on_one_line(path)} has no key, so the server would be open; leave the flag out for that"
+        )
+    return keys
+
+
+def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
+    known = {key.secret: key.tenant for key in draft.get("server.api_keys", ())}
+    for key in keys:
+        if not key.secret.isascii() or not key.secret.isprintable():
+            raise InvalidParams(f"{label}: a key has characters that no HTTP header carries; use plain ASCII")
+        if known.setdefault(key.secret, key.tenant) != key.tenant:
+            raise InvalidParams(f"{label}: a key belongs to two tenants, {known[key.secret]!r} and {key.tenant!r}")
+    merged = tuple(ApiKey(secret=secret, tenant=tenant) for secret, tenant in known.items())
+    draft.put("server.api_keys", merged, label)

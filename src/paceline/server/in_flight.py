@@ -1,0 +1,187 @@
+"""What the server works on now: HTTP requests, bytes of their bodies, running requests by id, rate of completion.
+
+On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+
+class InFlight:
+    """Counter of HTTP requests in progress; a context manager for each of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no HTTP request is in progress."""
+        await self._idle.wait()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+
+class RegisteredRequest(Protocol):
+    """A request that can be found by its id and cancelled."""
+
+    @property
+    def request_id(self) -> str:
+        """The value of X-Request-Id."""
+
+    @property
+    def tenant(self) -> str:
+        """The owner of its API key."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of engine requests that it consists of."""
+
+    def cancel(self) -> None:
+        """Cancel it; its stream ends with a terminal event."""
+
+
+class RequestRegistry:
+    """Accepted requests whose response is not complete, by id. Ids are the clients' and need not be unique."""
+
+    def __init__(self, completion_rate: CompletionRate) -> None:
+        self._by_id: dict[str, list[RegisteredRequest]] = {}
+        self._completion_rate = completion_rate
+
+    @property
+    def count(self) -> int:
+        """Number of requests."""
+        return sum(map(len, self._by_id.values()))
+
+    def add(self, request: RegisteredRequest) -> None:
+        """Register a request and count its parts as started."""
+        self._by_id.setdefault(request.request_id, []).append(request)
+        self._completion_rate.start(request.num_parts)
+
+    def remove(self, request: RegisteredRequest) -> None:
+        """Unregister a request and count its parts as finished; a second call does nothing."""
+        same = self._by_id.get(request.request_id, [])
+        if request in same:
+            same.remove(request)
+            self._completion_rate.finish(request.num_parts)
+        if not same:
+            self._by_id.pop(request.request_id, None)
+
+    def cancel(self, request_id: str, tenant: str | None = None) -> bool:
+        """Cancel all requests with this id, of one tenant if given; return whether there was any."""
+        found = [one for one in self._by_id.get(request_id, ()) if tenant is None or one.tenant == tenant]
+        for one in found:
+            one.cancel()
+        return bool(found)
+
+    def cancel_all(self) -> None:
+        """Cancel every request."""
+        for request_id in tuple(self._by_id):
+            self.cancel(request_id)
+
+
+MIN_RETRY_S, MAX_RETRY_S = 1, 60
+"""Bounds of Retry-After in seconds; some clients give up beyond."""
+
+_WINDOW_S = 60.0
+_MAX_FINISHES = 1024  # that are remembered
+
+
+class CompletionRate:
+    """Rate at which requests finish, over the last minute and no further back than the last idle moment."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_open = 0
+        self._busy_since = 0.0
+        self._ends: deque[float] = deque(maxlen=_MAX_FINISHES)
+
+    def start(self, number: int) -> None:
+        """Count `number` requests as started."""
+        if not self._num_open:
+            self._busy_since = self._clock()
+            self._ends.clear()
+        self._num_open += number
+
+    def finish(self, number: int) -> None:
+        """Count `number` requests as finished, for whatever reason."""
+        self._num_open -= number
+        self._ends.extend([self._clock()] * min(number, _MAX_FINISHES))
+
+    def estimate_wait_s(self, number: int) -> int:
+        """Return how long until `number` more requests finish, in whole seconds from 1 to 60.
+
+        If none has finished yet, that is the time since the first one started.
+        """
+        now = self._clock()
+        if not self._num_open:
+            return MIN_RETRY_S
+        since = max(self._busy_since, now - _WINDOW_S)
+        if len(self._ends) == _MAX_FINISHES:
+            since = max(since, self._ends[0])
+        num_ended = sum(end > since for end in self._ends)
+        return _whole_seconds((now - since) * (number / num_ended if num_ended else 1))
+
+
+def estimate_remaining_s(share: float, elapsed_s: float) -> int:
+    """Return how long work goes on of which a share (0 to 1) took `elapsed_s`, in whole seconds from 1 to 60."""
+    return _whole_seconds(elapsed_s * (1 - share) / share) if share > 0 else _whole_seconds(elapsed_s)
+
+
+def _whole_seconds(seconds: float) -> int:
+    return math.ceil(min(max(seconds, MIN_RETRY_S), MAX_RETRY_S))
+
+
+class ByteBudget:
+    """The bytes that the bodies of all requests may have together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = self.free_bytes = max_bytes
+
+    def reserve(self) -> ByteReservation:
+        """Return a reservation of no bytes yet."""
+        return ByteReservation(self)
+
+
+class ByteReservation:
+    """One request's part of a `ByteBudget`; a context manager, which releases it."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self._num_bytes = budget, 0
+
+    def grow(self, num_bytes: int) -> bool:
+        """Reserve `num_bytes` more; return False, and reserve none, where fewer are free."""
+        if num_bytes > self._budget.free_bytes:
+            return False
+        self._budget.free_bytes -= num_bytes
+        self._num_bytes += num_bytes
+        return True
+
+    def release(self) -> None:
+        """Release all bytes. Idempotent."""
+        self._budget.free_bytes += self._num_bytes
+        self._num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,185 @@
+"""POST /completion, /completions and /infill. On the event loop; prompts are read in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.completion import Completion
+from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.server.api_errors import llama_error_event
+from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
+from paceline.server.llama_server.bodies import CompletionBody, InfillBody
+from paceline.server.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
+from paceline.server.llama_server.completion_request import CompletionRequest, parse_request, with_truncated_prompts
+from paceline.server.llama_server.generation_settings import brief_settings
+from paceline.server.llama_server.infill import PromptLimits
+from paceline.server.llama_server.line_limits import LineLimitedSource
+from paceline.server.llama_server.progress import ProgressSource
+from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
+from paceline.server.llama_server.state import LlamaServerState, SlotContent
+from paceline.server.openapi_responses import LLAMA_STREAMS
+from paceline.server.request_fields import merge_options
+from paceline.server.running_request import (
+    ChunkSource,
+    RunningRequest,
+    check_num_prompts,
+    collect,
+    max_num_prompts,
+    start_request,
+)
+from paceline.server.service import Service
+from paceline.server.sse import event_stream
+
+_MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes a while to encode
+_MANY_CHOICES = 8  # in one response
+
+
+def routes(service: Service, state: LlamaServerState) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+
+    @router.post("/completion", summary="Complete a text, as llama-server does", responses=LLAMA_STREAMS)
+    @router.post("/completions", include_in_schema=False)
+    async def complete(body: CompletionBody, request: Request) -> Response:
+        """Complete a prompt: one result, a list for several prompts or choices, or their events with `stream`."""
+        return await _complete(service, state, request, body)
+
+    @router.post("/infill", summary="Fill the gap between two texts", responses=LLAMA_STREAMS)
+    async def infill(body: InfillBody, request: Request) -> Response:
+        """Fill a gap: the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
+        return await _complete(service, state, request, body)
+
+    return router
+
+
+async def _complete(service: Service, state: LlamaServerState, http: Request, body: CompletionBody) -> Response:
+    engine = service.engine()
+    parse_context = ParseContext(
+        base=service.sampling(API_DEFAULTS),
+        tokenizer=engine.tokenizer,
+        adapters=state.adapters.names,
+        spm_infill=service.settings.spm_infill,
+    )
+    limits = engine.limits
+    prompt_limits = PromptLimits(
+        n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=max_num_prompts(engine)
+    )
+    request = await asyncio.to_thread(parse_request, body, parse_context, prompt_limits)
+    check_num_prompts(engine, len(request.prompts), request.params.n)
+    options = merge_options(service.options(http), request.options)
+    completion = _RunningCompletion(service, state, request, options)
+    try:
+        running_request = await start_request(
+            service, http, request.prompts, request.params, options, streaming=request.is_watched
+        )
+        if not request.stream:
+            return await completion.whole(running_request)
+        try:
+            renderer, source = await completion.start(running_request)
+        except BaseException:
+            async with running_request:  # nothing else closes it
+                raise
+        return _ReleasingStream(event_stream(source, renderer.events, failure=llama_error_event, done=b""), completion)
+    finally:
+        if not completion.is_streaming:
+            completion.release()
+
+
+class _RunningCompletion:
+    """A completion in progress, and the slots that it holds until `release`."""
+
+    def __init__(
+        self, service: Service, state: LlamaServerState, request: CompletionRequest, options: Mapping[str, Any]
+    ) -> None:
+        self._service, self._state, self._request = service, state, request
+        self._special: bool = options.get("special", False)
+        self._lora: Mapping[str, float] = options.get("lora", {})
+        self._tenant: str = options.get("tenant", "")
+        self._id: str = options.get("request_id") or ""
+        self.is_streaming = False
+        self._renderer: CompletionRenderer | None = None
+        self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
+        self._settings = brief_settings(request.params, stream=request.stream, others=request.settings)
+        state.running[self._id] = self._settings
+
+    async def start(self, running_request: RunningRequest) -> tuple[CompletionRenderer, ChunkSource]:
+        """Return the renderer and the source to read.
+
+        That is the running request, wrapped if lines may end it or progress is reported.
+        """
+        source: ChunkSource = running_request
+        request, engine = self._request, self._service.engine()
+        if "truncate" in request.options:
+            request = await asyncio.to_thread(
+                with_truncated_prompts, request, running_request.prompts, engine.tokenizer
+            )
+        context = RenderContext(
+            model=self._service.names[0],
+            tokenizer=engine.tokenizer,
+            max_positions=engine.limits.max_positions,
+            clock=time.monotonic,
+            special=self._special,
+        )
+        self._request, self._renderer = request, CompletionRenderer(request, context, self._slots)
+        if request.line_limits.has_any:
+            source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
+        if request.looks_at_slots:  # outermost: progress is no line
+            source = ProgressSource(source, self._look, self._id, context.clock)
+        return self._renderer, source
+
+    async def _look(self) -> SlotsSnapshot:
+        return await asyncio.wrap_future(self._service.engine().ask_slots())
+
+    async def whole(self, running_request: RunningRequest) -> Response:
+        """Return the response that is not streamed."""
+        async with running_request:
+            renderer, source = await self.start(running_request)
+            completions = await collect(source, self._request.params)
+        if self._is_large(completions):
+            return await large_json_response(await asyncio.to_thread(renderer.whole, completions))
+        return json_response(renderer.whole(completions))
+
+    def _is_large(self, completions: Sequence[Completion]) -> bool:
+        params, prompts = self._request.params, self._request.prompts
+        if params.logprobs is not None or sum(map(len, prompts)) > _MANY_TOKENS:
+            return True
+        return len(completions) * params.n > _MANY_CHOICES
+
+    def release(self) -> None:
+        """Release the slots, each with the tokens of its sequence."""
+        if self._state.running.get(self._id) is self._settings:  # ids are the clients', and another may have this one
+            del self._state.running[self._id]
+        contents: list[SlotContent | None] = [None] * len(self._slots)
+        if self._renderer is not None:
+            contents = [self._content_of(one) for one in self._renderer.sequences]
+        self._state.end_slots(self._tenant, self._slots, contents)
+
+    def _content_of(self, one: ChoiceState) -> SlotContent | None:
+        if one.finish_reason is None and not one.token_ids:
+            return None
+        return SlotContent((*self._request.prompts[one.prompt], *one.token_ids), self._lora)
+
+
+class _ReleasingStream(Response):
+    """A stream that releases its slots when it ends for any reason."""
+
+    def __init__(self, events: Response, completion: _RunningCompletion) -> None:
+        super().__init__()
+        self._events, self._completion = events, completion
+        self.raw_headers = events.raw_headers
+        completion.is_streaming = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await self._events(scope, receive, send)
+        finally:
+            self._completion.release()

@@ -1,0 +1,278 @@
+"""Map the fields of a completion's body to `SamplingParams` and `RequestOptions`. Not for the event loop: tokenises.
+
+Values that llama-server clamps are clamped with a warning; values that it documents as "off" turn a sampler off;
+what would change the output and is not supported is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.params import SAMPLERS, SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import Tokenizer
+from paceline.server.llama_server.bodies import CompletionBody, LoraScale
+from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS, drop_stream_options
+
+API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
+"""Where llama-server's defaults are not those of `SamplingParams`."""
+
+RANDOM_SEED = 2**32 - 1
+"""What llama-server calls a seed that is drawn; so does -1."""
+
+_SAME_NAMES = (
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p",
+    "xtc_probability", "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
+    "adaptive_target", "adaptive_decay", "ignore_eos", "grammar_lazy",
+)  # fmt: skip
+# llama-server documents values beyond these as "off", as the bound is.
+_OFF = {
+    "temperature": (0.0, None),
+    "top_k": (0, None),
+    "top_n_sigma": (-1.0, None),
+    "adaptive_target": (-1.0, None),
+    "typical_p": (None, 1.0),
+}
+_CLAMPED = {
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat": (0, 2),
+    "adaptive_target": (None, 1.0),
+}
+_TOKEN_TRIGGER, _WORD_TRIGGER = 0, 1
+_SAMPLING_EXTRAS = (
+    "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
+)  # fmt: skip
+_OPTION_EXTRAS = (
+    "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
+    "max_buffered_tokens", "slow_reader",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseContext:
+    """What parsing needs beside the body. base: sampling defaults; adapters: names by id.
+
+    spm_infill: put the suffix first in an infill prompt.
+    """
+
+    base: SamplingParams
+    tokenizer: Tokenizer
+    adapters: Sequence[str] = ()
+    spm_infill: bool = False
+
+
+def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
+    """Return how to sample. Raises `InvalidParams`, and `Unsupported` for what would change the output."""
+    base = context.base
+    changes = _given(body, _SAME_NAMES) | _given(body, _SAMPLING_EXTRAS)
+    _apply_bounds(changes, warnings)
+    if changes.get("dry_base", 1.0) < 1.0:
+        warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
+    if body.repeat_last_n is not None:
+        changes["penalty_last_n"] = body.repeat_last_n
+    if body.seed is not None:
+        changes["seed"] = _parse_seed(body.seed)
+    if body.samplers is not None:
+        changes["samplers"] = parse_samplers(body.samplers, warnings)
+    if body.logit_bias is not None:
+        changes["logit_bias"] = parse_logit_bias(context.tokenizer, body.logit_bias, warnings)
+    changes |= (
+        _dry_breakers(body) | _stops(body) | _length(body, base) | _constraint(body, warnings) | _logprob_fields(body)
+    )
+    if body.min_keep is not None and body.min_keep > 1:
+        raise Unsupported(
+            f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
+        )
+    return base.replace(**changes)
+
+
+def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
+    """Return the keywords of `RequestOptions` that the body has. Raises `InvalidParams`."""
+    options, unused = drop_stream_options(_given(body, _OPTION_EXTRAS), stream=bool(body.stream))
+    warnings += [f"{name} has no effect without stream and was ignored" for name in unused]
+    RequestOptions(**options)  # raises for wrong values
+    return options | ({} if body.cache_prompt is not False else {"cache_prompt": False})
+
+
+def _given(body: CompletionBody, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+
+
+def parse_lora_scales(entries: Sequence[LoraScale], adapters: Sequence[str], warnings: list[str]) -> dict[str, float]:
+    """Return scales by the adapters' names; adapters without an entry are not applied."""
+    scales: dict[str, float] = {}
+    for entry in entries:
+        if 0 <= entry.id < len(adapters):
+            scales[adapters[entry.id]] = entry.scale
+        else:
+            warnings.append(f"lora: there is no adapter {entry.id}, and it was ignored")
+    return scales
+
+
+def _apply_bounds(changes: dict[str, Any], warnings: list[str]) -> None:
+    for name, (low, high) in _OFF.items():
+        if name in changes:
+            changes[name] = _clamp(changes[name], low, high)
+    for name, (low, high) in _CLAMPED.items():
+        if name in changes and (value := _clamp(changes[name], low, high)) != changes[name]:
+            warnings.append(f"{name}: {changes[name]} counts as {value}")
+            changes[name] = value
+
+
+def _clamp(value: Any, low: float | None, high: float | None) -> Any:
+    if low is not None and value < low:
+        return low
+    return high if high is not None and value > high else value
+
+
+def _parse_seed(seed: int) -> int | None:
+    """Return the seed; negative numbers count as unsigned ones of 32 bits, as llama-server stores them."""
+    if seed in (-1, RANDOM_SEED):
+        return None
+    return validation.integer("seed", seed, -(2**31), 2**64 - 1) % (2**32 if seed < 0 else 2**64)
+
+
+def _dry_breakers(body: CompletionBody) -> dict[str, Any]:
+    if body.dry_sequence_breakers is None:
+        return {}
+    if not body.dry_sequence_breakers:
+        raise InvalidParams("dry_sequence_breakers must be a list of at least one text")
+    return {"dry_sequence_breakers": tuple(body.dry_sequence_breakers)}
+
+
+def _stops(body: CompletionBody) -> dict[str, Any]:
+    given = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    stops = tuple(dict.fromkeys(one for one in given if one))
+    return {"stop": stops} if stops else {}
+
+
+def _length(body: CompletionBody, base: SamplingParams) -> dict[str, Any]:
+    asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
+    num_choices = body.n_cmpl or body.n
+    changes: dict[str, Any] = {} if num_choices is None else {"n": num_choices}
+    return changes | {"max_tokens": base.max_tokens if asked == -1 else asked}
+
+
+def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
+    """Return the grammar or the schema. A grammar wins, as in llama-server; an empty one is none."""
+    triggers = tuple(_parse_trigger(index, one) for index, one in enumerate(body.grammar_triggers or ()))
+    if body.grammar:
+        if body.json_schema is not None:
+            warnings.append("json_schema was ignored, since there is a grammar as well")
+        return {"grammar": body.grammar, "grammar_triggers": triggers if body.grammar_lazy else ()}
+    if body.json_schema is None:
+        return {}
+    if not isinstance(body.json_schema, (dict, bool)):
+        raise InvalidType(f"json_schema must be an object or a bool, not {type(body.json_schema).__name__}")
+    return {"json_schema": {"type": "object"} if body.json_schema == {} else body.json_schema}
+
+
+def _parse_trigger(index: int, trigger: dict[str, Any]) -> str | int:
+    kind, value = trigger.get("type"), trigger.get("value")
+    if kind == _TOKEN_TRIGGER:
+        return validation.integer(f"grammar_triggers[{index}].token", trigger.get("token"), 0)
+    if kind == _WORD_TRIGGER:
+        return validation.text(f"grammar_triggers[{index}].value", value)
+    raise Unsupported(
+        f"grammar_triggers[{index}].type must be 0 (a token) or 1 (a word), not {kind!r}: no patterns here"
+    )
+
+
+def _logprob_fields(body: CompletionBody) -> dict[str, Any]:
+    num_probs = body.n_probs if body.n_probs is not None else body.logprobs
+    if not num_probs:
+        return {}
+    return {"logprobs": num_probs, "logprobs_mode": "sampled" if body.post_sampling_probs else "raw"}
+
+
+_MAX_BIASES = 2**16
+BANNED_BIAS = -1e6
+"""The bias that stands for minus infinity: no logit makes up for it."""
+
+
+def parse_logit_bias(
+    tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warnings: list[str]
+) -> dict[int, float]:
+    """Return biases by token id: pairs or an object, tokens by id or text, `false` for never; several add up.
+
+    What llama-server skips (entries of another shape, unknown ids) is skipped with a warning.
+    """
+    if value is not None and not isinstance(value, (list, dict)):
+        raise InvalidType(f"logit_bias must be a list of pairs or an object, not {type(value).__name__}")
+    if value is not None and len(value) > _MAX_BIASES:
+        raise InvalidParams(f"logit_bias must have at most {_MAX_BIASES} entries, not {len(value)}")
+    found: dict[int, float] = {}
+    for token, bias in _bias_entries(value or [], warnings):
+        number = BANNED_BIAS if bias is False else bias
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            warnings.append(f"logit_bias: {bias!r:.60} is neither a number nor false, and was ignored")
+            continue
+        amount = validation.number("logit_bias", number, BANNED_BIAS, -BANNED_BIAS)
+        for token_id in _bias_token_ids(tokenizer, token, warnings):
+            found[token_id] = max(BANNED_BIAS, min(-BANNED_BIAS, found.get(token_id, 0.0) + amount))
+    return found
+
+
+def logit_bias_body(found: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return biases as `generation_settings` reports them; a banned token's is null."""
+    return [{"bias": None if bias <= BANNED_BIAS else bias, "token": token} for token, bias in found]
+
+
+def _bias_entries(value: list[Any] | dict[str, Any], warnings: list[str]) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from ((_token_key(key), bias) for key, bias in value.items())
+        return
+    for entry in value:
+        if isinstance(entry, list) and len(entry) == 2:
+            yield entry[0], entry[1]
+        else:
+            warnings.append(f"logit_bias: {entry!r:.60} is no pair of a token and a bias, and was ignored")
+
+
+def _token_key(key: str) -> int | str:
+    return int(key) if key.isascii() and key.removeprefix("-").isdigit() and len(key) < 12 else key
+
+
+def _bias_token_ids(tokenizer: Tokenizer, token: Any, warnings: list[str]) -> list[int]:
+    if isinstance(token, str):
+        return tokenizer.encode(validation.text("logit_bias", token), add_special=False)
+    if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < tokenizer.n_vocab:
+        return [token]
+    warnings.append(f"logit_bias: {token!r:.60} is no token of the vocabulary, and was ignored")
+    return []
+
+
+_NAMES = {
+    **{name.replace("_", "-"): name for name in SAMPLERS},
+    **{name.replace("_", ""): name for name in SAMPLERS},
+    **SAMPLER_ALIASES,
+    **{name: name for name in SAMPLERS},
+}
+
+
+def parse_samplers(samplers: list[str] | str, warnings: list[str]) -> tuple[str, ...]:
+    """Return the samplers in order, from names, their variants or letters.
+
+    What is no sampler, or a repetition, is skipped with a warning.
+    """
+    if isinstance(samplers, str):
+        named = [(one, SAMPLER_LETTERS.get(one)) for one in samplers]
+    else:
+        named = [(one, _NAMES.get(one.lower())) for one in samplers]
+    found: list[str] = []
+    for given, name in named:
+        if name is None:
+            warnings.append(f"samplers: there is no {given!r:.60}, and it was ignored")
+        elif name in found:
+            warnings.append(f"samplers: {given!r} comes twice and is applied once")
+        else:
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,233 @@
+"""Decide who may call the server: route prefix, Host header, CORS, API keys. On the event loop."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.api_errors import ApiError, clean_message, error_response
+from paceline.server.request_context import RequestContext, route_path
+from paceline.server.settings import ApiKey
+
+ANY, LOCALHOST = "*", "localhost"
+
+
+class RoutePrefix:
+    """Serve all routes under `prefix`, which begins with a slash and ends without one; 404 for other paths."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Set the scope's root_path, which routes and links follow."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, prefix = scope["path"], self._prefix
+        if path != prefix and not path.startswith(prefix + "/"):
+            api_error = ApiError(404, "not_found_error", "not_found", "Not Found")
+            await error_response(api_error, path)(scope, receive, send)
+            return
+        scope["root_path"] = prefix
+        await self._app(scope, receive, send)
+
+
+_LOCAL_PATTERNS = ("localhost", "*.localhost")
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
+
+
+class AllowedHosts:
+    """Reject requests whose Host header is neither localhost, an IP address nor one of `names`.
+
+    This guards against DNS rebinding: a web page can let its own name resolve to this machine, and browsers then take the
+    server for the page's own origin and let the page read the responses. The Host header still holds the page's name.
+    names: `*.name` stands for all names below it, `*` for any.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        given = [_normalized(name) for name in (*_LOCAL_PATTERNS, *names)]
+        self._allows_any = ANY in given
+        self._names = frozenset(name for name in given if not name.startswith("*"))
+        self._suffixes = tuple(name[1:] for name in given if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application or respond with 403. A request without a Host header does not come from a browser."""
+        if scope["type"] == "http" and not self._allows_any:
+            for name, value in scope["headers"]:
+                if name == b"host" and not self._allows(host := _host_name(value.decode("latin-1"))):
+                    path = route_path(scope)
+                    await error_response(_host_not_allowed(host), path, {"connection": "close"})(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        return host in self._names or host.endswith(self._suffixes) or not host or _is_address(host)
+
+
+def _host_name(header: str) -> str:
+    """Return a Host header's name or address without its port; a malformed header as it is."""
+    found = _HOST.fullmatch(header.strip())
+    return _normalized((found[1] or found[2] or "") if found else header)
+
+
+def _normalized(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_not_allowed(host: str) -> ApiError:
+    message = (
+        f"the host name {host[:200]!r} is not allowed; start the server with --allowed-hosts NAME or with an API key, "
+        "or use its IP address or localhost"
+    )
+    return ApiError(403, "permission_error", "host_not_allowed", clean_message(message))
+
+
+_LOCAL_ORIGINS = frozenset(("localhost", "127.0.0.1", "::1"))
+_EXPOSED_HEADERS = "x-request-id, retry-after"
+_MAX_AGE_S = "600"  # how long a browser may cache a preflight response
+
+
+class Cors:
+    """Let browsers call the server from pages of other origins; respond to preflight requests without a key.
+
+    origins: those allowed, `*` for any, `localhost` for every port of this machine (llama-server's flags). methods, headers:
+    for preflights; `*` among the headers: whichever a page requests. credentials: whether pages may send cookies and read
+    what comes back. An origin is echoed only where it is allowed; `Vary: Origin` keeps caches from mixing responses up.
+    """
+
+    def __init__(
+        self, app: ASGIApp, origins: Sequence[str], methods: Sequence[str], headers: Sequence[str], *, credentials: bool
+    ) -> None:
+        self._app = app
+        self._allows_any, self._allows_local = ANY in origins, LOCALHOST in origins
+        self._origins = frozenset(origin.lower() for origin in origins) - {ANY, LOCALHOST}
+        self._methods, self._headers, self._credentials = ", ".join(methods), headers, credentials
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application with CORS headers added to its response; respond to OPTIONS without it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        requested = dict(scope["headers"])
+        origin = requested.get(b"origin", b"").decode("latin-1")
+        if scope["method"] == "OPTIONS":
+            requested_headers = requested.get(b"access-control-request-headers", b"").decode("latin-1")
+            await self._send_preflight(send, origin, requested_headers)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._add_origin(MutableHeaders(scope=message), origin)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+    async def _send_preflight(self, send: Send, origin: str, requested: str) -> None:
+        message: Message = {"type": "http.response.start", "status": 200, "headers": []}
+        headers = MutableHeaders(scope=message)
+        self._add_origin(headers, origin)
+        headers["access-control-allow-credentials"] = "true" if self._credentials else "false"
+        headers["access-control-allow-methods"] = self._methods
+        # A wildcard covers neither Authorization nor requests with credentials, so requested headers are named.
+        headers["access-control-allow-headers"] = (
+            requested if ANY in self._headers and requested else ", ".join(self._headers)
+        )
+        headers.add_vary_header("Access-Control-Request-Headers")
+        headers["access-control-max-age"] = _MAX_AGE_S
+        headers["content-length"] = "0"
+        await send(message)
+        await send({"type": "http.response.body", "body": b""})
+
+    def _add_origin(self, headers: MutableHeaders, origin: str) -> None:
+        if self._allows_any and not self._credentials:
+            headers["access-control-allow-origin"] = ANY
+        else:
+            headers.add_vary_header("Origin")
+            if not self._allows(origin):
+                return
+            headers["access-control-allow-origin"] = origin
+        if self._credentials:
+            headers["access-control-allow-credentials"] = "true"
+        headers["access-control-expose-headers"] = _EXPOSED_HEADERS
+
+    def _allows(self, origin: str) -> bool:
+        is_local = self._allows_local and _is_local_origin(origin)
+        return bool(origin) and (self._allows_any or origin.lower() in self._origins or is_local)
+
+
+def _is_local_origin(origin: str) -> bool:
+    """Return whether a page comes from this machine, over http or https and any port."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.hostname in _LOCAL_ORIGINS
+
+
+PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
+"""Routes that need no key: they reveal nothing of any request."""
+
+_INVALID_KEY = ApiError(
+    401,
+    "authentication_error",
+    "invalid_api_key",
+    "an API key is missing or not one of this server's; send it as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+)
+
+
+class ApiKeys:
+    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
+        self._app = app
+        self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application or respond with 401."""
+        if scope["type"] != "http" or not self._keys:
+            await self._app(scope, receive, send)
+            return
+        path = route_path(scope)
+        tenant = self._tenant(_given_key(scope))
+        if tenant is not None:
+            RequestContext.of(scope).tenant = tenant
+        elif path not in PUBLIC:
+            await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _tenant(self, given: bytes) -> str | None:
+        """Return the key's tenant in constant time: compares all keys, as digests, so that lengths do not leak either."""
+        digest, found = _digest(given), None
+        for known, tenant in self._keys:
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return found
+
+
+def _given_key(scope: Scope) -> bytes:
+    """Return the request's key; empty, which is no key, where there is none."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
+    scheme, _, rest = given.partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else given
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

@@ -1,0 +1,180 @@
+"""Bound what requests may take: size of headers, number in flight, size, time and total of bodies. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining, error_response
+from paceline.server.in_flight import ByteBudget, ByteReservation
+from paceline.server.request_context import route_path
+from paceline.server.service import Service
+
+_CLOSE = {"connection": "close"}
+_UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class HeaderLimit:
+    """Respond with 431 where path, query and headers together have more than `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application or respond with 431."""
+        if scope["type"] == "http" and (size := _head_bytes(scope)) > self._max_bytes:
+            message = f"path and headers have {size} bytes, more than the limit of {self._max_bytes}; send less"
+            api_error = ApiError(431, "invalid_request_error", "headers_too_large", message)
+            await error_response(api_error, route_path(scope), _CLOSE)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _head_bytes(scope: Scope) -> int:
+    path = scope.get("raw_path") or scope["path"].encode()
+    return len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+
+
+class RequestLimit:
+    """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
+
+    While it drains, running requests can still be cancelled.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, max_requests: int) -> None:
+        self._app, self._service, self._max_requests = app, service, max_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application or respond with an error."""
+        if scope["type"] != "http" or (path := route_path(scope)) in _UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        api_error = self._rejection(scope["method"], path)
+        if api_error is not None:
+            await error_response(api_error, path, _CLOSE)(scope, receive, send)
+            return
+        with self._service.in_flight:
+            await self._app(scope, receive, send)
+
+    def _rejection(self, method: str, path: str) -> ApiError | None:
+        if self._service.is_draining and method == "POST" and not path.startswith("/v1/requests/"):
+            return ServerDraining().api_error
+        count = self._service.in_flight.count
+        if count < self._max_requests:
+            return None
+        wait_s = self._service.retry_after_s()
+        message = f"{count} requests are in flight, which is this server's limit; try again later"
+        return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s=wait_s)
+
+
+class BodyReader:
+    """Read request bodies whole before the application runs: each of at most `max_bytes` and within `timeout_s`.
+
+    budget: of the bodies of all requests in flight. retry_after_s: called when the budget is exhausted.
+
+    A body that is not declared as JSON is read as JSON all the same, as `curl -d` sends it; but not from a web page of
+    another origin, since browsers send such requests to any server without a preflight.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: ByteBudget, retry_after_s: Callable[[], int]
+    ) -> None:
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._budget, self._retry_after_s = budget, retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application with the whole body. Its bytes stay reserved until the response is complete."""
+        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY:
+            await self._app(scope, receive, send)
+            return
+        with self._budget.reserve() as reservation:
+            try:
+                self._check_length(scope)
+                _declare_json(scope)
+                whole = _BufferedReceive(await self._read(receive, reservation), receive)
+            except ApiException as rejected:
+                api_error = rejected.api_error
+            else:
+                await self._app(scope, whole, send)
+                return
+        await error_response(api_error, route_path(scope), _CLOSE)(scope, receive, send)
+
+    def _check_length(self, scope: Scope) -> None:
+        """Reject a declared length that is too large before the body is sent."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit():
+                if int(value) > self._max_bytes:
+                    raise self._too_large(int(value))
+                if int(value) > self._budget.free_bytes:
+                    raise self._budget_exhausted()
+
+    async def _read(self, receive: Receive, reservation: ByteReservation) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnected
+                    part = message.get("body", b"")
+                    if len(body) + len(part) > self._max_bytes:
+                        raise self._too_large(len(body) + len(part))
+                    if not reservation.grow(len(part)):
+                        raise self._budget_exhausted()
+                    body += part
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            text = f"the body did not arrive within {self._timeout_s:g} s; send it faster"
+            raise ApiException(ApiError(408, "timeout_error", "body_timeout", text)) from None
+
+    def _too_large(self, size: int) -> ApiException:
+        text = f"the body has {size} bytes or more, and the limit is {self._max_bytes}; send less"
+        return ApiException(ApiError(413, "invalid_request_error", "body_too_large", text))
+
+    def _budget_exhausted(self) -> ApiException:
+        most = self._budget.max_bytes
+        text = f"with this body all requests in flight would have more than {most} bytes; try again later"
+        return ApiException(
+            ApiError(429, "rate_limit_error", "too_many_bytes", text, retry_after_s=self._retry_after_s())
+        )
+
+
+class _BufferedReceive:
+    """A `receive` that returns the body once, then what follows, such as a disconnect."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _declare_json(scope: Scope) -> None:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    kind = _first_header(headers, b"content-type")
+    if kind.partition(b";")[0].strip().lower().endswith((b"/json", b"+json")):
+        return
+    if _is_cross_origin(headers):
+        shown = repr(kind.decode("latin-1"))[:80] if kind else "missing"
+        text = f"the content type of a cross-origin request must be application/json, and it is {shown}"
+        raise ApiException(ApiError(415, "invalid_request_error", "unsupported_media_type", text))
+    others = [pair for pair in headers if pair[0] != b"content-type"]
+    scope["headers"] = [*others, (b"content-type", b"application/json")]
+
+
+def _is_cross_origin(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether a page of another origin sent it; browsers send the page's origin with every POST."""
+    origin = _first_header(headers, b"origin")
+    return bool(origin) and origin.partition(b"://")[2] != _first_header(headers, b"host")
+
+
+def _first_header(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")

@@ -1,0 +1,247 @@
+"""The bodies of OpenAI's requests: fields, limits, and the treatment of fields that have no meaning here.
+
+OpenAI's fields are checked by pydantic, to OpenAI's limits. paceline's own are made from `SamplingParams` and
+`RequestOptions`, so that no name is written twice; they check the values, and this module only describes them to
+the OpenAPI pages. A field without a meaning is renamed, ignored with a warning, or refused. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
+
+from paceline.errors import Unsupported
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.server.api_errors import clean_message, invalid_request
+
+# Of SamplingParams: fields that have a shape of their own in OpenAI's bodies.
+_SPELT_BY_OPENAI = frozenset(
+    {
+        "max_tokens", "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
+        "logprobs", "echo",
+    }
+)  # fmt: skip
+# Of RequestOptions: what the API key and the header decide; `lora` has a shape of its own.
+_NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora"})
+
+_RESERVED = "Reserved: refused, as it is not supported yet; use grammar."
+
+SAMPLING_EXTRAS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _SPELT_BY_OPENAI)
+OPTION_EXTRAS = (*(f.name for f in dataclasses.fields(RequestOptions) if f.name not in _NOT_OF_THE_BODY), "lora")
+EMBEDDING_OPTIONS = ("queue_timeout_s", "timeout_s", "truncate", "add_special", "parse_special")
+
+
+class OpenAIBody(BaseModel):
+    """A request's body. Unknown fields are kept for `check_unknown_fields`; null counts as absent."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    model: str | None = Field(
+        None,
+        max_length=512,
+        description="A name from /v1/models. Any other is taken for the one model, with a warning.",
+    )
+
+
+def _extras(record: type, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return optional fields for members of a dataclass."""
+    hints = get_type_hints(record)
+    defaults = {one.name: one.default for one in dataclasses.fields(record)}
+    return {name: _extra(name, hints[name], record.__name__, defaults[name]) for name in names}
+
+
+def _extra(name: str, hint: Any, owner: str, default: object) -> Any:
+    if name == "regex":
+        return Annotated[hint | None, SkipValidation], Field(default=None, description=_RESERVED)
+    shown = "" if default in (None, "", ()) else f"; {default!r} unless the server or the model sets another"
+    field = Field(default=None, description=f"paceline's own: as in {owner}{shown}.")
+    return Annotated[hint | None, SkipValidation], field
+
+
+_LORA = Annotated[dict[str, float] | None, SkipValidation]
+
+if TYPE_CHECKING:
+    SamplingFields = OpenAIBody
+    EmbeddingFields = OpenAIBody
+else:
+    SamplingFields = create_model(
+        "Extras",
+        __base__=OpenAIBody,
+        **_extras(SamplingParams, SAMPLING_EXTRAS),
+        **_extras(RequestOptions, tuple(name for name in OPTION_EXTRAS if name != "lora")),
+        lora=(_LORA, Field(default=None, description="paceline's own: scales of adapters by their names.")),
+    )
+    EmbeddingFields = create_model("EmbeddingExtras", __base__=OpenAIBody, **_extras(RequestOptions, EMBEDDING_OPTIONS))
+
+
+class StreamOptions(BaseModel):
+    """What a stream reports besides text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = Field(None, description="One more event at the end, with the usage and no choices.")
+    continuous_usage_stats: bool | None = Field(None, description="paceline's own: usage so far in every event.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; nothing is obfuscated here.")
+
+
+class GenerationBody(SamplingFields):
+    """Fields that completions and chat completions share."""
+
+    temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token. 1 by default.")
+    top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
+    n: int | None = Field(None, ge=1, le=256, description="Choices of each prompt; 1 by default.")
+    stop: Annotated[str | list[str] | None, SkipValidation] = Field(
+        None, description="A text, or up to 256 of them, which end the output and are not part of it."
+    )
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="The same seed draws the same tokens.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(None, description="Token ids to -100 .. 100.")
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    stream: bool | None = Field(None, description="Stream the response as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    timings_per_token: bool | None = Field(None, description="llama-server's: timings in every event of a stream.")
+    return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
+
+
+class OpenAICompletionBody(GenerationBody):
+    """The body of /v1/completions."""
+
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]] | None, SkipValidation] = Field(
+        None, description="A text, token ids, or a list of one of these."
+    )
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
+    best_of: int | None = Field(None, description="n, or nothing.")
+    logprobs: int | None = Field(
+        None, ge=0, le=1000, description="So many of the most likely tokens, and the one drawn."
+    )
+    echo: bool | None = Field(None, description="Return the prompt as part of the output.")
+    suffix: str | None = Field(None, description="Text after the output, for models that can fill in the middle.")
+
+
+class OpenAIChatBody(GenerationBody):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
+        description="Each with a role (system, developer, user, assistant) and a content, text or a list of text parts."
+    )
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="The older name of max_completion_tokens.")
+    max_completion_tokens: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="By default as many as the context holds."
+    )
+    logprobs: bool | None = Field(None, description="Return each token's log-probability.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
+    )
+    response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="A variable of the template; none turns thinking off, default leaves it to the template."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
+    continue_final_message: bool | None = Field(
+        None, description="paceline's own: continue the last message, the assistant's."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="paceline's own: let the template begin the assistant's message; true by default."
+    )
+
+
+class OpenAIEmbeddingBody(EmbeddingFields):
+    """The body of /v1/embeddings."""
+
+    input: Any = Field(
+        description="A text, token ids, both mixed in a list, an object with prompt_string or with content (a list of text "
+        "parts), or a list of any of these."
+    )
+    encoding_format: str | None = Field(
+        None,
+        description='"float" by default; "base64": little-endian float32.',
+        json_schema_extra={"enum": ["float", "base64"]},
+    )
+    dimensions: int | None = Field(None, ge=1, description="Only the first so many, brought back to length 1.")
+    pooling: str | None = Field(None, description='paceline\'s own: "mean", "cls" or "last" in place of the model\'s.')
+
+
+# Other servers' names of fields.
+RENAMED = {
+    "n_predict": "max_tokens",
+    "repeat_last_n": "penalty_last_n",
+    "repetition_penalty": "repeat_penalty",
+    "typ_p": "typical_p",
+}
+
+# OpenAI's: they mean something to OpenAI and do not affect the output.
+_OPENAI_IGNORED = (
+    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
+)  # fmt: skip
+# llama-server's: fields that its clients send to these endpoints.
+_LLAMA_SERVER_IGNORED = (
+    "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
+    "post_sampling_probs", "reasoning_control", "reasoning_format", "response_fields", "return_progress", "return_tokens",
+    "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
+)  # fmt: skip
+_IGNORED = frozenset(_OPENAI_IGNORED + _LLAMA_SERVER_IGNORED)
+
+# OpenAI's: refused, since ignoring them would change the output; but for the values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+}
+_WHERE_INSTEAD = {
+    "tenant": "it follows from the API key; cache_salt keeps prefixes apart too",
+    "request_id": "send it as the header X-Request-Id",
+}
+
+
+def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the unknown fields that mean a known one, by the known one's name."""
+    known = {RENAMED[name]: value for name, value in fields.items() if name in RENAMED and value is not None}
+    if known.get("max_tokens") == -1:  # llama-server: until the context is full
+        known["max_tokens"] = None
+    return known
+
+
+def check_unknown_fields(fields: Mapping[str, Any], body: type[OpenAIBody]) -> list[str]:
+    """Return a warning for each field that is ignored. Raises for fields that would change the output."""
+    warnings = []
+    for name, value in fields.items():
+        if name in _IGNORED:
+            if value is not None:
+                warnings.append(f"{name}: accepted, and without a meaning here")
+        elif name in _UNSUPPORTED:
+            if value is not None and value not in _UNSUPPORTED[name]:
+                raise invalid_request(f"{name} is not supported here yet; leave it out", name, Unsupported.code)
+        elif name not in RENAMED:
+            message = f"{_display(name)} is no parameter of this endpoint; {_hint(name, body)}"
+            raise invalid_request(message, clean_message(name[:80]), "unknown_parameter")
+    return warnings
+
+
+def _hint(name: str, body: type[OpenAIBody]) -> str:
+    if name in _WHERE_INSTEAD:
+        return _WHERE_INSTEAD[name]
+    near = difflib.get_close_matches(name[:80], [*body.model_fields, *RENAMED], n=1)
+    return f"did you mean {near[0]}?" if near else "/docs lists those that there are"
+
+
+def _display(name: str) -> str:
+    """Return a field's name as it is if it is an identifier, else quoted."""
+    return name if name.isidentifier() and len(name) <= 80 else repr(name[:80])

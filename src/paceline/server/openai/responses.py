@@ -1,0 +1,251 @@
+"""What responses of completions and chat completions share: options, events of a stream, a choice's extra members.
+
+Pure but for `response_options_of`, which is the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.completion import Completion
+from paceline.params import SamplingParams
+from paceline.runtime import build_info
+from paceline.server.logprobs import Pieces, prompt_logprobs
+from paceline.server.openai.bodies import GenerationBody
+from paceline.server.openai.parsing import ParsedRequest, model_warning
+from paceline.server.running_request import RunningRequest
+from paceline.server.service import Service
+from paceline.server.usage import RunningTimings, final_timings, usage_body
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+
+
+def response_options_of(
+    service: Service, body: GenerationBody, parsed: ParsedRequest, running_request: RunningRequest, **kind: Any
+) -> ResponseOptions:
+    """Collect the options from a request's body and its `RunningRequest`. kind: members that differ by endpoint."""
+    engine, params = service.engine(), parsed.params
+    reports_tokens = params.logprobs is not None or params.prompt_logprobs is not None
+    stream = body.stream_options
+    return ResponseOptions(
+        created=int(time.time()),
+        model=service.names[0] if body.model is None else body.model,
+        system_fingerprint=fingerprint(engine.model.fingerprint),
+        prompts=running_request.prompts,
+        n=params.n,
+        text_pieces=engine.tokenizer.pieces(bool(parsed.options.get("special"))) if reports_tokens else (),
+        token_pieces=engine.tokenizer.pieces(True) if reports_tokens else (),
+        num_top=params.logprobs,
+        echoes=params.echo,
+        token_ids=bool(body.return_token_ids),
+        include_usage=bool(stream and stream.include_usage),
+        continuous_usage=bool(stream and stream.continuous_usage_stats),
+        clock=time.monotonic if body.timings_per_token else None,
+        warnings=(*parsed.warnings, *model_warning(body, service.names)),
+        **kind,
+    )
+
+
+def wants_prompt_logprobs(body: GenerationBody, params: SamplingParams) -> bool:
+    """Return whether the body asks for the prompt's log-probabilities by themselves."""
+    return params.prompt_logprobs is not None and getattr(body, "prompt_logprobs", None) is not None
+
+
+async def whole_response(
+    running_request: RunningRequest,
+    options: ResponseOptions,
+    encode: Callable[[ResponseOptions, Sequence[Completion]], bytes],
+) -> Response:
+    """Wait for the completions and return the response that is not streamed."""
+    async with running_request:
+        completions = await running_request.collect()
+    if options.token_pieces:  # log-probabilities take a while to encode
+        content = await asyncio.to_thread(encode, options, completions)
+    else:
+        content = encode(options, completions)
+    return Response(content, media_type="application/json")
+
+
+@cache
+def fingerprint(model: bytes) -> str:
+    """Return the system_fingerprint of this version, its llama.cpp and the model."""
+    facts = f"{__version__} {build_info().llama_cpp_commit} ".encode() + model
+    return "fp_" + hashlib.sha256(facts).hexdigest()[:12]
+
+
+FINISH_REASONS = {FinishReason.END: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""OpenAI's terms; the other finish reasons are reported as errors."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseOptions:
+    """What the responses to a request report, and under which names.
+
+    text_pieces, token_pieces: the bytes of every token, without and with those of control tokens. prompts: token ids.
+    num_top: the number of most likely tokens reported with each token; None: no log-probabilities.
+    wants_prompt_logprobs: report those of the prompt by themselves. echoes: repeat the prompt's text, and with it its
+    log-probabilities if any are reported. clock: for timings in every event; None: in the last one only.
+    """
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    prompts: tuple[tuple[int, ...], ...]
+    n: int = 1
+    text_pieces: Pieces = ()
+    token_pieces: Pieces = ()
+    num_top: int | None = None
+    echoes: bool = False
+    wants_prompt_logprobs: bool = False
+    token_ids: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    warnings: tuple[str, ...] = ()
+    clock: Callable[[], float] | None = None
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The members that every response and every event begins with."""
+        names = ("id", "object", "created", "model", "system_fingerprint")
+        return {name: getattr(self, name) for name in names}
+
+    def num_scored(self, prompt: int) -> int:
+        """Return the number of log-probabilities reported of this prompt."""
+        wanted = self.wants_prompt_logprobs or (self.echoes and self.num_top is not None)
+        return len(self.prompts[prompt]) - 1 if wanted else 0
+
+    def whole(self, choices: Sequence[Any], usages: Sequence[Usage]) -> bytes:
+        """Encode a response that is not streamed."""
+        return _encode({**self.head, "choices": choices, "usage": usage_body(usages), **self.closing(usages)})
+
+    def closing(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        """Return the members at the end of a response or stream: timings of a single prompt, and warnings."""
+        timings = {"timings": final_timings(usages[0], usages[0].completion_tokens)} if len(usages) == 1 else {}
+        return timings | ({"warnings": self.warnings} if self.warnings else {})
+
+
+class ChoiceBase(msgspec.Struct, kw_only=True):
+    """What every choice has: its index and paceline's own members; those not asked for are left out."""
+
+    index: int
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: Sequence[dict[str, Any] | None] | UnsetType = UNSET
+
+
+def prompt_extras(options: ResponseOptions, prompt: int, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """Return the keywords of `ChoiceBase` that concern the prompt."""
+    ids = options.prompts[prompt]
+    extras: dict[str, Any] = {"prompt_token_ids": ids} if options.token_ids else {}
+    if options.wants_prompt_logprobs:
+        extras["prompt_logprobs"] = prompt_logprobs(options.token_pieces, ids, scores)
+    return extras
+
+
+class EventEncoder:
+    """Encodes the events of one stream: the head once for all, usage and warnings with the last event."""
+
+    def __init__(self, options: ResponseOptions) -> None:
+        self._options = options
+        self._head = _encode(options.head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}' if options.include_usage else b"]}"
+        self._num_prompt = sum(map(len, options.prompts))
+        self._num_generated = 0
+        self._usages: list[Usage] = []
+        clock = options.clock
+        self._timings = None if clock is None else RunningTimings(clock, self._num_prompt, clock())
+
+    def note(self, chunk: StreamChunk) -> None:
+        """Count a chunk's tokens and usage; call before its choices are encoded."""
+        self._num_generated += len(chunk.token_ids)
+        if chunk.usage is not None:
+            self._usages.append(chunk.usage)
+
+    @property
+    def is_over(self) -> bool:
+        """True after the terminal chunk of every prompt."""
+        return len(self._usages) == len(self._options.prompts)
+
+    def of(self, choice: ChoiceBase) -> bytes:
+        """Encode an event with one choice."""
+        event = self._head + _encode(choice) + self._tail
+        if self._options.continuous_usage:
+            usage = Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)
+            event = self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage])) + b"}"
+        if self._timings is None or self.is_over:
+            return event
+        return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
+
+    def ending(self, last: bytes) -> list[bytes]:
+        """Return the last event of a choice and those that follow it at the end of the stream."""
+        closing = self._options.closing(self._usages)
+        if not self._options.include_usage:
+            return [_with_members(last, closing)]
+        usage = self._head + b'],"usage":' + _encode(usage_body(self._usages)) + b"}"
+        return [last, _with_members(usage, closing)]
+
+
+def _with_members(event: bytes, members: dict[str, Any]) -> bytes:
+    return event[:-1] + b"," + _encode(members)[1:] if members else event
+
+
+@dataclass(slots=True)
+class PromptLogprobsBuffer:
+    """Collects `num_wanted` log-probabilities of a prompt from a stream, and holds back its chunks until then."""
+
+    num_wanted: int
+    values: list[TokenLogprobs] = field(default_factory=list)
+    _held: list[StreamChunk] = field(default_factory=list)
+
+    def pass_on(self, chunk: StreamChunk) -> list[StreamChunk]:
+        """Take in a chunk and return the chunks that can be sent now."""
+        if self.num_wanted == 0:
+            return [chunk]
+        self.values += chunk.prompt_logprobs
+        self._held.append(chunk)
+        if len(self.values) < self.num_wanted and chunk.usage is None:
+            return []
+        ready, self._held = self._held, []
+        return ready
+
+
+class ChoiceStream(ABC):
+    """Turns chunks into the events of a stream: call it with each chunk in order."""
+
+    def __init__(self, options: ResponseOptions) -> None:
+        self._options = options
+        self._events = EventEncoder(options)
+        self._scores = [PromptLogprobsBuffer(options.num_scored(index)) for index in range(len(options.prompts))]
+
+    def __call__(self, prompt: int, chunk: StreamChunk) -> list[bytes]:
+        """Return the JSON of the events of a chunk of this prompt."""
+        self._events.note(chunk)
+        ready = self._scores[prompt].pass_on(chunk)
+        events = [self._events.of(choice) for one in ready for choice in self._choices(prompt, one)]
+        if chunk.finish_reason in FINISH_REASONS and self._events.is_over:
+            events[-1:] = self._events.ending(events[-1])
+        return events
+
+    @abstractmethod
+    def _choices(self, prompt: int, chunk: StreamChunk) -> Sequence[ChoiceBase]:
+        """Return the choices of a chunk's events, one for each event."""
+
+    def _reports_tokens(self, chunk: StreamChunk) -> bool:
+        """Return whether a chunk has tokens whose ids or log-probabilities are reported."""
+        return bool(chunk.token_ids) and (self._options.token_ids or self._options.num_top is not None)

@@ -1,0 +1,300 @@
+"""The sequences of one HTTP request: prepared, submitted, read, and cancelled when the client disconnects.
+
+On the event loop; prompts are tokenised and grammars compiled in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from starlette.requests import Request as HttpRequest
+
+from paceline.completion import Completion, completion_of
+from paceline.engine.prompts import Prompt
+from paceline.errors import InvalidParams, PacelineError
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.sequence import Request
+from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
+from paceline.server.disconnect import DisconnectWatcher
+from paceline.server.request_context import RequestContext
+from paceline.streaming import StreamChannel, StreamChunk
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
+    from paceline.server.service import Service
+
+ChunkBatch = list[tuple[int, StreamChunk]]
+"""Chunks that were available at one time, each with the index of its prompt."""
+
+_WHOLE_RESPONSE = 1_000_000  # tokens: more than any completion has, and the most that RequestOptions accepts
+MAX_BUFFERED_TOKENS = 4096
+"""Tokens that a client may fall behind, beyond what the sockets hold, before its stream ends with SLOW_READER."""
+
+
+async def start_request(
+    service: Service,
+    request: HttpRequest,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    options: Mapping[str, Any],
+    *,
+    streaming: bool,
+) -> RunningRequest:
+    """Prepare all prompts in a thread, then submit all of them or none.
+
+    options: keywords of `RequestOptions`. The request's body must have been read. Use the `RunningRequest` as a
+    context manager. Raises what is wrong with params or options, `QueueFull`, `EngineStopped`, `ApiException`; then
+    nothing runs.
+    """
+    service.check_accepting()
+    engine = service.engine()
+    check_num_prompts(engine, len(prompts), params.n)
+    reading = _stream_defaults(options) if streaming else {**options, "interval": _WHOLE_RESPONSE}
+    wanted = RequestOptions(**reading)
+    context = RequestContext.of(request.scope)
+    watcher = DisconnectWatcher(request)
+    try:
+        prepared = await asyncio.to_thread(_prepare, engine, prompts, params, wanted)
+        watcher.raise_if_disconnected()
+        channels = _accept(engine, prepared)
+    except BaseException:
+        watcher.close()
+        raise
+    return RunningRequest(service, context, prepared, channels, watcher)
+
+
+def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) -> None:
+    """Raise `InvalidParams` if prompts times choices exceed what the server can ever take at once."""
+    most = max_num_prompts(engine)
+    if num_prompts * num_choices > most:
+        given = f"prompt: {num_prompts} prompts are" if num_choices == 1 else f"n: {num_prompts} times {num_choices} is"
+        raise InvalidParams(f"{given} more than the {most} that this server takes at once; ask in parts")
+
+
+def max_num_prompts(engine: EngineClient) -> int:
+    """Return the largest number of prompts of one HTTP request."""
+    return engine.config.num_slots + engine.config.max_queue
+
+
+def _stream_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options}
+
+
+def _prepare(
+    engine: EngineClient, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions
+) -> list[Request]:
+    return [engine.prepare(prompt, params, options) for prompt in prompts]
+
+
+def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamChannel]:
+    channels: list[StreamChannel] = []
+    try:
+        for index, one in enumerate(prepared):
+            channels.append(engine.accept(one, index))
+    except PacelineError:
+        for channel in channels:
+            channel.cancel()
+        raise
+    return channels
+
+
+class RunningRequest:
+    """What runs for one HTTP request. prompts: token ids of each; num_parts: number of engine requests."""
+
+    def __init__(
+        self,
+        service: Service,
+        context: RequestContext,
+        requests: Sequence[Request],
+        channels: Sequence[StreamChannel],
+        watcher: DisconnectWatcher,
+    ) -> None:
+        self.request_id, self.tenant = context.request_id, context.tenant
+        self.prompts = tuple(tuple(one.prompt) for one in requests)
+        self._service, self._context, self._watcher = service, context, watcher
+        self._params = requests[0].params if requests else SamplingParams()
+        self._channels = tuple(channels)
+        self.num_parts = len(channels)
+        service.request_registry.add(self)
+        watcher.on_disconnect(self.close)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between comments on an idle stream."""
+        return self._service.settings.heartbeat_s
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True after the client disconnected."""
+        return self._watcher.is_disconnected
+
+    async def batches(self) -> AsyncIterator[ChunkBatch]:
+        """Yield all chunks that are available, whenever there are any, up to every prompt's terminal chunk."""
+        if len(self._channels) == 1:
+            async for batch in _read_one(self._channels[0]):
+                self._note(batch)
+                yield batch
+            return
+        async for batch in _read_all(self._channels):
+            self._note(batch)
+            yield batch
+
+    async def collect(self) -> list[Completion]:
+        """Wait for the completions, in the order of the prompts.
+
+        Raises the error of one that failed, `ClientDisconnected` after a disconnection.
+        """
+        return await collect(self, self._params)
+
+    def cancel(self) -> None:
+        """Cancel what is unfinished; it ends with the finish reason CANCELLED."""
+        for channel in self._channels:
+            channel.cancel()
+
+    def close(self) -> None:
+        """Cancel what is unfinished and unregister the request."""
+        self.cancel()
+        self._service.request_registry.remove(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.close()
+        self.close()
+
+    def _note(self, batch: ChunkBatch) -> None:
+        for _, chunk in batch:
+            if chunk.usage is not None and chunk.finish_reason is not None:
+                self._context.finished.append((chunk.finish_reason, chunk.usage))
+
+
+class ChunkSource(Protocol):
+    """Where a response reads chunks from: a `RunningRequest`, or a wrapper that alters what is read."""
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each prompt."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between comments on an idle stream."""
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True after the client disconnected."""
+
+    def batches(self) -> AsyncIterator[ChunkBatch]:
+        """Yield chunks, see `RunningRequest.batches`."""
+
+    def cancel(self) -> None:
+        """Cancel what is unfinished."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+async def collect(source: ChunkSource, params: SamplingParams) -> list[Completion]:
+    """Read a source to its end and return the completions; see `RunningRequest.collect`. params: the request's."""
+    parts: list[list[StreamChunk]] = [[] for _ in source.prompts]
+    async for batch in source.batches():
+        for index, chunk in batch:
+            parts[index].append(chunk)
+    if source.is_disconnected:
+        raise ClientDisconnected
+    return [_completion_of(source.prompts[index], chunks, params, index) for index, chunks in enumerate(parts)]
+
+
+def _completion_of(
+    prompt: Sequence[int], chunks: Sequence[StreamChunk], params: SamplingParams, index: int
+) -> Completion:
+    for chunk in chunks:
+        if chunk.finish_reason in FAILED_FINISH_REASONS:
+            raise chunk.error if chunk.error is not None else ApiException(api_error_of_finish(chunk.finish_reason))
+    return completion_of(
+        chunks,
+        prompt=prompt,
+        wants_logprobs=params.logprobs is not None,
+        wants_prompt_logprobs=params.prompt_logprobs is not None,
+        index=index,
+    )
+
+
+async def _read_one(channel: StreamChannel) -> AsyncIterator[ChunkBatch]:
+    while isinstance(chunk := await channel.get_async(), StreamChunk):
+        batch: ChunkBatch = [(0, chunk)]
+        while isinstance(more := channel.get(0), StreamChunk):  # other choices of the same tick
+            batch.append((0, more))
+        yield batch
+
+
+async def _read_all(channels: Sequence[StreamChannel]) -> AsyncIterator[ChunkBatch]:
+    """Read each channel in a task that waits until its chunk is taken, so that channels notice a slow reader."""
+    ready: asyncio.Queue[tuple[int, StreamChunk] | None] = asyncio.Queue(maxsize=len(channels))
+
+    async def read(index: int, channel: StreamChannel) -> None:
+        async for chunk in channel:
+            await ready.put((index, chunk))
+        await ready.put(None)
+
+    tasks = [asyncio.create_task(read(index, channel)) for index, channel in enumerate(channels)]
+    num_open = len(channels)
+    try:
+        while num_open:
+            items = [await ready.get()]
+            while not ready.empty():
+                items.append(ready.get_nowait())
+            num_open -= items.count(None)
+            if batch := [item for item in items if item is not None]:
+                yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class ChunkSourceWrapper:
+    """Base of sources that alter the chunks of another one: override `batches`."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self._source = source
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each prompt."""
+        return self._source.prompts
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between comments on an idle stream."""
+        return self._source.heartbeat_s
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True after the client disconnected."""
+        return self._source.is_disconnected
+
+    def batches(self) -> AsyncIterator[ChunkBatch]:
+        """Yield the chunks of the wrapped source."""
+        return self._source.batches()
+
+    def cancel(self) -> None:
+        """Cancel what is unfinished."""
+        self._source.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self._source.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._source.__aexit__(kind, error, trace)

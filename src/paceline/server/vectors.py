@@ -1,0 +1,125 @@
+"""Embeddings and rerank scores: whether this server computes them, and the call to the engine. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from paceline.engine.collecting import answered
+from paceline.errors import Cancelled, InvalidParams
+from paceline.request import RequestOptions
+from paceline.server.disconnect import DisconnectWatcher
+from paceline.server.prompt_inputs import tokenize_inputs
+from paceline.server.request_context import RequestContext
+from paceline.server.service import Service
+from paceline.streaming import FinishReason, Usage
+
+MAX_TEXTS = 8192
+"""Texts of one request; more of them would delay other requests while they are parsed and encoded."""
+
+MAX_NUMBERS = 16 << 20
+"""Numbers in the response to one request with pooling "none", which has a vector per token: about 350 MB of JSON."""
+
+_POOLINGS = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}  # by llama.cpp's numbers
+
+
+def can_embed(service: Service) -> bool:
+    """Return whether embeddings are enabled or the model is an embedding model. Raises if it is not loaded."""
+    is_made_for_it = not service.engine().model.has_decoder or _model_pooling(service) in ("mean", "cls", "last")
+    return service.settings.embeddings or is_made_for_it
+
+
+def can_rerank(service: Service) -> bool:
+    """Return whether reranking is enabled or the model is a reranker. Raises if it is not loaded."""
+    return service.settings.reranking or "rank" in (service.settings.pooling, _model_pooling(service))
+
+
+async def compute_vectors(
+    service: Service,
+    request: Request,
+    ids: Sequence[Sequence[int]],
+    pooling: str | None,
+    options: RequestOptions,
+    *,
+    field: str = "input",
+) -> list[Any]:
+    """Return a vector, not normalised, for each list of token ids; with pooling "none" a row per token.
+
+    The usage is recorded for the access log. field: name of the texts in the body. Raises `InvalidParams` for more
+    than `MAX_TEXTS` or `MAX_NUMBERS`, and as `call_engine`.
+    """
+    if len(ids) > MAX_TEXTS:
+        raise InvalidParams(f"{field}: {len(ids)} texts are more than the {MAX_TEXTS} of one request; send several")
+    num_tokens = sum(map(len, ids))
+    most = MAX_NUMBERS // service.engine().model.n_embd_out
+    if pooling == "none" and num_tokens > most:
+        raise InvalidParams(
+            f"{field}: {num_tokens} tokens are more than the {most} of one request without pooling; send several"
+        )
+    rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
+    RequestContext.of(request.scope).finished.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
+    return rows
+
+
+async def tokenize_texts(service: Service, field: str, value: Any, options: RequestOptions) -> list[list[int]]:
+    """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed."""
+    engine = service.engine()
+    ids = await asyncio.to_thread(tokenize_inputs, engine.tokenizer, field, value, options)
+    return await asyncio.to_thread(engine.embeddable, ids, options)
+
+
+def vector_options(service: Service, request: Request) -> dict[str, Any]:
+    """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings."""
+    given = service.options(request)
+    return {name: given[name] for name in ("request_id", "timeout_s") if name in given}
+
+
+def _model_pooling(service: Service) -> str:
+    """Return the pooling in the model's metadata, "" if there is none."""
+    metadata = service.engine().model.metadata
+    return _POOLINGS.get(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", ""), "")
+
+
+@dataclass(slots=True, eq=False)
+class _PendingCall:
+    """A `RegisteredRequest` that waits for a Future."""
+
+    request_id: str
+    tenant: str
+    task: asyncio.Future[list[Any]]
+    is_cancelled: bool = False
+    num_parts: int = 1
+
+    def cancel(self) -> None:
+        """Cancel the Future."""
+        self.is_cancelled = True
+        self.task.cancel()
+
+
+async def call_engine(service: Service, request: Request, submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Call `submit` in a thread and wait for its Future. The request's body must have been read.
+
+    Raises what the engine raises, `ServerDraining`, `ClientDisconnected` after a disconnection, `Cancelled` after a
+    cancellation by id.
+    """
+    service.check_accepting()
+    context = RequestContext.of(request.scope)
+    call = _PendingCall(context.request_id, context.tenant, asyncio.ensure_future(answered(submit)))
+    watcher = DisconnectWatcher(request)
+    watcher.on_disconnect(call.task.cancel)
+    service.request_registry.add(call)
+    try:
+        return await call.task
+    except asyncio.CancelledError:
+        watcher.raise_if_disconnected()
+        if call.is_cancelled:
+            raise Cancelled("the request was cancelled") from None
+        raise
+    finally:
+        watcher.close()
+        service.request_registry.remove(call)

@@ -1,0 +1,84 @@
+"""An `EngineClient` on the fake backend: for tests of code that holds one, without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.engine.core import Engine
+from paceline.engine.executor import Executor
+from paceline.engine.in_process_engine import InProcessEngine
+from paceline.engine.inbox import Inbox
+from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.runner import Runner
+from paceline.engine.saved_prefixes import SavedPrefixes
+from paceline.engine.state_files import StateFiles
+from paceline.engine.text_requests import TextRequests
+from paceline.observability.instruments import Instrument, Instruments
+from paceline.observability.metrics import Metrics
+from paceline.params import SamplingParams
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.fake_process import FakeTokenizer, limits_of
+
+
+class FakeEngineClient(InProcessEngine):
+    """An engine in this process whose thread runs a `FakeBackend`: everything but the model is the real thing.
+
+    Tokens are bytes, and the same prompt always gives the same text. It has no `Model`: routes of the server that show facts of
+    one, or render chats, need an engine with a model.
+
+    Args:
+        backend: The backend; None makes a `FakeBackend`.
+        config: Options, of which queue, strategy, cache_prompt and state folder are used; num_slots follows from the backend.
+        instruments: Instruments that the engine calls.
+
+    Example:
+        >>> engine = FakeEngineClient()
+        >>> request = engine.prepare("hello", SamplingParams(max_tokens=3, ignore_eos=True), RequestOptions())
+        >>> sum(len(chunk.token_ids) for chunk in engine.accept(request))
+        3
+        >>> engine.close()
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: FakeBackend | None = None,
+        config: EngineConfig | None = None,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
+        fake: Any = FakeBackend() if backend is None else backend
+        self.limits = limits_of(fake, fake.memory.num_seq_ids)
+        config = EngineConfig() if config is None else config
+        self.config = config = dataclasses.replace(config, num_slots=self.limits.num_slots)
+        self.metrics = Metrics(self.limits.num_slots)
+        self.model: Any = SimpleNamespace(metadata={}, chat_templates={})
+        self.tokenizer: Any = FakeTokenizer()
+        self.sampling_defaults = SamplingParams()
+        self._clock, self._backend = MonotonicClock(), fake
+        self._inbox = Inbox(self.limits.num_slots + config.max_queue, config.max_queue_tokens)
+        self._router = OutputRouter(self._inbox)
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=fake.vocabulary,
+            limits=self.limits,
+            shares=config.cache_prompt,
+            adapters=fake.adapters,
+            next_key=self._inbox.next_key,
+            make_samplers=fake.make_samplers,
+            clock=self._clock,
+        )
+        self._prefixes = SavedPrefixes(StateFiles(config.state_folder, b"fake"), self._router.ask, self._inbox.next_key)
+        sink = Instruments(instruments, own=self.metrics)
+        scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink)
+        engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))
+        self._runner = Runner(engine, self._inbox, self._router, self._clock, fake.abort, (fake.close,))
+        self._thread = self._runner
+        weakref.finalize(self, self._runner.abandon).atexit = False

@@ -1,0 +1,63 @@
+"""The programs in examples/ run as they stand and print what they promise."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from tests.server.conftest import DEMO_ENGINE
+from tests.server.running import RunningServer
+
+from paceline.server.settings import ServerSettings
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
+OUTPUT = {
+    "async_race": r"There was a \w+.+\n2 tasks cancelled, slots in use: 0\n",
+    "batch": r"(A little \w+.*\.\n){8}\d+ tokens in .* tokens/s\n",
+    "best_of_n": r"(?s)(?=.*^\* +-)(.*A fox.*\n){6}",
+    "conversation": r"(?s).*\[\d+ prompt tokens, 0 of them cached\].*\[\d+ prompt tokens, [1-9]\d* of them cached\].*",
+    "crash_recovery": r"(?s).*worker restarts: 1 - same text: True\n",
+    "semantic_search": r"0\.\d+ a duck on the lake\n(0\.\d+ .*\n){2}",
+    "strategy_on_the_fake_backend": r"(.+longest pause 0\.0\d+ s.*\n){2}prefill first +longest pause 1\..*\n",
+    "streaming": r"(?s)[^.]+\.[^.]+\.[^.]+\..*\n",
+    "structured_output": r".* is a (fox|bear|duck) of \d+ years\nmood: (happy|sad)\n",
+}
+AGAINST_A_SERVER = "openai_client"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
+    """Run an example as a program and return what it printed."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(OUTPUT))
+def test_an_example_prints_what_it_promises(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the demo model or the fake backend, without arguments."""
+    printed = run(monkeypatch, capsys, name)
+    assert re.fullmatch(OUTPUT[name], printed, re.MULTILINE | re.DOTALL), printed
+
+
+def test_the_client_of_the_server_prints_two_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chat's and a stream's, which it leaves half way."""
+    with RunningServer(ServerSettings(engine_options=DEMO_ENGINE)) as server:
+        printed = run(monkeypatch, capsys, AGAINST_A_SERVER, server.url)
+    assert len(printed.split()) > 20
+
+
+def test_every_example_is_run_and_documented() -> None:
+    """Each program is in the lists above and on the page of examples."""
+    names = {file.stem for file in (ROOT / "examples").glob("*.py")}
+    assert names == {*OUTPUT, AGAINST_A_SERVER}
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert names == set(re.findall(r'^--8<-- "examples/(\w+)\.py"$', page, re.MULTILINE))

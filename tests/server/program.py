@@ -1,0 +1,72 @@
+"""A server in a process of its own, over a stand-in engine whose passes are held up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from tests.server.running import LONG_S
+
+PROGRAM = """
+import sys
+from tests.server import probe
+from tests.server.stand_in import StandInEngine, StandInLLM
+from paceline.server import serving
+from paceline.server.settings import ServerSettings
+
+engine = StandInEngine()
+engine.running.hold()
+build = serving.build_app
+
+def with_stand_in(settings):
+    app = build(settings, StandInLLM(engine))
+    app.include_router(probe.routes(app.state.service))
+    return app
+
+serving.build_app = with_stand_in
+sys.exit(serving.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=tuple(sys.argv[2].split(",")))))
+"""
+
+
+class Program:
+    """A server in a process of its own, whose passes are held up. lines: what it says, as it says it."""
+
+    def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(drain_s), host],
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.said: list[str] = []
+        self.url = re.findall(r"http://\S+", self.wait_for("listening on"))[0].replace("0.0.0.0", "127.0.0.1")
+
+    def wait_for(self, words: str) -> str:
+        """The next line with them."""
+        assert self._process.stderr is not None
+        for line in iter(self._process.stderr.readline, b""):
+            self.said.append(line.decode())
+            if words in self.said[-1]:
+                return self.said[-1]
+        raise AssertionError(f"it never said {words!r} but {self.said}")
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def close_stderr(self) -> None:
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def code(self) -> int:
+        assert self._process.stderr is not None
+        if not self._process.stderr.closed:
+            self.said += self._process.stderr.read().decode().splitlines()
+        return self._process.wait(LONG_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(LONG_S)
+        if self._process.stderr is not None:
+            self._process.stderr.close()

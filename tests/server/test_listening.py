@@ -1,0 +1,109 @@
+"""The addresses that a server listens on: all of them, or none and a reason."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import LONG_S
+
+from paceline.server.listening import CannotListen, Listeners, url_of
+from paceline.server.settings import ServerSettings
+
+HAS_IPV6 = socket.has_dualstack_ipv6()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def over(path: Path) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=LONG_S)
+
+
+def test_a_server_answers_at_every_address(programs: Any, tmp_path: Path) -> None:
+    """Addresses of both families and a Unix socket, whose file is gone when the server has ended."""
+    path = tmp_path / "llm.sock"
+    hosts = ["127.0.0.1", str(path)]
+    program = programs(0.05, ",".join(hosts))
+    program.wait_for("is ready")
+    assert f" and unix://{path}" in next(line for line in program.said if "listening on" in line)
+    assert not any("warning" in line for line in program.said)
+    assert httpx.get(program.url + "/health", timeout=LONG_S).json() == {"status": "ok"}
+    with over(path) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        body = {"prompts": ["a"], "stream": True, "sampling": {"max_tokens": None}}
+        with client.stream("POST", "/v1/probe", json=body) as answer:
+            program.signal(signal.SIGTERM)
+            assert list(answer.iter_lines())[-2] == "data: [DONE]"
+    assert program.code() == 0
+    assert not path.exists()
+
+
+def test_addresses_of_both_families_have_the_same_port() -> None:
+    """With several addresses :: is IPv6 alone, so that 0.0.0.0 can be beside it; alone it is both."""
+    port = free_port()
+    if not HAS_IPV6:
+        with pytest.raises(CannotListen, match="::"):
+            Listeners(ServerSettings(hosts=("0.0.0.0", "::"), port=port))
+        return
+    with Listeners(ServerSettings(hosts=("0.0.0.0", "::"), port=port)) as listeners:
+        assert [one.getsockname()[1] for one in listeners.sockets] == [port, port]
+        assert not listeners.are_private
+    with Listeners(ServerSettings(hosts=("::",), port=0)) as listeners:
+        socket.create_connection(("127.0.0.1", listeners.sockets[0].getsockname()[1]), timeout=LONG_S).close()
+
+
+def test_one_address_that_cannot_be_had_is_named_and_none_is_kept(tmp_path: Path) -> None:
+    """Those before it are closed, and the files of sockets gone."""
+    path, port = tmp_path / "a.sock", free_port()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1 port {busy}: "):
+            Listeners(ServerSettings(hosts=(str(path), "127.0.0.1"), port=busy))
+    assert not path.exists()
+    with pytest.raises(CannotListen, match=f"cannot listen on no.such.invalid port {port}: "):
+        Listeners(ServerSettings(hosts=("127.0.0.1", "no.such.invalid"), port=port))
+    with Listeners(ServerSettings(hosts=("127.0.0.1",), port=port)) as listeners:
+        assert url_of(listeners.sockets[0], ServerSettings()) == f"http://127.0.0.1:{port}"
+
+
+def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
+    """By a server that was killed."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with Listeners(ServerSettings(hosts=(str(path),))), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+@pytest.mark.parametrize("kind", ["listener", "file", "folder", "long"])
+def test_what_is_no_left_behind_socket_stays_and_is_named(tmp_path: Path, kind: str) -> None:
+    """A server that runs, any other file, a folder that is not there, a path that is too long."""
+    path = {"folder": tmp_path / "none" / "a.sock", "long": tmp_path / ("a" * 120 + ".sock")}.get(
+        kind, tmp_path / "a.sock"
+    )
+    with socket.socket(socket.AF_UNIX) as live:
+        if kind == "listener":
+            live.bind(str(path))
+            live.listen()
+        if kind == "file":
+            path.write_text("mine")
+        with pytest.raises(CannotListen, match=f"cannot listen on {path}: "):
+            Listeners(ServerSettings(hosts=(str(path),)))
+    assert path.exists() == (kind in ("listener", "file"))
+
+
+def test_the_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
+    """One that has taken the path over."""
+    path = tmp_path / "a.sock"
+    with Listeners(ServerSettings(hosts=(str(path),))):
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+    assert path.exists()

@@ -1,0 +1,114 @@
+"""A server whose engine sleeps: what wakes it, and what is answered while it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import DEMO_ENGINE
+from tests.server.running import RunningServer
+
+from paceline.server.settings import ApiKey, ServerSettings
+
+OPTIONS: dict[str, Any] = {**DEMO_ENGINE, "isolation": "process", "sleep_idle_s": 0.2}
+BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def sleeper() -> Iterator[RunningServer]:
+    """The demo model, whose worker is let go soon."""
+    with RunningServer(ServerSettings(engine_options=OPTIONS)) as running:
+        yield running
+
+
+def until_asleep(server: RunningServer) -> None:
+    server.until(lambda: server.engine.heartbeat().state == "sleeping" and server.engine.worker_pid is None)
+
+
+READ_ONLY = [
+    "/health",
+    "/v1/health",
+    "/health/live",
+    "/health/ready",
+    "/props",
+    "/models",
+    "/v1/models",
+    "/metrics",
+    "/slots",
+]
+
+
+def test_read_only_routes_are_answered_and_do_not_wake_it(sleeper: RunningServer) -> None:
+    """Health is well, and says that it sleeps; so do /props and /metrics."""
+    until_asleep(sleeper)
+    with sleeper.client() as client:
+        answers = {path: client.get(path) for path in READ_ONLY}
+        assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(READ_ONLY, 200)
+        assert client.options("/completion").status_code == 405
+        assert client.post("/v1/requests/none/cancel").json()["cancelled"] is False
+    assert answers["/health"].json() == {"status": "ok"}
+    assert answers["/health/live"].json()["state"] == "sleeping"
+    assert answers["/props"].json()["is_sleeping"] is True
+    assert "\npaceline_engine_sleeping 1.0\n" in answers["/metrics"].text
+    assert "\npaceline_engine_alive 1.0\n" in answers["/metrics"].text
+    assert sleeper.engine.heartbeat().state == "sleeping"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", BODY),
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 2}),
+        ("/v1/embeddings", {"input": "Once"}),
+        ("/tokenize", {"content": "Once"}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "Once"}]}),
+    ],
+)
+def test_what_needs_the_model_wakes_it(path: str, body: dict[str, Any]) -> None:
+    """The request waits for the worker and is answered; afterwards it does not sleep until it has been idle again."""
+    settings = ServerSettings(engine_options={**OPTIONS, "sleep_idle_s": 1.0}, embeddings=True)
+    with RunningServer(settings) as server, server.client() as client:
+        until_asleep(server)
+        answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        server.until(lambda: server.engine.heartbeat().state in ("starting", "idle", "ticking"))
+        until_asleep(server)
+
+
+def test_an_answer_after_a_sleep_is_the_one_before(sleeper: RunningServer) -> None:
+    """Streamed as well, and its tokens are counted with the others."""
+    with sleeper.client() as client:
+        texts = []
+        for _ in range(2):
+            texts.append(client.post("/completion", json=BODY).json()["content"])
+            until_asleep(sleeper)
+        assert texts[0] == texts[1]
+        with client.stream("POST", "/completion", json={**BODY, "stream": True}) as answer:
+            assert answer.status_code == 200
+            assert "".join(answer.iter_text()).count("data: ") > 1
+        until_asleep(sleeper)
+        lines = client.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith("llamacpp:tokens_predicted_total ")]
+        assert float(line.split()[1]) >= 24
+
+
+def test_a_deadline_ends_the_wait_for_the_worker(sleeper: RunningServer) -> None:
+    """With the status of a request that ran out of time."""
+    until_asleep(sleeper)
+    with sleeper.client() as client:
+        assert client.post("/completion", json={**BODY, "timeout_s": 1e-3}).status_code == 504
+        assert client.post("/completion", json=BODY).status_code == 200
+
+
+def test_a_request_that_is_refused_does_not_wake_it() -> None:
+    """Without a key."""
+    settings = ServerSettings(engine_options=OPTIONS, api_keys=(ApiKey(secret="k"),))
+    with RunningServer(settings) as server, server.client() as client:
+        until_asleep(server)
+        assert client.post("/completion", json=BODY).status_code == 401
+        assert client.post("/nothing", json=BODY, headers={"x-api-key": "k"}).status_code == 404
+        assert server.engine.heartbeat().state == "sleeping"
+        answer: httpx.Response = client.post("/completion", json=BODY, headers={"x-api-key": "k"})
+        assert answer.status_code == 200

@@ -1,0 +1,32 @@
+"""What callers ask of the worker, at the end of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from paceline.engine.worker import messages
+from paceline.engine.worker.questions import Questions
+from paceline.engine.worker.worker_process import WorkerProcess
+
+
+class Listener:
+    """A worker that hears everything and says nothing."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.heard.append(message)
+
+
+def test_who_asks_while_everything_ends_is_answered_once() -> None:
+    """Whoever comes too late ends what is left, perhaps in the middle of the ending itself: nobody is answered twice."""
+    questions, worker, late = Questions(lambda: None), Listener(), []
+    for _ in range(3):
+        questions.ask_stats().add_done_callback(lambda _: late.append(questions.ask_slots()))
+    questions.pass_on(cast(WorkerProcess, worker))
+    assert [type(one) for one in worker.heard] == [messages.AskStats] * 3
+    questions.end()
+    assert [one.result(0) for one in late] == [None] * 3

@@ -1,0 +1,47 @@
+"""When a worker that crashed is started again."""
+
+from __future__ import annotations
+
+from paceline.engine.worker.restarts import RestartLimits, Restarts
+
+
+def waits(restarts: Restarts, crashes: list[tuple[float, float | None]]) -> list[float | None]:
+    """Of each crash (now, ready) the back-off."""
+    found = [(now, restarts.crashed(now, ready)) for now, ready in crashes]
+    return [None if at is None else round(at - now, 6) for now, at in found]
+
+
+def test_each_restart_in_a_row_waits_twice_as_long_up_to_the_longest_wait() -> None:
+    """From 0.1 to 10 seconds, and at 10 it stays, however often it crashes."""
+    restarts = Restarts(RestartLimits())
+    assert waits(restarts, [(1.0, None)] * 9) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert set(waits(restarts, [(1.0, 0.5)] * 5000)) == {10.0}
+    assert restarts.num_all == restarts.num_in_row(1.0, None) == 5009
+
+
+def test_a_worker_that_ran_long_enough_ends_the_row() -> None:
+    """Counted from when it was ready, not from when it was started; one that never was ends nothing."""
+    restarts = Restarts(RestartLimits(stable_s=60.0))
+    assert waits(restarts, [(0.0, None), (1.0, 0.5), (100.0, 40.1), (1000.0, None)]) == [0.1, 0.2, 0.4, 0.8]
+    assert restarts.num_in_row(1059.9, 1000.0) == 4
+    assert restarts.num_in_row(1060.0, 1000.0) == 0
+    assert waits(restarts, [(1060.0, 1000.0), (1061.0, None)]) == [0.1, 0.2]
+    assert restarts.num_all == 6
+
+
+def test_one_crash_more_than_max_restarts_is_the_end() -> None:
+    """In a row: a stable worker gives all of them back."""
+    restarts = Restarts(RestartLimits(max_restarts=2, first_wait_s=0.0))
+    assert waits(restarts, [(1.0, 0.5), (2.0, None), (70.0, 2.0), (71.0, None), (72.0, None)]) == [0, 0, 0, 0, None]
+    assert restarts.num_all == 4
+    assert waits(Restarts(RestartLimits(max_restarts=0)), [(1.0, 0.5)]) == [None]
+
+
+def test_a_worker_that_left_when_idle_ends_the_row_only_where_it_was_stable() -> None:
+    """A crash loop with pauses between its requests stays one."""
+    restarts = Restarts(RestartLimits(stable_s=60.0))
+    restarts.crashed(0.0, None)
+    restarts.left(50.0, 1.0)
+    assert restarts.num_in_row(1000.0, None) == 1
+    restarts.left(100.0, 1.0)
+    assert restarts.num_in_row(1000.0, None) == 0

@@ -1,0 +1,190 @@
+"""What goes out of memory to a file: all of it, a part a tick, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.engine_world import Outcome, World
+from tests.unit.kv_cache.test_prefix_caching import KINDS, TOKEN_BYTES, WHOLE, Rig, slow_saves, text
+
+from paceline.testing.fake_memory import FakeMemory, FakeState
+
+
+def exported(world: World, key: int) -> list[FakeState]:
+    """What was told; ranges that follow each other from the first token on."""
+    states = world.exported[key]
+    assert states is not None
+    at = 0
+    for state in states:
+        assert state.start == at
+        at += len(state.hashes)
+    return states
+
+
+def finish(world: World, outcome: Outcome) -> None:
+    """Ticks until it has ended; others go on."""
+    while outcome.terminal is None:
+        world.tick()
+
+
+def hashes(states: list[FakeState]) -> list[int]:
+    return [one for state in states for one in state.hashes]
+
+
+def computed(token_ids: list[int]) -> list[int]:
+    """What a memory holds that has computed them."""
+    memory = FakeMemory(len(token_ids), 1, "attention", 1)
+    memory.append(0, 0, token_ids)
+    return memory.hashes(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_idle_engine_tells_all_it_has_at_once(kind: str) -> None:
+    """Of what can be saved in parts all that was computed; of whole states the longest."""
+    world = Rig(kind=kind)
+    world.ask(text(700), 5)
+    key = world.export(text(700))
+    world.tick()
+    assert hashes(exported(world, key))[-1] == computed(text(700))[len(hashes(exported(world, key))) - 1]
+    assert len(hashes(exported(world, key))) == (700 if kind == "attention" else 699)
+    world.run()
+    world.check_done()
+
+
+def test_a_long_path_goes_out_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tick saves more than fits it; in the end all is there, and who generates says what it says alone."""
+    world = Rig(limits={"num_slots": 3})
+    counts = slow_saves(world, monkeypatch)
+    world.ask(text(200, 1))
+    world.run()
+    world.export(text(200, 1))
+    world.tick()  # now it is known what saving takes
+    runner = world.begin(text(20, 3), 300)
+    finish(world, world.begin(text(600, 2)))
+    del counts[:-1]
+    key = world.export(text(600, 2))
+    while world.exported[key] is None:
+        world.tick()
+    assert runner.terminal is None
+    assert max(counts) <= 32
+    assert hashes(exported(world, key)) == computed(text(600, 2))
+    world.run()
+    world.check_says_as_alone(runner)
+    world.check_done()
+
+
+def test_a_prompt_that_is_being_computed_is_not_waited_for() -> None:
+    """What was there when somebody asked goes out."""
+    world = Rig(limits={"chunk_size": 100})
+    (sequence,) = world.begin(text(1000), 3).request.sequences
+    world.tick(2)
+    num_there = sequence.num_computed_tokens
+    assert 0 < num_there < 900
+    key = world.export(text(1000))
+    world.tick(2)
+    assert hashes(exported(world, key)) == computed(text(1000))[:num_there]
+    world.run()
+    world.check_done()
+
+
+@pytest.mark.parametrize("budget", [0, 100, 600, 700])
+def test_what_host_memory_cannot_hold_does_not_go_out(budget: int) -> None:
+    """Nobody waits for ever: the beginning that fits is told, or nothing."""
+    world = Rig(limits={"host_bytes": budget * TOKEN_BYTES})
+    world.ask(text(1024))
+    key = world.export(text(1024))
+    world.run()
+    assert hashes(exported(world, key)) == computed(text(1024))[: 512 if budget >= 512 else 0]
+    world.check_done()
+
+
+@pytest.mark.parametrize("is_generating", [False, True])
+def test_a_save_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_generating: bool) -> None:
+    """There is nothing to be told then."""
+    world = Rig()
+    world.ask(text(100))
+
+    def fail(*_: Any) -> FakeState:
+        raise MemoryError("no host memory")
+
+    monkeypatch.setattr(world.backend, "save", fail)
+    if is_generating:
+        world.begin(text(20, 3), 50)
+    key = world.export(text(100))
+    world.run()
+    assert exported(world, key) == []
+    world.check_done()
+
+
+def test_a_path_that_leaves_the_device_meanwhile_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pressure takes its source away in the middle: it has gone to host memory by then."""
+    world = Rig(num_cells=700, limits={"num_slots": 3})
+    slow_saves(world, monkeypatch)
+    world.ask(text(200, 1))
+    world.export(text(200, 1))
+    world.run()
+    runner = world.begin(text(20, 3), 150)
+    finish(world, world.begin(text(400, 2)))
+    key = world.export(text(400, 2))
+    world.tick(2)
+    late = world.begin(text(300, 4), 3)
+    assert runner.terminal is None
+    world.run()
+    assert hashes(exported(world, key)) == computed(text(400, 2))
+    world.check_says_as_alone(late)
+    world.check_done()
+
+
+def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wanted() -> None:
+    """Saved ranges cannot be cut, so what is on the device is saved once more."""
+    world = Rig()
+    world.ask(text(300))
+    world.export(text(300))
+    world.run()
+    other = [*text(300)[:120], *text(40, 9)]
+    world.ask(other)
+    for prompt, count in ((other, 160), (text(300)[:50], 50)):
+        key = world.export(prompt)
+        world.run()
+        assert hashes(exported(world, key)) == computed(prompt)[:count]
+
+
+def test_other_namespaces_are_told_nothing() -> None:
+    """Neither of a salt's prefixes nor of a request's without cache."""
+    world = Rig()
+    world.ask(text(100), cache_salt="a")
+    running = world.begin(text(100), 20, cache_prompt=False)
+    world.tick(3)
+    keys = [world.export(text(100)), world.export(text(100), cache_salt="b"), world.export(text(100), tenant="a")]
+    world.run()
+    assert [exported(world, key) for key in keys] == [[], [], []]
+    assert running.terminal is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
+    """Another engine that takes it in computes one token, and says the same."""
+    world, other = Rig(kind=kind), Rig(kind=kind)
+    world.ask(text(700), 2)
+    key = world.export(text(700))
+    world.run()
+    states = exported(world, key)
+    told = other.bring_in(text(700), states)
+    other.run()
+    assert other.imported[told] == states
+    again = other.ask(text(700), 5)
+    assert other.computed(again) == 1 + 4
+    assert other.shared(again) == [(699, "host")]
+    other.check_says_as_alone(again)
+    other.check_done()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_path_without_a_state_is_told_as_nothing(kind: str) -> None:
+    """Where memory is saved whole there is no part of a state."""
+    world = Rig(kind=kind)
+    world.ask(text(100))
+    key = world.export(text(50))
+    world.run()
+    assert exported(world, key) == []

@@ -1,0 +1,1142 @@
+"""What the scheduler makes of memory: who shares with whom, what is computed, what is kept where, and what pressure does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Any
+
+import pytest
+from tests.engine_world import Outcome, World
+
+from paceline.errors import DecodeError
+from paceline.kv_cache import KVCache, Load, Save
+from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
+from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.view import SchedulerView, TokenAllocation
+from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import FakeCost
+from paceline.testing.fake_memory import FakeState
+
+WHOLE = ["sliding_window", "recurrent"]
+KINDS = ["attention", *WHOLE]
+TOKEN_BYTES = 8  # of the fake's saved tokens
+
+
+class Told(Instrument):
+    """What instruments are told of memory."""
+
+    def __init__(self) -> None:
+        self.computed: Counter[int] = Counter()
+        self.prefilled: Counter[int] = Counter()
+        self.shared: list[tuple[int, int, int, str]] = []
+        self.unstable: list[tuple[int, int, int]] = []
+        self.evicted_tokens: Counter[str] = Counter()
+        self.num_preempted = 0
+
+    def tick_finished(self, record: TickRecord) -> None:
+        for row in record.rows:
+            self.computed[row.key] += row.num_tokens
+            self.prefilled[row.key] += row.num_tokens - row.num_decode
+
+    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
+        self.shared.append((key, choice, num_tokens, source))
+
+    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
+        self.unstable.append((key, num_cached, num_matched))
+
+    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
+        self.evicted_tokens[source] += num_tokens
+
+    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
+        self.num_preempted += 1
+
+
+class Rig(World):
+    """A world with an ear, large ticks and much room, unless told otherwise."""
+
+    def __init__(self, *, limits: dict[str, Any] | None = None, **options: Any) -> None:
+        self.told = Told()
+        wide = {"n_batch": 512, "chunk_size": 512, "host_bytes": 1_000_000}
+        super().__init__(instruments=(self.told,), limits={**wide, **(limits or {})}, **{"num_cells": 4096, **options})
+
+    def ask(self, prompt: str | list[int], num_tokens: int = 1, **options: Any) -> Outcome:
+        """A request that ends with exactly so many tokens, run to its end."""
+        outcome = self.begin(prompt, num_tokens, **options)
+        self.run()
+        assert outcome.last(0).finish_reason is FinishReason.LENGTH
+        return outcome
+
+    def begin(self, prompt: str | list[int], num_tokens: int = 1, **options: Any) -> Outcome:
+        return self.submit(prompt, max_tokens=num_tokens, ignore_eos=True, **options)
+
+    def computed(self, outcome: Outcome) -> int:
+        return self.told.computed[outcome.request.key]
+
+    def shared(self, outcome: Outcome, choice: int = 0) -> list[tuple[int, str]]:
+        key = outcome.request.key
+        return [(count, source) for k, c, count, source in self.told.shared if (k, c) == (key, choice)]
+
+    def check_says_as_alone(self, *outcomes: Outcome) -> None:
+        """Each ended by itself, with what the same request gives in a world of its own."""
+        for outcome in outcomes:
+            request = outcome.request
+            options: dict[str, Any] = {"max_tokens": request.params.max_tokens, "n": request.params.n}
+            other = self.alone(request.prompt, ignore_eos=True, **options)
+            for choice in range(request.params.n):
+                assert outcome.token_ids(choice) == other.token_ids(choice)
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Tokens that begin like no others of another seed."""
+    return [(seed * 31 + 7 * place * place + place) % 250 for place in range(length)]
+
+
+@pytest.fixture
+def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No idle cell may stay on the device, once somebody ticks."""
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
+
+
+# ---- what is shared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_prompt_again_computes_one_token(kind: str) -> None:
+    """Of a prompt that is known in full its last token is computed, and said to be all that was."""
+    world = Rig(kind=kind)
+    prompt = text(100)
+    first, second = world.ask(prompt), world.ask(prompt)
+    assert world.computed(first) == 100
+    assert world.computed(second) == 1
+    source = "device" if kind == "attention" else "host"
+    usage = second.last().usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.cached_from) == (100, 99, source)
+    assert first.last().usage.cached_tokens == 0  # type: ignore[union-attr]
+    assert first.last().usage.cached_from is None  # type: ignore[union-attr]
+    assert first.token_ids() == second.token_ids()
+    world.check_done()
+
+
+def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
+    """Four that go on from where another just is, its generated tokens included, share with it while it runs."""
+    world = Rig(limits={"num_slots": 5})
+    source = world.begin(text(600), 40)
+    while len(source.token_ids()) < 15:
+        world.tick()
+    history = source.request.prompt + source.token_ids()[:12]
+    forks = [world.begin([*history, 200 + place, 7, 9], 3) for place in range(4)]
+    world.run()
+    assert source.last().finish_reason is FinishReason.LENGTH
+    for fork in forks:
+        assert fork.last().usage.cached_from == "running"  # type: ignore[union-attr]
+        assert fork.last().usage.cached_tokens == 612  # type: ignore[union-attr]
+        assert world.computed(fork) == 3 + 2  # its own three, and two of the three that it generates
+    assert world.computed(source) == 600 + 39
+    world.check_says_as_alone(source, *forks)
+    world.check_done()
+
+
+def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
+    """What others have generated is not copied for it, however many they are."""
+    world = Rig()
+    one, other = world.begin(text(100, 1), 300), world.begin(text(100, 2), 300)
+    world.tick(20)
+    cache, (first,), (second,) = world.scheduler.kv_cache, one.request.sequences, other.request.sequences
+    fork = world.begin([*first.token_ids, 7, 9], 3)
+    world.tick(2)
+    assert cache._running[first].end > 110
+    assert cache._running[second].end == 100
+    world.run()
+    assert world.shared(fork) == [(len(fork.request.prompt) - 3, "running")]
+    world.check_says_as_alone(one, other, fork)
+
+
+@pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
+@pytest.mark.parametrize("strategy", ["paced", "balanced"])
+def test_a_prefix_that_many_ask_for_at_once_is_computed_once(strategy: str, chunk_size: int) -> None:
+    """24 requests with a cold prefix of 1,024 tokens, 8 at a time, whatever its chunks leave for the last of them."""
+    limits = {"num_slots": 8, "chunk_size": chunk_size, "n_batch": 2048}
+    world = Rig(num_cells=16384, strategy=strategy, limits=limits)
+    prefix = text(1024)
+    outcomes = [world.begin([*prefix, *text(20, seed)], 4) for seed in range(1, 25)]
+    world.run()
+    assert sum(world.told.prefilled.values()) == 1024 + 24 * 20
+    world.check_says_as_alone(outcomes[0], outcomes[23])
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_compute_their_prompt_once(kind: str) -> None:
+    """Four choices of one request: the prompt but for its last token is computed by the first of them."""
+    world = Rig(kind=kind)
+    outcome = world.ask(text(200), 2, n=4)
+    assert world.told.prefilled[outcome.request.key] == 199 + 4
+    world.check_says_as_alone(outcome)
+    world.check_done()
+
+
+@pytest.mark.parametrize(("kind", "num_cells"), [("attention", 2048), ("attention", 700), ("sliding_window", 2048)])
+def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> None:
+    """12 conversations of 4 turns on 4 slots: from device or host, all that was said before is there."""
+    world = Rig(kind=kind, num_cells=num_cells, limits={"chunk_size": 64})
+    histories = [text(40, seed) for seed in range(12)]
+    for turn in range(4):
+        outcomes = [world.begin(history, 10) for history in histories]
+        world.run()
+        for index, outcome in enumerate(outcomes):
+            new = 40 if turn == 0 else 5 + 1  # the last answer's last token was never computed
+            assert world.told.prefilled[outcome.request.key] <= new + 1, (turn, index, world.shared(outcome))
+            histories[index] = outcome.request.prompt + outcome.token_ids() + text(5, 100 + turn)
+    world.check_says_as_alone(*outcomes)
+    world.check_done()
+
+
+def test_who_wants_no_cache_neither_reads_nor_writes() -> None:
+    """It computes all, finds nothing and leaves nothing; others are served before and after as if it had not been."""
+    world = Rig()
+    prompt, other = text(100), text(100, 1)
+    world.ask(prompt)
+    outcome = world.ask(prompt, cache_prompt=False)
+    assert world.computed(outcome) == 100
+    assert outcome.last().usage.cached_tokens == 0  # type: ignore[union-attr]
+    held = world.scheduler.kv_cache.num_cells
+    world.ask(other, cache_prompt=False)
+    world.tick()
+    assert world.scheduler.kv_cache.num_cells == held
+    assert world.computed(world.ask(other)) == 100
+    assert world.computed(world.ask(prompt)) == 1
+    running = world.begin(text(100, 2), 30, cache_prompt=False)
+    world.tick(3)
+    assert world.computed(world.ask(text(100, 2))) == 100
+    assert running.terminal is not None
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_of_a_request_without_cache_share_among_themselves(kind: str) -> None:
+    """Its own choices are no others."""
+    world = Rig(kind=kind)
+    outcome = world.ask(text(200), 2, n=3, cache_prompt=False)
+    assert world.told.prefilled[outcome.request.key] == 199 + 3
+    world.ask(text(200))
+    assert world.told.shared[-1][0] == outcome.request.key  # nobody else
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "other",
+    [{"cache_salt": "s"}, {"tenant": "t"}, {"lora": (("one", 1.0),)}, {"lora": (("one", 0.5),)}, {"tenant": "s"}],
+)
+def test_salts_tenants_and_adapters_share_nothing(kind: str, other: dict[str, Any]) -> None:
+    """Neither what another namespace has on the device, nor in host memory, nor what runs, nor by waiting for it."""
+    world = Rig(kind=kind, adapters=("one",))
+    prompt = text(100)
+    plain = world.ask(prompt)
+    running = world.begin(prompt, 20)
+    foreign = world.begin(prompt, 20, **other)
+    world.tick()
+    assert foreign.is_started  # it waits for nobody
+    world.run()
+    assert world.computed(foreign) == 100 + 19
+    assert world.shared(foreign) == []
+    again = world.ask(prompt, **other)
+    assert world.computed(again) == 1
+    assert again.token_ids() == foreign.token_ids()[:1]
+    assert plain.token_ids() == running.token_ids()[:1]
+    world.check_done()
+
+
+def test_the_tenant_and_the_salt_are_told_apart() -> None:
+    """A salt that reads like another's tenant opens nothing."""
+    world = Rig()
+    world.ask(text(50), tenant="a", cache_salt="b")
+    for other in ({"tenant": "b", "cache_salt": "a"}, {"tenant": "ab"}, {"cache_salt": "ab"}, {"tenant": "a"}):
+        assert world.computed(world.ask(text(50), **other)) == 50
+    assert world.computed(world.ask(text(50), tenant="a", cache_salt="b")) == 1
+
+
+def test_a_tiny_match_destroys_nothing() -> None:
+    """A prompt that shares three tokens with a long path, and runs beside it, leaves the path whole."""
+    world = Rig(limits={"num_slots": 1})
+    prompt = text(300)
+    world.ask(prompt)
+    tiny = world.ask([*prompt[:3], 249, 248], 20)
+    assert world.shared(tiny) == [(3, "device")]
+    assert world.computed(world.ask(prompt)) == 1
+    world.check_says_as_alone(tiny)
+    world.check_done()
+
+
+def test_a_prompt_that_is_scored_reads_nothing_and_serves_others() -> None:
+    """Every prompt token's logits are wanted, so all are computed; who comes later finds them."""
+    world = Rig(limits={"max_scored": 32})
+    world.ask(text(60))
+    scored = world.ask(text(60), prompt_logprobs=0)
+    assert world.computed(scored) == 60
+    assert sum(len(chunk.prompt_logprobs) for chunk in scored.chunks) == 59
+    other = world.ask(text(70, 3), prompt_logprobs=0)
+    assert world.computed(other) == 70
+    assert world.computed(world.ask(text(70, 3))) == 1
+    world.check_done()
+
+
+# ---- waiting for somebody who computes
+
+
+def promised(**options: Any) -> tuple[Rig, Outcome, Outcome]:
+    """A long prompt that is computed in small chunks, and another request that waits for it."""
+    world = Rig(**{"limits": {"chunk_size": 16, "n_batch": 16}, **options})
+    first = world.begin(text(200), 20, timeout_s=5.0)
+    second = world.begin([*text(200), 5], 5)
+    world.tick(3)
+    assert first.is_started
+    assert not second.is_started
+    return world, first, second
+
+
+def test_who_waits_for_a_prefix_starts_when_it_is_there() -> None:
+    """And computes nothing of it."""
+    world, _, second = promised()
+    world.run()
+    assert world.shared(second) == [(200, "running")]
+    assert world.computed(second) == 1 + 4
+    world.check_says_as_alone(second)
+
+
+def cancelled(world: Rig, first: Outcome) -> None:
+    world.cancel(first)
+
+
+def paused(world: Rig, first: Outcome) -> None:
+    world.pause(first)
+
+
+def slow(world: Rig, first: Outcome) -> None:
+    world.end_slow(first)
+
+
+def poisoned(world: Rig, first: Outcome) -> None:
+    world.faults.poisonous.add(first.request.key)
+
+
+def too_late(world: Rig, first: Outcome) -> None:
+    world.clock.advance(10.0)
+
+
+@pytest.mark.parametrize("accident", [cancelled, slow, poisoned, too_late])
+def test_a_promise_that_is_broken_holds_up_nobody(accident: Callable[[Rig, Outcome], None]) -> None:
+    """Whatever ends the one who computes, the one who waited goes on from what there is."""
+    world, first, second = promised()
+    accident(world, first)
+    world.run()
+    assert first.last().finish_reason not in (FinishReason.LENGTH, FinishReason.END)
+    assert second.last().finish_reason is FinishReason.LENGTH
+    ((num_tokens, _),) = world.shared(second)
+    assert 16 <= num_tokens < 200
+    world.check_says_as_alone(second)
+    world.check_done()
+
+
+def test_nobody_waits_for_a_paused_one() -> None:
+    """Its reader may never come back."""
+    world, first, second = promised()
+    world.pause(first)
+    world.run()
+    assert first.terminal is None
+    assert second.last().finish_reason is FinishReason.LENGTH
+    world.pause(first, is_paused=False)
+    world.run()
+    world.check_says_as_alone(first, second)
+    world.check_done()
+
+
+def test_a_promiser_that_gives_way_holds_up_nobody() -> None:
+    """A preempted one and who waited for it go on one after the other, and both end."""
+    world, first, second = promised(num_cells=230)
+    world.pause(first)
+    rival = world.begin(text(60, 9), 100, priority=5)
+    world.tick()
+    world.pause(first, is_paused=False)
+    world.run()
+    assert world.told.num_preempted > 0
+    for outcome in (first, second, rival):
+        assert outcome.last().finish_reason is FinishReason.LENGTH
+    world.check_says_as_alone(first, second, rival)
+    world.check_done()
+
+
+def test_a_promise_ends_where_the_prompt_does() -> None:
+    """A prompt that a running one will perhaps generate is no promise; what differs early is none either."""
+    world = Rig(limits={"chunk_size": 16, "n_batch": 32})
+    world.begin(text(100), 20)
+    longer = world.begin(text(400), 2)
+    short = world.begin([*text(20), 249, 248], 2)
+    world.tick(2)
+    assert short.is_started  # 20 are too few to wait for
+    assert not longer.is_started
+    world.run()
+    assert world.shared(longer) == [(100, "running")]
+    assert world.shared(short) == []
+
+
+def test_many_that_wait_for_one_another_all_end() -> None:
+    """Nested prefixes, submitted at once in the worst order on two slots, all end with what they say alone."""
+    world = Rig(limits={"num_slots": 2, "chunk_size": 16, "n_batch": 32})
+    lengths = [300, 100, 200, 150, 250, 40, 299, 301]
+    outcomes = [world.begin(text(length), 4) for length in lengths]
+    world.run()
+    assert sum(world.told.prefilled.values()) <= 301 + 40 * len(lengths)
+    world.check_says_as_alone(*outcomes)
+    world.check_done()
+
+
+# ---- host memory
+
+
+def saved_blocks(world: Rig) -> set[int]:
+    """The sizes in bytes of what is in host memory."""
+    blobs = {node.block for node in world.scheduler.kv_cache._tree.nodes() if node.block is not None}
+    return {blob.data.nbytes for blob in blobs}
+
+
+def operations_of(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """All that is carried out from now on."""
+    done: list[Any] = []
+    carry_out = world.executor._carry_out
+
+    def note(operation: Any, output: Any) -> None:
+        done.append(operation)
+        carry_out(operation, output)
+
+    monkeypatch.setattr(world.executor, "_carry_out", note)
+    return done
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody generates, a tick moves one piece; the path leaves the device with the last, and comes back whole."""
+    world = Rig(strategy="decode_maximal")
+    done = operations_of(world, monkeypatch)
+    prompt = text(2 * _PIECE + 76)
+    runner = world.begin(text(30, 5), 40)
+    world.begin(prompt)
+    for _ in range(15):
+        before = len(done)
+        world.tick()
+        assert sum(one.end - one.start for one in done[before:] if isinstance(one, Save)) <= _PIECE
+    assert runner.terminal is None
+    saves = [(one.start, one.end) for one in done if isinstance(one, Save)]
+    assert saves == [(0, _PIECE), (_PIECE, 2 * _PIECE), (2 * _PIECE, 2 * _PIECE + 76)]
+    assert len(world.scheduler.kv_cache._offloader) == 0
+    assert world.scheduler.kv_cache.host_bytes == TOKEN_BYTES * len(prompt)
+    again = world.begin(prompt, 1)
+    world.run()
+    assert world.shared(again) == [(len(prompt) - 1, "host")]
+    assert world.computed(again) == 1
+    world.check_says_as_alone(again, runner)
+    world.check_done()
+
+
+def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on a token takes a millisecond to save; answers a list of how many are saved, tick by tick."""
+    save, tick, counts = world.backend.save, world.engine.tick, [0]
+
+    def save_slowly(seq_id: int, start: int, end: int) -> FakeState:
+        world.clock.advance(0.001 * (end - start))
+        counts[-1] += end - start
+        return save(seq_id, start, end)
+
+    def count(*_: Any) -> Any:
+        counts.append(0)
+        return tick()
+
+    monkeypatch.setattr(world.backend, "save", save_slowly)
+    monkeypatch.setattr(world.engine, "tick", count)
+    return counts
+
+
+class KnownCost:
+    """A tick of 10 ms, and so much for each cell that a token attends to."""
+
+    def __init__(self, per_cell_s: float) -> None:
+        self.per_cell_s = per_cell_s
+
+    def seconds(self, num_tokens: int, num_cells: int) -> float:
+        return 0.01 + num_tokens * num_cells * self.per_cell_s
+
+    def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
+        """It knows."""
+
+
+@pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
+def test_so_many_idle_cells_stay_on_the_device_as_slow_nobody_down(per_cell_s: float, most: int) -> None:
+    """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
+    world = Rig(strategy="decode_maximal", num_seq_ids=20)
+    cost: Any = KnownCost(per_cell_s)
+    world.scheduler.cost_model = world.scheduler.kv_cache._cost = cost
+    world.scheduler.kv_cache.update_idle_limit()
+    for seed in range(12):
+        world.ask(text(120, seed))
+    runner = world.begin(text(10, 77), 100, cache_prompt=False)
+    world.tick(80)
+    assert runner.terminal is None
+    num_idle = world.scheduler.kv_cache.num_cells - runner.request.sequences[0].num_computed_tokens
+    assert num_idle <= most
+    assert num_idle >= min(12, world.limits.num_seq_ids - 1, most // 120) * 120
+    world.run()
+    world.check_done()
+
+
+def learn_to_save(world: Rig) -> None:
+    """Now it is known what that takes."""
+    world.ask(text(40, 99))
+    world.export(text(40, 99))
+    world.run()
+
+
+def test_who_waits_for_room_gets_it_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
+    world = Rig(num_cells=600, limits={"num_slots": 3})
+    counts = slow_saves(world, monkeypatch)
+    known = text(200, 1)
+    world.ask(known)
+    world.ask(text(430, 2))  # the first has to make way: now it is known what that takes
+    paused, runner = world.begin(text(20, 3), 60), world.begin(text(20, 4), 60)
+    world.tick(4)
+    world.pause(paused)
+    world.tick()
+    del counts[:-1]
+    waiting = world.begin(known, 3)
+    while waiting.terminal is None:
+        world.tick()
+    assert runner.terminal is None, "it was not held up"
+    assert max(counts) <= 32
+    assert sum(counts) == 430
+    assert world.told.num_preempted == 0
+    world.pause(paused, is_paused=False)
+    world.run()
+    again = world.ask(text(430, 2))
+    assert world.computed(again) == 1
+    assert world.shared(again) == [(429, "host")]
+    world.check_says_as_alone(paused, runner, waiting, again)
+    world.check_done()
+
+
+def test_nobody_who_generates_means_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are paused or waiting, what is in the way goes at once."""
+    world = Rig(num_cells=600)
+    counts = slow_saves(world, monkeypatch)
+    world.ask(text(200, 1))
+    world.ask(text(430, 2))
+    waiting = world.begin(text(300, 5), 2)
+    world.tick()
+    assert counts[-1] == 430
+    assert waiting.is_started
+    world.run()
+    world.check_says_as_alone(waiting)
+
+
+def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strategy is given what is left of the time between two tokens, and at least half of it."""
+    targets: list[float] = []
+
+    class Asked(DecodeMaximal):
+        def plan(self, view: SchedulerView, budget: int) -> Many[TokenAllocation]:
+            targets.append(view.itl_target_s)
+            return super().plan(view, budget)
+
+    world = Rig(strategy=Asked(), limits={"itl_target_s": 0.4})
+    slow_saves(world, monkeypatch)
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
+    runner = world.begin(text(20, 4), 200)
+    for seed in range(3):
+        world.begin(text(100, 5 + seed))
+        world.tick(10)
+    assert {round(target, 3) for target in targets} >= {0.4, 0.36}
+    assert min(targets) >= 0.2
+    world.run()
+    world.check_says_as_alone(runner)
+
+
+@pytest.mark.usefixtures("nothing_idle")
+@pytest.mark.parametrize("budget", [100, 600, 700])
+def test_a_path_that_host_memory_cannot_hold_leaves_the_device_all_the_same(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the path."""
+    world = Rig(strategy="decode_maximal", limits={"host_bytes": budget * TOKEN_BYTES})
+    done = operations_of(world, monkeypatch)
+    prompt = text(2 * _PIECE)
+    world.begin(text(10, 5), 30, cache_prompt=False)
+    world.begin(prompt)
+    world.run()
+    assert len(world.scheduler.kv_cache._offloader) == 0
+    assert len([one for one in done if isinstance(one, Save)]) <= 2
+    assert world.scheduler.kv_cache.host_bytes <= budget * TOKEN_BYTES
+    again = world.ask(prompt)
+    assert world.computed(again) in ({2 * _PIECE} if budget == 100 else {_PIECE})
+    world.check_says_as_alone(again)
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_save_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path leaves the device unsaved, and is computed again when somebody wants it."""
+    world = Rig()
+    num_tries = 0
+
+    def fail(seq_id: int, start: int, end: int) -> FakeState:
+        nonlocal num_tries
+        num_tries += 1
+        raise MemoryError("no host memory")
+
+    monkeypatch.setattr(world.backend, "save", fail)
+    world.ask(text(100))
+    world.begin(text(10, 5), 30, cache_prompt=False)
+    world.run()
+    assert num_tries == 1
+    assert len(world.scheduler.kv_cache._offloader) == 0
+    assert world.computed(world.ask(text(100))) == 100
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_the_least_recently_used_leaves_host_memory_first() -> None:
+    """Three paths where two have room: what was used last stays, and the budget holds after every tick."""
+    world = Rig(limits={"host_bytes": 210 * TOKEN_BYTES})
+    paths = [text(100, seed) for seed in range(3)]
+
+    def rest() -> None:
+        world.begin(text(10, 77), 5, cache_prompt=False)
+        world.run()
+        assert len(world.scheduler.kv_cache._offloader) == 0
+        assert world.scheduler.kv_cache.host_bytes <= world.limits.host_bytes
+
+    for path in paths[:2]:
+        world.ask(path)
+        rest()
+    assert world.computed(world.ask(paths[0])) == 1  # the first is the younger one now
+    rest()
+    world.ask(paths[2])
+    rest()
+    assert world.told.evicted_tokens["host"] >= 100
+    assert world.computed(world.ask(paths[0])) == 1
+    assert world.computed(world.ask(paths[1])) == 100
+
+
+@pytest.mark.usefixtures("nothing_idle")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> None:
+    """A state larger than the whole budget is not taken in; what was there stays."""
+    world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
+
+    def rest() -> None:
+        world.ask(text(10, 77), 5, cache_prompt=False)
+
+    world.ask(text(100))
+    rest()
+    world.ask(text(400, 1))
+    rest()
+    assert world.computed(world.ask(text(100))) == 1
+    assert world.told.evicted_tokens["host"] == 0
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_hot_beginning_does_not_hold_on_to_all_that_was_saved_with_it() -> None:
+    """However much is saved in one tick, it is saved in pieces, so that most of a path can go while its beginning stays."""
+    world = Rig(limits={"host_bytes": 2600 * TOKEN_BYTES})
+    stem = text(100)
+
+    def rest() -> None:
+        world.ask(text(10, 77), 6, cache_prompt=False)
+
+    world.ask([*stem, *text(1900, 1)])
+    rest()
+    for seed in range(2, 12):
+        world.ask([*stem, *text(300, seed)])
+        rest()
+    nodes = [node for node in world.scheduler.kv_cache._tree.nodes() if node.block is not None]
+    assert max(node.block.end - node.block.start for node in nodes if node.block is not None) <= _PIECE
+    assert sum(node.end - node.start for node in nodes) >= 2600 - _PIECE - 400
+    world.check_done()
+
+
+def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept paths are shared on the device, and gone when they have made way."""
+    world = Rig(num_cells=128, limits={"host_bytes": 0})
+    done = operations_of(world, monkeypatch)
+    world.ask(text(100))
+    assert world.computed(world.ask(text(100))) == 1
+    world.ask(text(100, 1))
+    assert world.computed(world.ask(text(100))) == 100
+    assert not any(isinstance(one, (Save, Load)) for one in done)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding_window"])
+def test_what_made_way_comes_back_from_host_memory(kind: str) -> None:
+    """A path that was moved off a full device is loaded, not computed."""
+    world = Rig(kind=kind, num_cells=128)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    again = world.ask(text(100))
+    assert world.shared(again) == [(99, "host")]
+    assert world.computed(again) == 1
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+def test_a_path_is_put_together_from_device_and_host() -> None:
+    """The beginning is shared with one who has it on the device, the rest is loaded behind it."""
+    world = Rig(num_cells=200)
+    long = text(150)
+    world.ask(long)
+    world.ask(text(100, 1))  # the long one leaves
+    holder = world.begin([*long[:40], 3], 60)
+    world.tick(4)
+    again = world.ask(long)
+    assert world.shared(again) == [(149, "host")]
+    assert world.computed(again) == 1
+    world.check_says_as_alone(again, holder)
+    world.check_done()
+
+
+def test_a_load_has_to_hold_what_was_saved_beside_what_is_there() -> None:
+    """A part of a large saved range is not loaded where the whole of it has no room for a moment, but computed."""
+    world = Rig(num_cells=256)
+    long = text(200)
+    world.ask(long)
+    runner = world.begin(text(150, 1), 60)
+    world.tick(3)
+    assert len(world.scheduler.kv_cache._offloader) == 0
+    short = world.begin([*long[:20], 3, 4], 3)
+    world.run()
+    assert world.shared(short) == []
+    assert world.told.num_preempted == 0
+    for outcome in (runner, short):
+        assert outcome.last().finish_reason is FinishReason.LENGTH, outcome.last().error
+    world.check_says_as_alone(runner, short)
+    world.check_done()
+
+
+# ---- accidents
+
+
+def broken_load(world: Rig, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) -> None:
+    """From the given one on, every load fails and adds nothing."""
+    load, num_loads = world.backend.load, 0
+
+    def fail(seq_id: int, data: FakeState, start: int, end: int) -> None:
+        nonlocal num_loads
+        num_loads += 1
+        if num_loads > after:
+            raise DecodeError("the state does not fit")
+        load(seq_id, data, start, end)
+
+    monkeypatch.setattr(world.backend, "load", fail)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that fails costs time and nothing else: nobody fails, and nobody is given what is not there."""
+    world = Rig(kind=kind, num_cells=128)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    again = world.ask(text(100), 3)
+    third = world.ask([*text(100), 4], 3)
+    world.check_says_as_alone(again, third)
+    world.check_done()
+
+
+def test_a_load_that_fails_before_its_sequence_has_a_row_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the strategy has a row for it in that tick, what was not loaded counts as not computed."""
+    world = Rig(num_cells=160, strategy="decode_maximal", limits={"n_batch": 2, "chunk_size": 2, "num_slots": 3})
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    crowd = [world.begin(text(2, seed), 30, cache_prompt=False) for seed in (2, 3)]
+    world.tick(4)
+    again = world.begin(text(100), 3)
+    world.run()
+    world.check_says_as_alone(again, *crowd)
+    world.check_done()
+
+
+def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Usage counts what was really taken from memory."""
+    world = Rig(num_cells=128)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    usage = world.ask(text(100)).last().usage
+    assert usage is not None
+    assert (usage.cached_tokens, usage.cached_from) == (0, None)
+
+
+def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gave way after it had begun from memory: what it had of there it did not compute then."""
+    world = Rig(num_cells=400, limits={"num_slots": 1})
+    world.ask(text(100))
+    outcome = world.begin([*text(100), 3], 40)
+    world.tick(5)
+    world.pause(outcome)
+    world.ask(text(300, 3))
+    broken_load(world, monkeypatch)
+    world.pause(outcome, is_paused=False)
+    world.run()
+    assert world.told.num_preempted == 2, "by its rival, and by the load that failed"
+    usage = outcome.last().usage
+    assert usage is not None
+    assert (usage.cached_tokens, usage.cached_from) == (100, "device")
+    world.check_says_as_alone(outcome)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strategy fails in the very tick in which the load does: what was to be loaded is nobody's."""
+    world = Rig(kind=kind, num_cells=160)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    world.faults.next_plans.append(RuntimeError("no idea"))
+    world.begin(text(100))
+    world.tick()
+    monkeypatch.undo()
+    again = world.ask(text(100), 3)
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+def test_a_load_that_fails_in_an_embedding_tick_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts and prompts take turns; what a tick was to load counts, whoever's tick it is."""
+    world = Rig(num_cells=160)
+    world.ask(text(100))
+    world.ask(text(100, 1))
+    broken_load(world, monkeypatch)
+    for _ in range(6):
+        world.submit_embedding(["a text"])
+    again = world.begin(text(100), 3)
+    world.run()
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_a_load_that_fails_half_way_leaves_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three pieces the second fails: what the device is said to have afterwards is what it has."""
+    world = Rig()
+    prompt = text(2 * _PIECE + 76)
+    world.ask(prompt)
+    world.begin(text(30, 5), 20)
+    world.run()
+    broken_load(world, monkeypatch, after=1)
+    again = world.ask(prompt, 3)
+    world.check_says_as_alone(again)
+    assert world.computed(world.ask(prompt)) == 1
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_that_fails_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice that could not share computes its prompt itself."""
+    world = Rig(kind=kind)
+
+    def fail(from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        raise DecodeError("cannot be copied")
+
+    monkeypatch.setattr(world.backend, "copy", fail)
+    outcome = world.ask(text(50), 3, n=2)
+    world.check_says_as_alone(outcome)
+    assert world.computed(outcome) == 2 * (50 + 2)
+    world.check_done()
+
+
+# ---- pressure
+
+
+@pytest.mark.parametrize(("kind", "most"), [("attention", 8), ("sliding_window", 8)])
+def test_preempted_ones_go_on_from_host_memory(kind: str, most: int) -> None:
+    """Eight requests that each need half of the cells all finish, and nearly nothing is computed twice."""
+    world = Rig(kind=kind, num_cells=256, limits={"num_slots": 8})
+    outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
+    world.run()
+    needed = 8 * (60 + 63)
+    assert world.told.num_preempted > 0
+    assert sum(world.told.computed.values()) - needed <= most
+    world.check_says_as_alone(*outcomes)
+    world.check_done()
+
+
+def test_who_gave_way_for_a_slow_reader_waits_for_him() -> None:
+    """It takes no slot before its reader is back, though one is free."""
+    world = Rig(limits={"num_slots": 1})
+    paused = world.begin(text(40), 30)
+    world.tick(5)
+    world.pause(paused)
+    world.ask(text(50, 3))
+    assert world.scheduler.running == ()
+    assert world.scheduler.num_waiting == 1
+    world.pause(paused, is_paused=False)
+    world.run()
+    world.check_says_as_alone(paused)
+    world.check_done()
+
+
+def test_who_would_give_way_is_saved_before_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part a tick while cells run out, so that the tick in which it does gives others no pause."""
+    world = Rig(num_cells=600, limits={"num_slots": 2})
+    counts = slow_saves(world, monkeypatch)
+    learn_to_save(world)
+    both = [world.begin(text(250, seed), 100) for seed in range(2)]
+    del counts[:-1]
+    while not world.told.num_preempted:
+        world.tick()
+    world.tick()
+    assert max(counts) <= 32
+    assert sum(counts) >= 250
+    world.run()
+    assert world.told.num_preempted == 1
+    assert sum(map(world.computed, both)) <= 2 * (250 + 99) + 1
+    world.check_says_as_alone(*both)
+    world.check_done()
+
+
+def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many idle cells may stay: cells run out, and it goes in parts before they have."""
+    world = Rig(num_cells=600)
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
+    counts = slow_saves(world, monkeypatch)
+    learn_to_save(world)
+    world.ask(text(300, 1))
+    del counts[:-1]
+    runner = world.begin(text(200, 2), 250)
+    world.run()
+    assert max(counts) <= 32
+    assert sum(counts) == 300
+    assert world.told.num_preempted == 0
+    assert world.shared(world.ask(text(300, 1))) == [(299, "host")]
+    world.check_says_as_alone(runner)
+    world.check_done()
+
+
+def test_where_cells_are_plenty_nothing_is_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of those that run nor of those that are kept."""
+    world = Rig(num_cells=1000, limits={"num_slots": 3})
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
+    done = operations_of(world, monkeypatch)
+    for seed in range(3):
+        world.begin(text(150, seed), 60)
+    world.run()
+    assert len(world.scheduler.kv_cache._offloader) == 3
+    assert not any(isinstance(one, Save) for one in done)
+
+
+def test_who_asks_for_no_cache_is_not_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves nothing in host memory, and is computed again."""
+    world = Rig(num_cells=600, limits={"num_slots": 2})
+    done = operations_of(world, monkeypatch)
+    both = [world.begin(text(250, seed), 100, cache_prompt=False) for seed in range(2)]
+    world.run()
+    assert world.told.num_preempted == 1
+    assert not any(isinstance(one, Save) for one in done)
+    world.check_says_as_alone(*both)
+
+
+@pytest.mark.parametrize(("saved_token_s", "is_saved"), [(0.0, True), (0.0009, True), (0.005, False)])
+def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: float, is_saved: bool) -> None:
+    """A token takes 1 ms to compute; whichever is cheaper, they say the same."""
+    cost = FakeCost(base_s=0.0, token_s=0.001, saved_token_s=saved_token_s)
+    world = Rig(num_cells=300, limits={"num_slots": 2, "host_bytes": 100_000}, cost=cost)
+    learn_to_save(world)
+    both = [world.begin(text(120, seed), 70) for seed in range(2)]
+    world.run()
+    assert world.told.num_preempted == 1
+    num_again = sum(world.told.computed[one.request.key] for one in both) - 2 * (120 + 69)
+    assert num_again <= 2 if is_saved else num_again > 120
+    world.check_says_as_alone(*both)
+    world.check_done()
+
+
+def test_without_host_memory_the_preempted_are_computed_again() -> None:
+    """And say the same."""
+    world = Rig(num_cells=256, limits={"num_slots": 8, "host_bytes": 0})
+    outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
+    world.run()
+    assert sum(world.told.computed.values()) > 8 * (60 + 63)
+    world.check_says_as_alone(*outcomes)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_preempted_one_of_several_choices_goes_on_where_it_was(kind: str) -> None:
+    """Paused and out of the way, with a sibling that starts over: it takes its own state up again."""
+    world = Rig(kind=kind, num_cells=400, limits={"num_slots": 2})
+    outcome = world.begin(text(60), 40, n=2)
+    world.tick(20)
+    world.pause(outcome)
+    rival = world.begin(text(50, 3), 5)
+    world.tick(10)
+    assert rival.terminal is not None
+    world.pause(outcome, is_paused=False)
+    world.run()
+    assert world.told.prefilled[outcome.request.key] <= 59 + 2 + 2
+    world.check_says_as_alone(outcome, rival)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> None:
+    """Its sibling has the prompt computed, and it still needs each of its logits."""
+    world = Rig(kind=kind, limits={"num_slots": 2, "max_scored": 2})
+    outcome = world.begin(text(60), 20, n=2, prompt_logprobs=0)
+    world.tick(4)
+    first = next(one for one in world.scheduler.running if one.choice == 0)
+    assert first.is_scoring
+    world.scheduler._admission.preempt(world.clock.now())
+    if first.slot is not None:  # the sibling it was; now it is this one's turn
+        world.scheduler._admission.preempt(world.clock.now())
+    world.run()
+    scored = [one for chunk in outcome.of_choice(0) for one in chunk.prompt_logprobs]
+    assert len(scored) == 59
+    world.check_says_as_alone(outcome)
+    world.check_done()
+
+
+def test_a_long_prompt_does_not_wait_for_its_own_path() -> None:
+    """Where the path that it goes on from has to make way for it, it waits for the saved copy, and computes little."""
+    world = Rig(num_cells=200)
+    history = text(110)
+    world.ask([*history, *text(50, 1)])
+    again = world.ask([*history, *text(50, 2)])
+    assert world.computed(again) == 50
+    world.check_says_as_alone(again)
+    world.check_done()
+
+
+@pytest.mark.parametrize("num_seq_ids", [2, 3, 4])
+def test_sequence_ids_do_not_run_out(num_seq_ids: int) -> None:
+    """With one id more than there are slots, hundreds of distinct prompts, forks and hits pass through."""
+    world = Rig(num_seq_ids=num_seq_ids, limits={"num_slots": num_seq_ids - 1})
+    outcomes = [world.begin(text(40 + seed % 7, seed // 2 % 23), 1 + seed % 3, n=1 + seed % 2) for seed in range(120)]
+    world.run()
+    assert all(one.last(0).finish_reason is FinishReason.LENGTH for one in outcomes)
+    sources = Counter(source for _, _, _, source in world.told.shared)
+    assert {"device", "host"} <= set(sources), sources
+    world.check_done()
+
+
+# ---- memory that is only copied as a whole
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_snapshots_serve_a_prompt_again_and_its_next_turn(kind: str) -> None:
+    """States at a prompt's last token but one and at the turn's end hit; between them nothing does, and nothing is cut."""
+    world = Rig(kind=kind)
+    prompt = text(100)
+    first = world.ask(prompt, 10)
+    assert world.computed(world.ask(prompt)) == 1
+    turn = world.ask([*prompt, *first.token_ids(), 1, 2, 3], 2)
+    assert world.shared(turn) == [(109, "host")]
+    assert world.told.prefilled[turn.request.key] == 1 + 3
+    middle = world.ask([*prompt[:60], 1, 2, 3], 2)
+    assert world.shared(middle) == []
+    assert world.computed(middle) == 63 + 1
+    within = world.ask([*prompt[:-1], 249, 1], 2)
+    assert world.shared(within) == [(99, "host")]
+    world.check_says_as_alone(turn, middle, within)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
+    """Submitted as soon as the answer has ended, before anything else was done, it goes on from there."""
+    world = Rig(kind=kind)
+    first = world.begin(text(100), 10)
+    while first.terminal is None:
+        world.tick()
+    turn = world.ask([*text(100), *first.token_ids(), 1, 2, 3])
+    assert world.computed(turn) == 1 + 3
+    world.check_says_as_alone(turn)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_state_that_came_from_memory_is_not_saved_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by choices that copied it nor by a prompt that loaded it: states may be large."""
+    world = Rig(kind=kind)
+    done = operations_of(world, monkeypatch)
+    world.ask(text(100), 2, n=4)
+    assert Counter(one.end for one in done if isinstance(one, Save)) == {99: 1, 101: 4}
+    world.ask(text(100), 2)
+    assert Counter(one.end for one in done if isinstance(one, Save)) == {99: 1, 101: 5}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_short_prompt_is_not_worth_a_snapshot(kind: str) -> None:
+    """It is computed in one go, and nothing of it is saved."""
+    world = Rig(kind=kind)
+    world.ask(text(10), 2)
+    world.tick()
+    assert world.scheduler.kv_cache.host_bytes == 0
+    assert world.computed(world.ask(text(10))) == 10
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_snapshots_keep_to_the_budget(kind: str) -> None:
+    """Least recently used first; the newest stays."""
+    world = Rig(kind=kind, limits={"host_bytes": 450 * TOKEN_BYTES})
+    for seed in range(10):
+        world.ask(text(100, seed))
+    assert world.scheduler.kv_cache.host_bytes <= world.limits.host_bytes
+    assert world.computed(world.ask(text(100, 9))) == 1
+    assert world.computed(world.ask(text(100, 0))) == 100
+    world.check_done()
+
+
+# ---- prompts that change in the middle
+
+
+def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
+    """Between a tenth and a half of a known path of 64 tokens or more: once a request, with both lengths."""
+    world = Rig()
+    prompt = text(200)
+    world.ask(prompt)
+    changed = world.ask([*prompt[:60], *text(140, 1)], n=3)
+    assert world.told.unstable == [(changed.request.key, 200, 60)]
+    assert world.metrics.snapshot().number("paceline_prefix_instability_total") == 1
+
+
+@pytest.mark.parametrize(("known", "same"), [(200, 19), (200, 101), (200, 200), (63, 20), (200, 0)])
+def test_prompts_that_go_on_or_are_others_are_not_reported(known: int, same: int) -> None:
+    """A follow-up matches most of it, another prompt nearly nothing, and short paths say nothing."""
+    world = Rig()
+    world.ask(text(known))
+    world.ask([*text(known)[:same], *text(100, 1)])
+    assert world.told.unstable == []
+
+
+@pytest.mark.parametrize(("known", "same"), [(200, 20), (200, 100), (64, 32)])
+def test_the_bounds_of_a_report_belong_to_it(known: int, same: int) -> None:
+    """A tenth and a half are reported, and so are 64 tokens."""
+    world = Rig()
+    world.ask(text(known))
+    world.ask([*text(known)[:same], *text(100, 1)])
+    assert [numbers for _, *numbers in world.told.unstable] == [[known, same]]
+
+
+def test_preemption_reports_no_prompt_twice() -> None:
+    """Going on after a preemption is no new prompt."""
+    world = Rig(num_cells=300, limits={"num_slots": 4})
+    world.ask(text(100))
+    changed = [world.begin([*text(100)[:30], *text(30, seed)], 60) for seed in range(1, 5)]
+    world.run()
+    assert world.told.num_preempted > 0
+    assert max(Counter(key for key, _, _ in world.told.unstable).values()) == 1
+    world.check_says_as_alone(*changed)

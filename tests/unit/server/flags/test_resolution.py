@@ -1,0 +1,511 @@
+"""From command line, environment and file to settings: values, precedence, notes and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
+
+from paceline.errors import InvalidParams
+from paceline.server.flags import resolve
+from paceline.server.flags.resolution import unescaped
+from paceline.server.flags.table import ENV_NAMES, FLAGS
+from paceline.server.settings import ServerSettings
+
+
+def engine(*argv: str, **options: Any) -> Any:
+    return resolved(*argv, **options).settings.engine_options
+
+
+def sampling(*argv: str, **options: Any) -> Any:
+    return resolved(*argv, **options).settings.sampling
+
+
+def refusal(*argv: str, **options: Any) -> str:
+    with pytest.raises(InvalidParams) as error:
+        resolved(*argv, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def config(text: str, *argv: str, **options: Any) -> Any:
+    """With a file of this text, named on the command line."""
+    return resolved("--config", "serve.toml", *argv, files={"serve.toml": text}, **options)
+
+
+def test_nothing_given_is_our_defaults() -> None:
+    """But for the process of its own that a server's engine has."""
+    found = resolved()
+    assert found.settings == ServerSettings(engine_options={"isolation": "process"})
+    assert (found.notes, found.prints) == ((), None)
+
+
+# ---- llama-server's meanings
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["-ngl", "auto"], {}),
+        (["-ngl", "-1"], {}),
+        (["-ngl", "all"], {"n_gpu_layers": -1}),
+        (["-ngl", "-2"], {"n_gpu_layers": -1}),
+        (["-ngl", "0"], {"n_gpu_layers": 0}),
+        (["-np", "-1"], {}),
+        (["-t", "-1"], {}),
+        (["-t", "0"], {}),
+        (["-fa", "1"], {"flash_attn": "on"}),
+        (["-fa", "disabled"], {"flash_attn": "off"}),
+        (["-fa", "-1"], {"flash_attn": "auto"}),
+        (["-dev", "none"], {"devices": ["CPU"]}),
+        (["-dev", "a, b"], {"devices": ["a", "b"]}),
+        (["-cram", "0"], {"host_cache_bytes": 0}),
+        (["-cram", "-1"], {"host_cache_bytes": 2**63 - 1}),
+        (["--no-repack"], {"use_extra_bufts": False}),
+        (["-nkvo"], {"offload_kqv": False}),
+        (["--yarn-ext-factor", "-1"], {}),
+        (["-ts", "3/1,2"], {"tensor_split": (3.0, 1.0, 2.0)}),
+        (["-lm", "dio"], {"load_mode": "direct_io"}),
+        (["--no-mmap"], {"load_mode": "none"}),
+        (["--sleep-idle-seconds", "-1"], {}),
+        (["--mlock", "--no-mmap"], {"load_mode": "mlock"}),
+        (["--no-mmap", "--mlock"], {"load_mode": "mlock"}),
+        (["--mlock", "--mmap"], {"load_mode": "mmap_mlock"}),
+        (["-lm", "mmap", "--mlock"], {"load_mode": "mmap_mlock"}),
+        (["-lm", "mlock", "--mmap"], {"load_mode": "mmap_mlock"}),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.25"], {"rope_freq_scale": 0.25}),
+        (["--rope-freq-scale", "0.25", "--rope-scale", "2"], {"rope_freq_scale": 0.5}),
+    ],
+)
+def test_options_of_the_engine_mean_what_they_mean_to_llama_server(words: list[str], options: dict[str, Any]) -> None:
+    """Words and special numbers; of two flags for one thing, the last."""
+    assert engine(*words) == {"isolation": "process", **options}
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (["-n", "-1"], {"max_tokens": None}),
+        (["--temp", "-1"], {"temperature": 0.0}),
+        (["--top-k", "-7"], {"top_k": 0}),
+        (["-s", "-1"], {"seed": None}),
+        (["-s", "4294967295"], {"seed": None}),
+        (["-l", "15+1.5", "-l", "16-2"], {"logit_bias": {15: 1.5, 16: -2.0}}),
+        (["-r", "a", "-r", "b"], {"stop": ("a", "b")}),
+        (["-r", r"a\nb"], {"stop": ("a\nb",)}),
+        (["-r", r"a\nb", "--no-escape"], {"stop": (r"a\nb",)}),
+        (["--dry-sequence-breaker", "none"], {"dry_sequence_breakers": ()}),
+        (["--dry-sequence-breaker", "a", "--dry-sequence-breaker", "none", "--dry-sequence-breaker", "b"],
+         {"dry_sequence_breakers": ("b",)}),
+        (["--grammar", "x", "--json-schema", "{}"], {"json_schema": "{}"}),
+        (["--json-schema", "{}", "--grammar", "x"], {"grammar": "x"}),
+        (["--samplers", "min-p;minp2"[:5]], {"samplers": ("min_p",)}),
+        (["--sampler-seq", ""], {"samplers": ()}),
+    ],
+)  # fmt: skip
+def test_sampling_flags_mean_what_they_mean_to_llama_server(words: list[str], params: dict[str, Any]) -> None:
+    """Special numbers, repetition, escapes."""
+    assert sampling(*words) == params
+
+
+def test_a_negative_temperature_is_told() -> None:
+    """It counts as 0, which is a change of what was given."""
+    assert resolved("--temp", "-1").notes == ("--temp -1 counts as 0, which is greedy",)
+
+
+def test_a_context_of_0_is_what_the_model_was_trained_with() -> None:
+    """Its origin names it."""
+    found = resolved("-c", "0", "-m", "m.gguf")
+    assert found.settings.engine_options["n_ctx"] == TRAINED
+    assert str(found.origins["engine.n_ctx"]) == "derived: -c 0, as many as the model was trained with"
+
+
+def test_a_context_of_0_takes_back_what_a_file_said() -> None:
+    """The stronger source counts also where it asks for the model's own."""
+    assert config("ctx-size = 512", "-c", "0").settings.engine_options["n_ctx"] == TRAINED
+    assert config("ctx-size = 0", "-c", "512").settings.engine_options["n_ctx"] == 512
+
+
+def test_cells_for_each_slot_make_the_context_where_it_is_not_given() -> None:
+    """With the slots that were asked for; a note says that nothing is cut into parts."""
+    found = resolved("-np", "3", "--kv-unified-per-slot", "100")
+    assert found.settings.engine_options["n_ctx"] == 300
+    assert "may use more than 100" in found.notes[0]
+    assert engine("-np", "3", "-c", "512", "--kv-unified-per-slot", "100")["n_ctx"] == 512
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "ubatch"),
+    [
+        (["-c", "300", "-b", "2048"], 512, None),
+        (["-c", "300", "-b", "512"], 512, None),
+        (["-b", "64", "-ub", "128"], 64, 64),
+        (["-ub", "4096"], None, 2048),
+        (["-c", "512", "-ub", "1024"], None, 512),
+        (["-b", "4096", "-ub", "4096"], 4096, 4096),
+    ],
+)
+def test_batches_are_lowered_to_what_they_are_part_of(words: list[str], batch: int | None, ubatch: int | None) -> None:
+    """As llama.cpp does, whose contexts are rounded up to 256 cells."""
+    options = engine(*words)
+    assert (options.get("n_batch"), options.get("n_ubatch")) == (batch, ubatch)
+
+
+def test_a_lowered_batch_is_told() -> None:
+    """With the flag, its value and the new one."""
+    assert resolved("-b", "64", "-ub", "128").notes == ("-ub 128 is lowered to 64, the size of n_batch",)
+
+
+def test_adapters_of_the_same_name_get_a_number() -> None:
+    """A request can name each of them."""
+    found = resolved("--lora", "a.gguf", "--lora-scaled", "y/a.gguf:2", files={"y/a.gguf": ""}).settings
+    assert found.engine_options["lora"] == {"a": "a.gguf", "a-2": "y/a.gguf"}
+    assert found.lora_scales == {"a": 1.0, "a-2": 2.0}
+
+
+def test_a_scaled_adapter_may_have_a_colon_in_its_path() -> None:
+    """The scale follows the last colon."""
+    assert engine("--lora-scaled", "c:a.gguf:2", files={"c:a.gguf": ""})["lora"] == {"c:a": "c:a.gguf"}
+
+
+def test_underscores_are_as_good_as_dashes_and_values_may_be_attached() -> None:
+    """In long names alone; a value keeps its underscores."""
+    assert engine("--ctx_size=512", "--load_mode", "none")["n_ctx"] == 512
+    assert resolved("--alias=a_b").settings.aliases == ("a_b",)
+
+
+@pytest.mark.parametrize("text", ["on", "enabled", "true", "1"])
+def test_variables_of_switches_take_llama_servers_words(text: str) -> None:
+    """For on; the same number of words for off."""
+    off = {"on": "off", "enabled": "disabled", "true": "false", "1": "0"}[text]
+    assert resolved(env={"LLAMA_ARG_ENDPOINT_PROPS": text}).settings.props is True
+    assert resolved(env={"LLAMA_ARG_ENDPOINT_SLOTS": off}).settings.slots is False
+
+
+def test_a_variable_with_no_turns_off_whatever_its_value() -> None:
+    """As in llama-server, where being there is enough."""
+    assert resolved(env={"LLAMA_ARG_NO_ENDPOINT_SLOTS": "0"}).settings.slots is False
+
+
+# ---- sources
+
+
+def test_the_command_line_wins_over_variables_and_these_over_the_file() -> None:
+    """Of each setting, and its origin names the source."""
+    env = {"LLAMA_ARG_CTX_SIZE": "1024", "LLAMA_ARG_PORT": "2", "PACELINE_CONFIG": "serve.toml"}
+    files = {"serve.toml": "ctx-size = 512\nport = 1\nhost = '::1'"}
+    found = resolved("-c", "2048", env=env, files=files)
+    assert (found.settings.engine_options["n_ctx"], found.settings.port, found.settings.hosts) == (2048, 2, ("::1",))
+    origins = [str(found.origins[name]) for name in ("engine.n_ctx", "server.port", "server.hosts")]
+    assert origins == ["-c", "LLAMA_ARG_PORT", "serve.toml: host"]
+
+
+def test_our_variable_wins_over_llama_servers() -> None:
+    """Where both are there."""
+    env = {"PACELINE_PORT": "1", "LLAMA_ARG_PORT": "2"}
+    assert resolved(env=env).settings.port == 1
+
+
+def test_a_list_of_a_stronger_source_replaces_the_weaker_one() -> None:
+    """It does not add to it."""
+    assert resolved("--alias", "a", "--alias", "b", env={"LLAMA_ARG_ALIAS": "c"}).settings.aliases == ("a", "b")
+
+
+def test_a_stronger_source_saves_from_what_a_weaker_one_cannot_have() -> None:
+    """A value that a stronger source replaces causes no error."""
+    assert resolved("--no-context-shift", env={"LLAMA_ARG_CONTEXT_SHIFT": "1"}).notes == ()
+    assert engine("-c", "512", env={"LLAMA_ARG_CTX_SIZE": "many"})["n_ctx"] == 512
+
+
+def test_given_twice_the_last_counts_and_a_note_says_so() -> None:
+    """As in llama-server."""
+    found = resolved("--port", "1", "--port", "2")
+    assert (found.settings.port, found.notes) == (2, ("--port was given more than once; the last one counts",))
+
+
+def test_a_file_takes_names_in_both_spellings_and_values_of_all_kinds() -> None:
+    """Numbers, switches, texts, lists of what may be repeated, and off names."""
+    found = config(
+        'ctx_size = 512\ntemp = 0.5\nflash-attn = true\nno-slots = true\nmetrics = false\nn-gpu-layers = "all"\n'
+        "tensor-split = [3, 1]\nalias = ['a', 'b']\n"
+    ).settings
+    options = {"n_ctx": 512, "flash_attn": "on", "n_gpu_layers": -1, "tensor_split": (3.0, 1.0)}
+    assert found.engine_options == {"isolation": "process", **options}
+    assert (found.sampling, found.slots, found.metrics, found.aliases) == (
+        {"temperature": 0.5},
+        False,
+        False,
+        ("a", "b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ctx-sise = 1", "did you mean 'ctx-size'?"),
+        ("config = 'x'", "unknown option 'config'"),
+        ("help = true", "unknown option 'help'"),
+        ("c = 1", "unknown option 'c'"),
+        ("[server]\nport = 1", "unknown option 'server'"),
+        ("port = [1]", "must be a text, a number or true or false, not a list"),
+        ("port = {a = 1}", "not a table"),
+        ("port = 1979-05-27", "not date"),
+        ("port = inf", "serve.toml: port must be an integer"),
+        ("port = true", "serve.toml: port must be an integer"),
+        ("no-slots = 'x'", "serve.toml: no-slots must be true or false"),
+        ("[strategy]\npatience = 4", "serve.toml: strategy is a mapping without the key 'name'"),
+        (
+            "[strategy]\nname = 'paced'\npatienc = 4",
+            "strategy 'paced': unknown option 'patienc'; did you mean 'patience'?",
+        ),
+        (
+            "[strategy]\nname = 'paced'\npatience = []",
+            "strategy.patience must be a text, a number or true or false, not list",
+        ),
+        ("[strategy]\nname = 'm:A'\nsize = inf", "strategy has a number that no option can have"),
+        ("[port]\nx = 1", "port must be a text, a number or true or false, not a table"),
+        ("alias = []", "empty list"),
+        ("port = ", "serve.toml is no TOML"),
+        ('model = "a\\u0000b"', "NUL"),
+        ("a = " + "[" * 3000, "is no TOML"),
+        ("port = " + "9" * 5000, "is no TOML"),
+        ("port = 0x" + "9" * 5000, "more digits than any setting can have"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_by_its_name(text: str, said: str) -> None:
+    """With the key, and the nearest one that is known."""
+    with pytest.raises(InvalidParams) as error:
+        config(text)
+    assert said in str(error.value) and "serve.toml" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
+    """By the flag that named it."""
+    assert refusal("--config", "no.toml") == "--config: cannot read no.toml: No such file or directory"
+    assert "x.toml is not UTF-8" in refusal("--config", "x.toml", files={"x.toml": b"a = '\xff'"})
+
+
+def test_variables_that_look_like_slips_are_told() -> None:
+    """Those of llama-server's prefix always, those of ours where they are near a known one."""
+    env = {"LLAMA_ARG_CTX_SIZ": "1", "PACELINE_CTX_SIZ": "1", "PACELINE_CACHE_DIR": "x", "HF_TOKEN": "x"}
+    assert resolved(env=env).notes == (
+        "LLAMA_ARG_CTX_SIZ is not known and not used; did you mean LLAMA_ARG_CTX_SIZE?",
+        "PACELINE_CTX_SIZ is not known and not used; did you mean PACELINE_CTX_SIZE?",
+    )
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
+        (["-npp", "1"], "unknown option '-npp'; did you mean '-np'?"),
+        (["--xyzzy"], "see paceline serve --help"),
+        (["m.gguf"], "a model is named with -m"),
+        (["serve"], "unexpected 'serve'"),
+        (["-"], "unexpected '-'"),
+        (["--"], "unexpected '--'"),
+        ([""], "unexpected ''"),
+        (["-c"], "-c needs a value: -c N"),
+        (["-c", "-np"], "-c needs a value, and -np is a flag"),
+        (["-c", "1e3"], "-c must be an integer >= 0"),
+        (["-c", "1_000"], "-c must be an integer"),
+        (["-c", "\u0661"], "-c must be an integer"),
+        (["-c", " 1"], "-c must be an integer"),
+        (["-c", "9" * 5000], "-c must be an integer"),
+        (["-c", "-1"], "-c must be an integer >= 0"),
+        (["-np", "0"], "-np must be at least 1, or -1 for automatic"),
+        (["-np", "1000"], "-np must be an integer >= 1 and <= 250, not 1000"),
+        (["--temp", "nan"], "--temp must be a finite number, not 'nan'"),
+        (["--temp", "1e999"], "--temp must be a finite number"),
+        (["--top-p", "1.5"], "--top-p must be a finite number >= 0 and <= 1, not 1.5"),
+        (["-fa", "maybe"], "-fa must be on, off or auto, not 'maybe'"),
+        (["-ctk", "q8"], "did you mean 'q8_0'?"),
+        (["--slots=maybe"], "--slots must be on or off"),
+        (["--no-slots=on"], "--no-slots takes no value"),
+        (["-l", "x"], "-l must be a token id, + or -, and a number, such as 15043+1, not 'x'"),
+        (["-l", "5+inf"], "-l must be a finite number"),
+        (["--samplers", "top_k;tempersture"], "did you mean 'temperature'?"),
+        (["--sampler-seq", "kz"], "--sampler-seq must be of the letters"),
+        (["--grammar-file", "no"], "--grammar-file: cannot read no: No such file"),
+        (["-m", "no.gguf"], "-m: there is no file no.gguf"),
+        (["-m", "no\n.gguf"], r"-m: there is no file 'no\n.gguf'"),
+        (["--lora", "no.gguf"], "--lora: there is no file no.gguf"),
+        (["--lora-scaled", "a.gguf"], "--lora-scaled must be FILE:SCALE"),
+        (["--slot-save-path", "no"], "--slot-save-path: there is no folder no"),
+        (["--ssl-key-file", "k.pem"], "--ssl-key-file needs --ssl-cert-file beside it"),
+        (["--host", "127.0.0.1,::1", "--port", "0"], "127.0.0.1 and ::1 would get different ones"),
+        (["--host", ","], "--host names nothing"),
+        (["--api-prefix", "llm"], "--api-prefix must begin with a slash"),
+        (["--cors-origins", "page.example"], "such as https://page.example"),
+        (["--cors-origins", "https://page.example/x"], "such as https://page.example"),
+        (["--cors-origins", "null"], "such as https://page.example"),
+        (["--cors-methods", "GET POST"], "such as GET,POST"),
+        (["--cors-headers", "a:b"], "such as Authorization,Content-Type"),
+        (["--allowed-hosts", "http://a"], "such as llm.example.org"),
+        (["--allowed-hosts", "a:8080"], "without scheme and port"),
+        (["--allowed-hosts", "a.*"], "such as llm.example.org"),
+        (["--chat-template", "llama2"], "other names of templates are not supported yet"),
+        (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--chat-template-kwargs", "{"], "must be a JSON object"),
+        (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
+        (["--isolation", "thread", "--on-engine-death", "fail"], "--on-engine-death means nothing with --isolation thread"),
+        (["--isolation", "thread", "--max-restarts", "3"], "--max-restarts means nothing with --isolation thread"),
+        (["--max-restarts", "-1"], "--max-restarts must be an integer >= 0, not -1"),
+        (["--strategy", "paced:patienc=4"], "--strategy 'paced': unknown option 'patienc'; did you mean 'patience'?"),
+        (["--strategy", "paced:patience=x"], "--strategy 'paced': patience must be an integer, not 'x'"),
+        (["--strategy", '{"name": "paced", "patience": 0}'], "--strategy 'paced': patience must be an integer >= 1, not 0"),
+        (["--instrument", "tests"], "--instrument must be MODULE:ATTR, such as my_package.watching:Slow, not 'tests'"),
+        (["--trace", "nowhere/t.jsonl"], "--trace: there is no folder nowhere; make it first"),
+        (["--trace-max-bytes", "9"], "--trace-max-bytes must be an integer >= 4096, not 9"),
+        (["--strategy", "{"], "--strategy must be a JSON object"),
+        (["--isolation", "thread", "--sleep-idle-seconds", "5"], "--sleep-idle-seconds needs --isolation process"),
+        (["--sleep-idle-seconds", "0"], "> 0, or -1 for never, not 0"),
+        (["--isolation", "proces"], "--isolation must be one of 'thread', 'process', not 'proces'; did you mean 'process'?"),
+        (["--sse-ping-interval", "0"], "or -1 for none"),
+        (["--drain-s", "-1"], "--drain-s must be a finite number >= 0"),
+        (["--max-total-body-bytes", "9"], "9 has no room for one body of --max-body-bytes 67108864"),
+        (["--samplers", "infill;top_k"], "'infill' needs 'top_k' before it"),
+        (["--control-vector-layer-range", "1"], "needs a value"),
+        (["-lm", "dio", "--mlock"], "--mlock does not go with --load-mode dio"),
+        (["-lm", "dio", "--no-mmap"], "--no-mmap does not go with --load-mode dio"),
+        (["-hf", "a/b"], "not supported yet; download the file yourself and name it with -m"),
+        (["-m", "a\udcffb"], "lone surrogate"),
+        (["-r", ""], "-r is empty"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_flag_value_and_way_out(words: list[str], said: str) -> None:
+    """One line each."""
+    assert said in refusal(*words)
+
+
+def test_a_wrong_variable_is_told_by_its_name() -> None:
+    """Not by the flag's."""
+    assert refusal(env={"LLAMA_ARG_CTX_SIZE": "x"}).startswith("LLAMA_ARG_CTX_SIZE must be an integer")
+    assert refusal(env={"LLAMA_ARG_CONTEXT_SHIFT": "on"}).startswith("LLAMA_ARG_CONTEXT_SHIFT on: ")
+    assert refusal(env={"LLAMA_ARG_ENDPOINT_SLOTS": "yes"}).startswith("LLAMA_ARG_ENDPOINT_SLOTS must be on or off")
+
+
+def test_a_strategy_in_a_file_may_be_a_table() -> None:
+    """With its name and options in their types; as a text it is what the command line takes."""
+    table = "[strategy]\nname = 'paced'\npatience = 4\nstretch = 1.5"
+    found = config(table)
+    assert found.settings.engine_options["strategy"] == {"name": "paced", "patience": 4, "stretch": 1.5}
+    assert str(found.origins["engine.strategy"]) == "serve.toml: strategy"
+    assert config("strategy = 'paced:patience=4'").settings.engine_options["strategy"] == "paced:patience=4"
+    assert config(table, "--strategy", "balanced").settings.engine_options["strategy"] == "balanced"
+    assert engine("--strategy", '{"name": "m:A", "size": "a,b"}')["strategy"] == {"name": "m:A", "size": "a,b"}
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key", ","], ["--api-key-file", "none"]])
+def test_keys_that_are_none_do_not_open_the_server(words: list[str]) -> None:
+    """An empty variable of a shell, or an empty file, is a mistake."""
+    refusal(*words, files={"none": "# nothing\n"})
+
+
+def test_keys_of_all_flags_add_up_once_each() -> None:
+    """The flag, its file and the file of tenants."""
+    found = resolved("--api-key", "a,three", "--api-key-file", "keys", "--tenant-key-file", "t", files={"t": "x:y"})
+    assert [(key.secret, key.tenant) for key in found.settings.api_keys] == [
+        ("a", ""), ("three", ""), ("one:two", ""), ("y", "x")
+    ]  # fmt: skip
+
+
+def test_a_key_of_two_tenants_is_refused() -> None:
+    """A request's tenant would be ambiguous; the key itself is not shown."""
+    said = refusal("--api-key", "hidden", "--tenant-key-file", "t", files={"t": "acme:hidden"})
+    assert "two tenants" in said and "hidden" not in said
+
+
+@pytest.mark.parametrize("line", ["key-alone", ":key", "tenant:", "tenant: "])
+def test_a_line_of_the_tenants_file_without_both_is_refused_unseen(line: str) -> None:
+    """By its number, as it may be a key."""
+    assert (
+        refusal("--tenant-key-file", "t", files={"t": f"{line}\n"}) == "--tenant-key-file: key 1 of t is not TENANT:KEY"
+    )
+
+
+@pytest.mark.parametrize("secret", ["hidd\u00e9n", "hid\x07den", "hid\udcffden", "hid\nden", "hid" * 50_000])
+def test_a_key_that_no_header_carries_is_refused_unseen(secret: str) -> None:
+    """No header can carry it, or it is too long."""
+    said = refusal("--api-key", secret)
+    assert "hid" not in said and said.startswith("--api-key")
+
+
+def test_secrets_are_in_no_representation() -> None:
+    """Neither of the result nor of its origins and notes."""
+    found = resolved("--api-key", "hidden-key", "-hft", "hidden-token", env={"HF_TOKEN": "hidden-other"})
+    assert "hidden" not in repr(found)
+    assert found.notes == ("-hft has no effect: nothing is downloaded",)
+
+
+# ---- the rest
+
+
+@pytest.mark.parametrize(
+    ("words", "prints"),
+    [(["--help"], "help"), (["-h"], "help"), (["--usage"], "help"), (["--version"], "version"),
+     (["--print-config"], "config"), (["--print-config", "--help"], "help"), (["-m", "no", "--help"], "help")],
+)  # fmt: skip
+def test_flags_that_print_are_told(words: list[str], prints: str) -> None:
+    """Help and version whatever else is wrong with values."""
+    assert resolved(*words).prints == prints
+
+
+def test_escapes_are_those_of_llama_server() -> None:
+    """Unknown ones and a backslash at the end stay."""
+    assert unescaped(r"\n\r\t\'\"\\n\x41\q\x4") == "\n\r\t'\"\\nA\\q\\x4"
+    assert unescaped("a\\") == "a\\"
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["", "-1", "0", "1", "nan", "1e400", "\0", "a,b", '"', "9" * 400, "on", "\ud800", "{", "=:", "m.gguf"]
+    ),
+)
+
+
+def complaint(argv: list[str], env: dict[str, str], files: FakeFiles) -> str | None:
+    try:
+        resolve(argv, env, files)
+    except InvalidParams as error:
+        return str(error)
+    return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(FLAGS), HOSTILE), max_size=4))
+def test_hostile_values_give_settings_or_one_line(pairs: list[tuple[Any, str]]) -> None:
+    """Any value of a flag either resolves or raises `InvalidParams`."""
+    words = [word for flag, value in pairs for word in ([flag.names[-1], value] if flag.metavar else [flag.names[-1]])]
+    said = complaint(words, {}, FakeFiles(FILES))
+    assert said is None or (said and "\n" not in said)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(ENV_NAMES)), HOSTILE, max_size=4), st.binary(max_size=60))
+def test_hostile_variables_and_files_give_settings_or_one_line(env: dict[str, str], data: bytes) -> None:
+    """The same for the other two sources."""
+    said = complaint([], {**env, "PACELINE_CONFIG": "serve.toml"}, FakeFiles({**FILES, "serve.toml": data}))
+    assert said is None or (said and "\n" not in said)
+
+
+def test_a_template_may_be_a_name_that_is_known() -> None:
+    """As in llama-server, where chatml is one."""
+    assert resolved("--chat-template", "chatml").settings.chat_template == "chatml"
+
+
+def test_paths_stay_as_they_were_given() -> None:
+    """Relative ones are relative to where the server starts, not to the file that names them."""
+    assert config("model = 'm.gguf'").settings.model == Path("m.gguf")

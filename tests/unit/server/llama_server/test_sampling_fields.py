@@ -1,0 +1,222 @@
+"""From llama-server's fields to SamplingParams: names, special values, bounds, grammars, biases, adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.server.llama_server.letters import letters
+
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.params import SamplingParams
+from paceline.server.llama_server.bodies import CompletionBody, LoraScale
+from paceline.server.llama_server.sampling_fields import (
+    API_DEFAULTS,
+    BANNED_BIAS,
+    RANDOM_SEED,
+    ParseContext,
+    parse_lora_scales,
+    parse_params,
+)
+
+BASE = SamplingParams(**API_DEFAULTS)
+
+
+def read(fields: dict[str, Any], base: SamplingParams = BASE) -> tuple[SamplingParams, list[str]]:
+    """The params of a body, and what is said of it."""
+    warnings: list[str] = []
+    setting = ParseContext(base=base, tokenizer=letters(), adapters=("first", "second"))
+    return parse_params(CompletionBody.model_validate(fields), setting, warnings), warnings
+
+
+def params(**fields: Any) -> SamplingParams:
+    """The params of a body of which there is nothing to say."""
+    found, warnings = read(fields)
+    assert warnings == []
+    return found
+
+
+def test_a_body_that_says_nothing_has_the_defaults() -> None:
+    """Those of the API: no limit of tokens, else what llama.cpp has."""
+    assert params() == SamplingParams(max_tokens=None)
+
+
+def test_fields_keep_their_names_but_for_two() -> None:
+    """repeat_last_n is penalty_last_n, n_cmpl is n."""
+    found = params(
+        temperature=0.3, top_k=7, typical_p=0.9, repeat_last_n=-1, n_cmpl=3, mirostat_tau=2, dry_penalty_last_n=-1
+    )
+    wanted = BASE.replace(
+        temperature=0.3, top_k=7, typical_p=0.9, penalty_last_n=-1, n=3, mirostat_tau=2, dry_penalty_last_n=-1
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
+def test_the_length_has_three_names(name: str) -> None:
+    """And -1 is what the server has."""
+    assert params(**{name: 9}).max_tokens == 9
+    assert params(**{name: 0}).max_tokens == 0
+    assert params(**{name: -1}).max_tokens is None
+    assert read({name: -1}, BASE.replace(max_tokens=77))[0].max_tokens == 77
+
+
+def test_the_first_of_two_lengths_counts() -> None:
+    """n_predict before the others, unless it is null."""
+    assert params(n_predict=3, max_tokens=5).max_tokens == 3
+    assert params(n_predict=None, max_tokens=5).max_tokens == 5
+
+
+@pytest.mark.parametrize("seed", [-1, RANDOM_SEED])
+def test_two_seeds_are_drawn(seed: int) -> None:
+    """-1, and what it is in 32 bits."""
+    assert params(seed=seed).seed is None
+    assert params(seed=7).seed == 7
+    assert params(seed=-2).seed == RANDOM_SEED - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("temperature", -1, 0),
+        ("top_k", -5, 0),
+        ("top_n_sigma", -3, -1),
+        ("adaptive_target", -9, -1),
+        ("typical_p", 2, 1),
+    ],
+)
+def test_values_beyond_off_are_off(name: str, value: float, wanted: float) -> None:
+    """Nothing is said of it, as this is what they mean."""
+    assert getattr(params(**{name: value}), name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"), [("top_p", 1.5, 1), ("min_p", -0.1, 0), ("mirostat", 7, 2), ("xtc_threshold", 3, 1)]
+)
+def test_what_llama_server_clamps_is_clamped_and_told(name: str, value: float, wanted: float) -> None:
+    """No silent change."""
+    found, warnings = read({name: value})
+    assert getattr(found, name) == wanted
+    assert warnings == [
+        f"{name}: {float(value) if name != 'mirostat' else value} counts as {wanted}.0"
+    ] or warnings == [f"{name}: {value} counts as {wanted}"]
+
+
+def test_a_dry_base_below_one_is_the_servers() -> None:
+    """And told."""
+    found, warnings = read({"dry_base": 0.5})
+    assert found.dry_base == BASE.dry_base
+    assert "dry_base" in warnings[0]
+
+
+def test_what_would_change_the_answer_and_cannot_be_done_is_refused() -> None:
+    """min_keep beyond one, and triggers that are patterns."""
+    assert params(min_keep=1) == BASE
+    with pytest.raises(Unsupported, match="min_keep"):
+        read({"min_keep": 2})
+    with pytest.raises(Unsupported, match=r"grammar_triggers\[0\]"):
+        read({"grammar": "root ::= x", "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "a.*"}]})
+
+
+def test_stops_without_letters_are_dropped() -> None:
+    """What is left is the request's; nothing left: the server's."""
+    assert params(stop=["a", "", "b", "a"]).stop == ("a", "b")
+    assert params(stop="x").stop == ("x",)
+    assert read({"stop": [""]}, BASE.replace(stop=("its own",)))[0].stop == ("its own",)
+
+
+def test_a_grammar_wins_over_a_schema() -> None:
+    """An empty one is none; a schema without members means any object."""
+    assert params(grammar="", json_schema={"type": "string"}).json_schema == '{"type": "string"}'
+    assert params(json_schema={}).json_schema == '{"type": "object"}'
+    found, warnings = read({"grammar": "root ::= [a-z]", "json_schema": {}})
+    assert (found.grammar, found.json_schema) == ("root ::= [a-z]", None)
+    assert "json_schema" in warnings[0]
+
+
+def test_a_lazy_grammar_has_words_and_tokens_as_triggers() -> None:
+    """By llama-server's numbers of their kinds."""
+    triggers = [{"type": 1, "value": "<tool>"}, {"type": 0, "value": "", "token": 12}]
+    found = params(grammar="root ::= x", grammar_lazy=True, grammar_triggers=triggers)
+    assert found.grammar_triggers == ("<tool>", 12)
+
+
+def test_probabilities_are_asked_for_by_two_names() -> None:
+    """0 asks for none; after sampling only where it says so."""
+    assert params(n_probs=0).logprobs is None
+    assert params(logprobs=3).logprobs == 3
+    assert params(n_probs=2, logprobs=3).logprobs == 2
+    assert params(n_probs=2, post_sampling_probs=True).logprobs_mode == "sampled"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        [[97, 1.5], [98, 1.5]],
+        [["ab", 1.5]],
+        {"97": 1.5, "98": 1.5},
+        {"ab": 1.5},
+        {"97": 1.5, "b": 1.5},
+    ],
+)
+def test_biases_have_five_forms(form: Any) -> None:
+    """Pairs or an object, ids or texts; a text's tokens all get it."""
+    assert params(logit_bias=form).logit_bias == ((97, 1.5), (98, 1.5))
+
+
+def test_false_is_never_and_biases_of_one_token_add_up() -> None:
+    """As llama-server adds them."""
+    assert params(logit_bias=[[97, False]]).logit_bias == ((97, BANNED_BIAS),)
+    assert params(logit_bias=[[97, 1], ["a", 2.5]]).logit_bias == ((97, 3.5),)
+
+
+def test_biases_have_an_end() -> None:
+    """More than a vocabulary needs are refused before they are looked at."""
+    with pytest.raises(InvalidParams, match="65536"):
+        read({"logit_bias": [None] * 65537})
+
+
+def test_biases_that_are_none_are_left_out_and_told() -> None:
+    """Another shape, true, an id that the vocabulary has not."""
+    found, warnings = read({"logit_bias": [[97], "x", [97, True], [97, None], [400, 1], [-1, 1], [97, 2]]})
+    assert found.logit_bias == ((97, 2.0),)
+    assert len(warnings) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_bias", 3), ("logit_bias", "x"), ("json_schema", "{}"), ("json_schema", 4)]
+)
+def test_values_that_may_be_large_are_checked_where_they_are_read(name: str, value: Any) -> None:
+    """And not on the event loop."""
+    with pytest.raises(InvalidType, match=name):
+        read({name: value})
+
+
+def test_samplers_have_names_other_names_and_letters() -> None:
+    """What is none, or comes again, is left out and told."""
+    assert params(samplers=["top-k", "Temp", "minp", "typ", "nucleus"]).samplers == (
+        "top_k",
+        "temperature",
+        "min_p",
+        "typ_p",
+        "top_p",
+    )
+    assert params(samplers="edskypmxt").samplers == SamplingParams().samplers
+    found, warnings = read({"samplers": ["top_k", "magic", "top_k"]})
+    assert found.samplers == ("top_k",)
+    assert len(warnings) == 2
+
+
+def test_breakers_must_be_some() -> None:
+    """As in llama-server."""
+    assert params(dry_sequence_breakers=["x"]).dry_sequence_breakers == ("x",)
+    with pytest.raises(InvalidParams, match="dry_sequence_breakers"):
+        read({"dry_sequence_breakers": []})
+
+
+def test_adapters_are_named_by_number() -> None:
+    """Those that are not there are told."""
+    warnings: list[str] = []
+    entries = [LoraScale(id=1, scale=0.5), LoraScale(id=7, scale=1.0)]
+    assert parse_lora_scales(entries, ("first", "second"), warnings) == {"second": 0.5}
+    assert warnings == ["lora: there is no adapter 7, and it was ignored"]

@@ -1,0 +1,280 @@
+"""From bodies to what the engine is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
+from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
+from paceline.server.openai.bodies import OPTION_EXTRAS, SAMPLING_EXTRAS, OpenAIChatBody, OpenAICompletionBody
+from paceline.server.openai.parsing import (
+    CHAT_DEFAULTS,
+    COMPLETION_DEFAULTS,
+    ParsedRequest,
+    model_warning,
+    parse_chat,
+    parse_completion,
+    parse_logit_bias,
+)
+
+
+def completion(options: dict[str, Any] | None = None, /, **body: Any) -> ParsedRequest:
+    parsed = OpenAICompletionBody.model_validate({"prompt": "x", **body})
+    return parse_completion(parsed, SamplingParams(**COMPLETION_DEFAULTS), options or {})
+
+
+def chat(**body: Any) -> ParsedRequest:
+    parsed = OpenAIChatBody.model_validate({"messages": [], **body})
+    return parse_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {})
+
+
+def test_a_body_that_says_nothing_has_the_defaults_of_its_api() -> None:
+    """16 tokens of a completion, any number of a conversation, temperature and top_p 1."""
+    ours, theirs = completion().params, chat().params
+    assert (ours.max_tokens, ours.temperature, ours.top_p, ours.n, ours.seed) == (16, 1, 1, 1, None)
+    assert (theirs.max_tokens, theirs.temperature, theirs.top_p) == (None, 1, 1)
+
+
+def test_a_field_that_is_not_supported_yet_says_so() -> None:
+    """The page of the API does not offer `regex` as something that works."""
+    fields = OpenAICompletionBody.model_json_schema()["properties"]
+    assert fields["regex"]["description"].startswith("Reserved: refused")
+    assert "as in SamplingParams" in fields["grammar"]["description"]
+
+
+def test_null_is_as_good_as_absent() -> None:
+    """For OpenAI's fields and for ours."""
+    names = (
+        "max_tokens",
+        "temperature",
+        "n",
+        "stop",
+        "seed",
+        "logit_bias",
+        "logprobs",
+        "top_k",
+        "priority",
+        "user",
+        "best_of",
+    )
+    asked = completion(**dict.fromkeys(names))
+    assert asked == completion()
+    assert asked.warnings == ()
+
+
+def test_openais_fields_reach_the_sampler() -> None:
+    """Each under its own name."""
+    params = completion(
+        max_tokens=3, temperature=0.5, top_p=0.25, n=2, stop="a", seed=7, presence_penalty=1, frequency_penalty=-1.5,
+        logit_bias={"5": -100, "3": 1}, logprobs=2,
+    ).params  # fmt: skip
+    assert (params.max_tokens, params.temperature, params.top_p, params.n) == (3, 0.5, 0.25, 2)
+    assert (params.stop, params.seed, params.logprobs) == (("a",), 7, 2)
+    assert (params.presence_penalty, params.frequency_penalty) == (1, -1.5)
+    assert params.logit_bias == ((3, 1), (5, -100))
+
+
+def test_every_own_field_is_shown_in_the_schema() -> None:
+    """And takes what the record that it is of takes."""
+    shown = OpenAICompletionBody.model_json_schema()["properties"]
+    assert set(SAMPLING_EXTRAS) | set(OPTION_EXTRAS) <= set(shown)
+    assert {"tenant", "request_id"}.isdisjoint(shown)
+    assert {"type": "integer"} in shown["top_k"]["anyOf"]
+
+
+def test_own_fields_reach_sampling_and_options() -> None:
+    """Also those that differ between the two."""
+    asked = completion(top_k=5, min_p=0.1, bad_words=["x"], priority=3, cache_salt="s", lora={"a": 0.5})
+    assert (asked.params.top_k, asked.params.min_p, asked.params.bad_words) == (5, 0.1, ("x",))
+    assert (asked.options["priority"], asked.options["cache_salt"], asked.options["lora"]) == (3, "s", {"a": 0.5})
+
+
+def test_a_completions_prompt_may_spell_control_tokens_unless_it_says_otherwise() -> None:
+    """The prompt is the client's own."""
+    assert completion().options["parse_special"] is True
+    assert completion(parse_special=False).options["parse_special"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": float("inf")}, "top_p"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"model": 5}, "model"),
+    ],
+)
+def test_what_openai_refuses_is_refused_by_the_schema(body: dict[str, Any], param: str) -> None:
+    """With the place of the field."""
+    with pytest.raises(ValidationError) as raised:
+        completion(**body)
+    assert raised.value.errors()[0]["loc"][0] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_k": "many"}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"min_p": float("nan")}, "min_p"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"best_of": 2}, "best_of"),
+        ({"priority": "high"}, "priority"),
+        ({"truncate": "up"}, "truncate"),
+        ({"lora": {"a": "x"}}, "lora"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"echo": True, "suffix": "x"}, "echo"),
+        ({"echo": True, "logprobs": 1, "prompt_logprobs": "x"}, "prompt_logprobs"),
+        ({"grammar": "root ::= x", "json_schema": {}}, "grammar"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_name_of_its_field(body: dict[str, Any], param: str) -> None:
+    """As `param` of the error."""
+    with pytest.raises(ApiException) as raised, naming_param(OpenAICompletionBody.model_fields):
+        completion(**body)
+    error = openai_error_body(raised.value.api_error)["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"].startswith(param)
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
+    """As OpenAI refuses it."""
+    with pytest.raises(ApiException, match="temprature .* did you mean temperature") as raised:
+        completion(temprature=1)
+    assert (raised.value.api_error.param, raised.value.api_error.code) == ("temprature", "unknown_parameter")
+
+
+def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
+    """The refusal says what to use instead."""
+    with pytest.raises(ApiException, match="tenant .* cache_salt"):
+        completion(tenant="other")
+
+
+def test_fields_without_a_meaning_here_are_named_in_warnings() -> None:
+    """OpenAI's and llama-server's; null asks for nothing."""
+    warnings = completion(user="me", store=None, id_slot=3).warnings
+    assert [warning.split(":")[0] for warning in warnings] == ["user", "id_slot"]
+
+
+def test_names_of_other_servers_are_taken_for_ours() -> None:
+    """n_predict may be -1: until the context is full."""
+    params = completion(n_predict=9, repeat_last_n=5, repetition_penalty=1.5).params
+    assert (params.max_tokens, params.penalty_last_n, params.repeat_penalty) == (9, 5, 1.5)
+    assert completion(n_predict=-1).params.max_tokens is None
+
+
+def test_how_a_stream_is_read_means_nothing_where_the_answer_comes_whole() -> None:
+    """It is named, and not passed on."""
+    asked = completion(interval=4)
+    assert "interval" not in asked.options
+    assert asked.warnings == ("interval: without a meaning where stream is not true",)
+    assert completion(interval=4, stream=True).options["interval"] == 4
+
+
+def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    """As many as of the answer."""
+    params = completion(echo=True, logprobs=2).params
+    assert (params.echo, params.logprobs, params.prompt_logprobs) == (True, 2, 2)
+    assert completion(echo=True).params.prompt_logprobs is None
+
+
+def test_best_of_that_equals_n_is_no_wish() -> None:
+    """All that is made is told."""
+    assert completion(n=2, best_of=2).params.n == 2
+
+
+def test_a_negative_seed_is_a_seed() -> None:
+    """But -1, which is llama.cpp's word for none."""
+    assert completion(seed=-2).params.seed == 2**64 - 2
+    assert completion(seed=-1).params.seed is None
+
+
+def test_the_newer_name_of_max_tokens_counts_in_a_chat() -> None:
+    """Both are taken; where they differ, nobody can tell which is meant."""
+    assert chat(max_completion_tokens=5).params.max_tokens == 5
+    assert chat(max_tokens=5).params.max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
+    with pytest.raises(InvalidParams, match="max_tokens"):
+        chat(max_tokens=5, max_completion_tokens=6)
+
+
+def test_a_chats_logprobs_are_a_switch_and_a_number() -> None:
+    """The number has no meaning without the switch."""
+    assert chat(logprobs=True).params.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).params.logprobs == 3
+    assert chat(logprobs=False).params.logprobs is None
+    with pytest.raises(InvalidParams, match="top_logprobs"):
+        chat(top_logprobs=3)
+
+
+def test_a_response_format_becomes_a_schema() -> None:
+    """Any object, or the one that is given; text is no constraint."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert chat(response_format={"type": "text"}).params.json_schema is None
+    assert chat(response_format={"type": "json_object"}).params.json_schema == '{"type": "object"}'
+    described = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert chat(response_format=described).params == chat(json_schema=schema).params
+
+
+@pytest.mark.parametrize(
+    "given", [{"type": "yaml"}, {}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": []}]
+)
+def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> None:
+    """With its name."""
+    with pytest.raises(InvalidParams, match="response_format"):
+        chat(response_format=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "wish", "nothing"),
+    [
+        ("tools", [{"type": "function"}], []),
+        ("tool_choice", "required", "auto"),
+        ("functions", [{}], []),
+        ("modalities", ["text", "audio"], ["text"]),
+        ("audio", {"voice": "x"}, None),
+        ("web_search_options", {}, None),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_until_it_is_there(name: str, wish: Any, nothing: Any) -> None:
+    """But for the values that ask for nothing."""
+    with pytest.raises(ApiException, match=f"{name} is not supported") as raised:
+        chat(**{name: wish})
+    assert (raised.value.api_error.param, raised.value.api_error.code) == (name, "unsupported")
+    assert chat(**{name: nothing}).warnings == ()
+
+
+def test_another_models_name_is_warned_of() -> None:
+    """Clients send such names; there is one model to answer."""
+    body = OpenAICompletionBody(prompt="x", model="gpt-4")
+    assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it answered",)
+    assert model_warning(body, ("mine", "gpt-4")) == ()
+
+
+@pytest.mark.parametrize("key", ["", "-1", "1.0", "٣", "99999999999"])
+def test_a_key_of_logit_bias_that_is_no_token_is_refused(key: str) -> None:
+    """Only digits are ids."""
+    with pytest.raises(InvalidParams, match="logit_bias"):
+        parse_logit_bias({key: 1})
+
+
+def test_an_error_that_names_no_field_stays_as_it_is() -> None:
+    """It gets no param."""
+    with pytest.raises(InvalidParams) as raised, naming_param({"prompt"}):
+        raise InvalidParams("the prompt has no tokens")
+    assert api_error_of(raised.value).param is None

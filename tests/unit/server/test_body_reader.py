@@ -1,0 +1,143 @@
+"""Each body is read within its size, all of them within a budget that is released however a request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.server.in_flight import ByteBudget
+from paceline.server.middleware.limits import BodyReader
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class World:
+    """Middleware with a budget of 100 bytes, 60 for one body; its application answers when `gate` is set."""
+
+    def __init__(self, app: App | None = None) -> None:
+        self.budget, self.gate, self.bodies = ByteBudget(100), asyncio.Event(), 0
+        self._middleware = BodyReader(app or self._answer, 60, 60.0, self.budget, lambda: 7)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.bodies += len((await receive())["body"])
+        await self.gate.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(self, *parts: bytes, length: int | None = None, hangs_up: bool = False) -> dict[str, Any]:
+        """The start of the answer; empty where there is none."""
+        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        messages.append({"type": "http.disconnect"} if hangs_up else {"type": "http.request", "body": b""})
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return messages.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [] if length is None else [(b"content-length", b"%d" % length)]
+        await self._middleware({"type": "http", "method": "POST", "path": "/x", "headers": headers}, receive, send)
+        return dict(sent[0]) if sent else {}
+
+    async def begun(self, *parts: bytes) -> asyncio.Task[dict[str, Any]]:
+        """A request that is in flight."""
+        before = self.bodies
+        task = asyncio.create_task(self.ask(*parts))
+        while self.bodies == before:
+            await asyncio.sleep(0)
+        return task
+
+
+def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> None:
+    """With a 429 and the time to wait; smaller ones still fit."""
+
+    async def main() -> None:
+        world = World()
+        first, second = await world.begun(b"x" * 30, b"x" * 30), await world.begun(b"x" * 30)
+        assert world.budget.free_bytes == 10
+        for parts, length in (((b"x" * 11,), None), ((b"x" * 9, b"x" * 2), None), ((), 11)):
+            told = await world.ask(*parts, length=length)
+            assert told["status"] == 429
+            assert (b"retry-after", b"7") in told["headers"]
+            assert world.budget.free_bytes == 10
+        third = await world.begun(b"x" * 10)
+        world.gate.set()
+        assert [(await one)["status"] for one in (first, second, third)] == [200] * 3
+        assert world.budget.free_bytes == 100
+
+    asyncio.run(main())
+
+
+def test_what_a_hang_up_leaves_half_read_comes_back() -> None:
+    """And what was too large for itself."""
+
+    async def main() -> None:
+        world = World()
+        await world.ask(b"x" * 50, hangs_up=True)
+        assert (await world.ask(b"x" * 50, b"x" * 11))["status"] == 413
+        assert world.budget.free_bytes == 100
+
+    asyncio.run(main())
+
+
+def test_what_a_failing_or_cancelled_request_had_comes_back() -> None:
+    """However its answer ends."""
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("broken")
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError):
+            await (failing := World(fail)).ask(b"x" * 50)
+        assert failing.budget.free_bytes == 100
+        world = World()
+        held = await world.begun(b"x" * 50)
+        assert world.budget.free_bytes == 50
+        held.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held
+        assert world.budget.free_bytes == 100
+
+    asyncio.run(main())
+
+
+def test_a_refusal_holds_nothing_while_it_is_sent() -> None:
+    """A client that reads it slowly blocks no other request."""
+
+    async def main() -> None:
+        world = World()
+        free: list[int] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * 50, "more_body": True}
+
+        async def send(message: Message) -> None:
+            free.append(world.budget.free_bytes)
+
+        scope: Scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
+        await world._middleware(scope, receive, send)
+        assert free == [100, 100]
+
+    asyncio.run(main())
+
+
+def test_the_body_is_not_kept_for_as_long_as_its_request_is_answered() -> None:
+    """Once it was handed over, it is the application's."""
+
+    async def main() -> None:
+        references: list[int] = []
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            fresh, handed_over = {"body": bytes(49)}, await receive()
+            references.append(sys.getrefcount(fresh.pop("body")))
+            references.append(sys.getrefcount(handed_over.pop("body")))
+
+        await World(answer).ask(b"x" * 50)
+        assert references[0] == references[1]
+
+    asyncio.run(main())

@@ -1,0 +1,46 @@
+"""How many requests are in flight at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.server.in_flight import InFlight
+from paceline.server.middleware.limits import RequestLimit
+
+
+def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
+    """As soon as another one has ended, the next request passes."""
+    service: Any = SimpleNamespace(is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17)
+    statuses: list[Any] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        if not scope["inner"]:
+            statuses.append(await ask(inner=True))
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    limit = RequestLimit(answer, service, max_requests=1)
+
+    async def ask(*, inner: bool) -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await limit({"type": "http", "method": "POST", "path": "/tokenize", "inner": inner}, receive, send)
+        return sent
+
+    for _ in range(2):
+        assert asyncio.run(ask(inner=False))[0]["status"] == 200
+    for start, body in statuses:
+        assert start["status"] == 429
+        assert (b"retry-after", b"17") in start["headers"]
+        assert json.loads(body["body"])["error"]["type"] == "rate_limit_error"
+    assert (len(statuses), service.in_flight.count) == (2, 0)

@@ -1,0 +1,70 @@
+"""The open requests by their ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.server.in_flight import CompletionRate, RequestRegistry
+
+
+@dataclass(eq=False)
+class One:
+    request_id: str
+    tenant: str = ""
+    num_cancels: int = 0
+    num_parts: int = 1
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+
+
+def test_only_the_tenants_own_are_cancelled() -> None:
+    """All that have the id, and no others."""
+    requests, ours, twin, theirs = RequestRegistry(CompletionRate()), One("a", "x"), One("a", "x"), One("a", "y")
+    for one in (ours, twin, theirs):
+        requests.add(one)
+    assert requests.count == 3
+    assert requests.cancel("a", "x")
+    assert not requests.cancel("a", "z")
+    assert not requests.cancel("b")
+    assert [one.num_cancels for one in (ours, twin, theirs)] == [1, 1, 0]
+
+
+def test_what_was_removed_is_not_found() -> None:
+    """Removing it twice is no mistake."""
+    requests, one = RequestRegistry(CompletionRate()), One("a")
+    requests.add(one)
+    requests.remove(one)
+    requests.remove(one)
+    assert requests.count == 0
+    assert not requests.cancel("a")
+
+
+def test_all_can_be_cancelled() -> None:
+    """Whoever they are."""
+    requests, several = RequestRegistry(CompletionRate()), [One("a"), One("a", "t"), One("b")]
+    for one in several:
+        requests.add(one)
+    requests.cancel_all()
+    assert [one.num_cancels for one in several] == [1, 1, 1]
+
+
+def test_the_completion_rate_counts_every_part_once() -> None:
+    """Of those that begin, and of those that end."""
+
+    class Heard(CompletionRate):
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def start(self, number: int) -> None:
+            self.told.append(number)
+
+        def finish(self, number: int) -> None:
+            self.told.append(-number)
+
+    heard, one = Heard(), One("a", num_parts=3)
+    requests = RequestRegistry(heard)
+    requests.add(one)
+    requests.remove(one)
+    requests.remove(one)
+    assert heard.told == [3, -3]

@@ -1,0 +1,123 @@
+"""The documentation is complete: every page is in the navigation, every public name in the API reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.wrap_markdown import wrapped
+
+import paceline
+import paceline.testing
+from paceline.config import EngineConfig
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GENERATED = {"metrics.md", "prometheus.md"}
+DECISION = re.compile(r"adr/\d{4}-")
+
+
+def pages() -> dict[str, str]:
+    return {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """mkdocs.yml names each page once; of the decisions their index."""
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    named = re.findall(r"[\w/-]+\.md", navigation)
+    assert sorted(named) == sorted(name for name in pages() if not DECISION.match(name))
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """docs/adr/README.md links each record, under the record's own title."""
+    index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+    linked = dict(re.findall(r"\| \[\d{4}\]\((\d{4}-[\w-]+\.md)\) \| (.+) \|", index))
+    titles = {
+        page.removeprefix("adr/"): text.partition("\n")[0].removeprefix(f"# {page[4:8]}: ")
+        for page, text in pages().items()
+        if DECISION.match(page)
+    }
+    assert linked == titles
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Of the package and of its testing module, each exactly once."""
+    documented = [
+        name
+        for page, text in pages().items()
+        if page.startswith("reference/")
+        for name in re.findall(r"^::: paceline\.((?:testing\.)?[A-Za-z_]+)$", text, re.MULTILINE)
+        if name != "errors"
+    ]
+    public = {*paceline.__all__} - {"__version__"}
+    assert sorted(documented) == sorted([*public, *(f"testing.{name}" for name in paceline.testing.__all__)])
+
+
+def test_prose_is_wrapped() -> None:
+    """As tools/wrap_markdown.py does it, at 100 columns."""
+    texts = {name: text for name, text in pages().items() if name not in GENERATED}
+    texts["../README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name, text in texts.items() if wrapped(text) != text] == []
+
+
+@pytest.mark.parametrize("record", [paceline.SamplingParams, paceline.Choice, paceline.Completion, paceline.Score])
+def test_every_field_of_a_record_is_documented(record: type) -> None:
+    """Its docstring has an entry for each, in the section that the reference makes a table of."""
+    attributes = (record.__doc__ or "").partition("    Attributes:\n")[2].partition("\n\n")[0]
+    documented = re.findall(r"^        (\w+): \S", attributes, re.MULTILINE)
+    assert sorted(documented) == sorted(field.name for field in dataclasses.fields(record))
+
+
+def test_a_guide_begins_with_an_example() -> None:
+    """The first code block comes before the second heading."""
+    without = [
+        page
+        for page, text in pages().items()
+        if page.startswith("guide/") and page != "guide/flags.md" and "```" not in text.partition("\n## ")[0]
+    ]
+    assert without == []
+
+
+FRONT_DOOR = (paceline.LLM, paceline.AsyncLLM, paceline.Stream, paceline.AsyncStream, paceline.StreamChannel)
+RECORDS = (
+    paceline.Choice, paceline.Completion, EngineConfig, paceline.RequestOptions, paceline.SamplingParams, paceline.Score,
+    paceline.StreamChunk, paceline.Usage,
+)  # fmt: skip
+
+
+def sections(docstring: str | None) -> dict[str, str]:
+    """The sections of a docstring in Google's style, by heading."""
+    parts = re.split(r"^(Args|Attributes|Raises|Returns):$", inspect.cleandoc(docstring or ""), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("owner", FRONT_DOOR, ids=lambda owner: owner.__name__)
+def test_public_methods_document_their_parameters_and_results(owner: type) -> None:
+    """Each parameter has an entry under Args, and each method with parameters that returns something has Returns."""
+    methods = [
+        method
+        for name, method in inspect.getmembers(owner, inspect.isfunction)
+        if name == "__init__" or not name.startswith("_")
+    ]
+    assert len(methods) >= 5
+    for method in methods:
+        parameters = [one for one in inspect.signature(method).parameters.values() if one.name != "self"]
+        told = sections(method.__doc__)
+        documented = re.findall(r"^    \*{0,2}(\w+):", told.get("Args", ""), re.MULTILINE)
+        assert documented == [one.name for one in parameters], method.__qualname__
+        returns = inspect.signature(method).return_annotation
+        assert ("Returns" in told) or not parameters or returns == "None" or method.__name__ == "__init__", (
+            method.__qualname__
+        )
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_public_records_document_their_fields(record: Any) -> None:
+    """Each field has an entry under Attributes."""
+    names = getattr(record, "__struct_fields__", None) or [field.name for field in dataclasses.fields(record)]
+    documented = re.findall(r"^    (\w+):", sections(record.__doc__).get("Attributes", ""), re.MULTILINE)
+    assert sorted(documented) == sorted(names)

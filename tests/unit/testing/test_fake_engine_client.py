@@ -1,0 +1,41 @@
+"""`FakeEngineClient`: the double of an engine for tests of code that holds one."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engine import EngineClient
+from paceline.errors import EngineStopped, InvalidParams
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.testing import FakeEngineClient
+
+PARAMS = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
+
+
+def text_of(engine: EngineClient, prompt: str) -> str:
+    channel = engine.accept(engine.prepare(prompt, PARAMS, RequestOptions()))
+    return "".join(chunk.text for chunk in channel)
+
+
+def test_it_serves_requests_like_an_engine() -> None:
+    """The same prompt gives the same text; slots, statistics and heartbeat are an engine's; closed, it refuses."""
+    engine = FakeEngineClient()
+    assert text_of(engine, "hello") == text_of(engine, "hello")
+    assert engine.slots().num_waiting == 0
+    assert engine.stats().completed == 2
+    assert engine.heartbeat().is_alive
+    assert len(engine.embed(["a", "b"], None, RequestOptions()).result(60)) == 2
+    engine.close()
+    assert engine.is_closed
+    with pytest.raises(EngineStopped):
+        engine.prepare("hello", PARAMS, RequestOptions())
+
+
+def test_what_is_wrong_with_a_request_is_said_and_the_next_one_is_served() -> None:
+    """An empty prompt is refused as by any engine."""
+    engine = FakeEngineClient()
+    with pytest.raises(InvalidParams):
+        engine.prepare([], PARAMS, RequestOptions())
+    assert len(text_of(engine, "hello")) >= 1
+    engine.close()

@@ -1,0 +1,48 @@
+"""Check the built documentation site: nothing in it is fetched from another host while it is read.
+
+python tools/check_site.py build/site
+"""
+
+from __future__ import annotations
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+_LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+_NO_LOAD = {"canonical", "prev", "next", "edit"}  # of <link>: an address, not a file to load
+
+
+class _Loads(HTMLParser):
+    """Collect what a page makes a browser load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        address = given.get(_LOADED.get(tag, "")) or ""
+        if address.startswith(("http:", "https:", "//")) and given.get("rel") not in _NO_LOAD:
+            self.found.append(f"<{tag}> {address}")
+        if "mermaid" in (given.get("class") or "").split():
+            self.found.append("a mermaid diagram, whose program the theme loads from a CDN")
+
+
+def main(folder: Path) -> int:
+    """Print what is wrong and return the exit status."""
+    pages = sorted(folder.rglob("*.html"))
+    if not pages:
+        print(f"{folder} has no pages; build the site first")
+        return 1
+    problems = []
+    for page in pages:
+        loads = _Loads()
+        loads.feed(page.read_text(encoding="utf-8"))
+        problems += [f"{page.relative_to(folder)}: {found}" for found in loads.found]
+    print("\n".join(problems) or f"{len(pages)} pages, nothing loaded from elsewhere")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
