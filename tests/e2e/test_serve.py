@@ -19,6 +19,7 @@ import httpx
 import openai
 import pytest
 from tests.e2e.served import LONG_S, Served, Worker
+from tests.exact import EXACT_FLAGS
 
 from paceline.cli.traces.trace_summary import summarize
 from paceline.observability.trace_events import EngineRestarted
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
 ]
 
-FLAGS = ("-t", "1", "-np", "4")
+FLAGS = (*EXACT_FLAGS, "-np", "4")
 TOLD: dict[str, Any] = {"model": "paceline-demo", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 ENDLESS: dict[str, Any] = {**TOLD, "max_tokens": 900}
 FOR_LONG: dict[str, Any] = {**ENDLESS, "n": 64}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 from tests.running_engine import LONG_S, in_threads
 
@@ -37,8 +38,6 @@ from paceline.testing.models import KINDS, write_lora
 
 pytestmark = pytest.mark.native
 
-# With these a tiny model's logits do not depend on who else is in the batch.
-EXACT: dict[str, Any] = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 SMALL: dict[str, Any] = {**EXACT, "num_slots": 4, "n_ctx": 1024}
 # Room for an answer that nobody sees the end of, however long a busy machine lets a test wait.
 ROOMY: dict[str, Any] = {**SMALL, "n_ctx": 32768, "rope_freq_scale": 1.0}
@@ -50,7 +49,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LLM]:
-    with LLM(num_slots=4, n_ctx=2048, n_threads=1) as llm:
+    with LLM(num_slots=4, n_ctx=2048, **EXACT) as llm:
         yield llm
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 from tests.possessions import children
 
@@ -36,7 +37,7 @@ from paceline.streaming import FinishReason, StreamChunk
 from paceline.testing.models import KINDS, write_lora
 
 # With these the same tokens have the same logits whether they come as a prompt or one by one.
-EXACT: dict[str, Any] = {"n_ctx": 4096, "flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+OPTIONS: dict[str, Any] = {**EXACT, "n_ctx": 4096}
 STORY = "Once upon a time"
 
 
@@ -61,7 +62,7 @@ def test_it_does_what_an_engine_with_a_thread_does() -> None:
         {"seed": 7, "max_tokens": 30, "json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
         {"seed": 8, "max_tokens": 30, "mirostat": 2},
     ]
-    with isolated(**EXACT) as apart, LLM(num_slots=4, **EXACT) as here:
+    with isolated(**OPTIONS) as apart, LLM(num_slots=4, **OPTIONS) as here:
         for options in asked:
             one, other = apart.generate(STORY, **options), here.generate(STORY, **options)
             assert one.choices == other.choices
@@ -177,7 +178,7 @@ def test_loading_ends_where_that_is_wanted() -> None:
 def test_a_kill_in_mid_stream_changes_no_token(params: dict[str, Any]) -> None:
     """Greedy, seeded, with a sampler that has a state, with two choices: ids and text are those of an undisturbed run."""
     options = {"max_tokens": 120, "ignore_eos": True, "stop": ["the old king"], **params}
-    with isolated(**EXACT) as llm:
+    with isolated(**OPTIONS) as llm:
         expected = llm.generate(STORY, **options)
         chunks: list[StreamChunk] = []
         kills_at = [25, 60]  # tokens; the engine is rarely more than a few ahead of its reader

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
 from paceline.errors import InvalidParams, InvalidType, StateError, Unsupported
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.native
 ALL = ["llama", "gemma3", "mamba", "falcon-h1", "lfm2"]
 CUTTABLE = ["llama", "gemma3"]
 RECURRENT = ["mamba", "falcon-h1", "lfm2"]
-EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_threads": 1}
 
 
 def ids(count: int, seed: int = 0) -> list[int]:

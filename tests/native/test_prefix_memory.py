@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 from tests.native.contexts import goes_on
-from tests.native.test_engine import EXACT, MEMORY_CLASSES
+from tests.native.test_engine import MEMORY_CLASSES
 from tests.possessions import Possessions
 from tests.running_engine import LONG_S
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
 import paceline
@@ -21,7 +22,7 @@ from paceline.runtime.sequence_state import SequenceState
 
 pytestmark = pytest.mark.native
 
-EXACT: dict[str, Any] = {"num_slots": 2, "n_ctx": 2048, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+OPTIONS: dict[str, Any] = {**EXACT, "num_slots": 2, "n_ctx": 2048}
 PROMPT = [(7 * number) % 250 + 1 for number in range(80)]
 KINDS = ("llama", "gemma3", "mamba", "falcon-h1")
 
@@ -30,11 +31,11 @@ KINDS = ("llama", "gemma3", "mamba", "falcon-h1")
 def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: TinyModels, tmp_path: Path) -> None:
     """All but the last token come from the file, and the answer is the same."""
     model = paceline.Model.load(tiny_models(kind))
-    with paceline.LLM(model, state_folder=tmp_path, **EXACT) as llm:
+    with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
         before = llm.generate(PROMPT, max_tokens=12, temperature=0)
         num_saved = llm.save_prefix("a-name.1", PROMPT)
         assert num_saved in (len(PROMPT) - 1, len(PROMPT))  # of whole states the one before the last token
-    with paceline.LLM(model, state_folder=tmp_path, **EXACT) as llm:
+    with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
         assert llm.load_prefix("a-name.1")[:num_saved] == PROMPT[:num_saved]
         after = llm.generate(PROMPT, max_tokens=12, temperature=0)
         assert (after.usage.cached_tokens, after.usage.cached_from) == (len(PROMPT) - 1, "host")
@@ -86,7 +87,7 @@ def test_damaged_files_are_refused(tmp_path: Path, tiny_models: TinyModels) -> N
         llm.erase_prefix("bad")
         with pytest.raises(StateError, match="No such file"):
             llm.erase_prefix("bad")
-    with paceline.LLM(paceline.Model.load(tiny_models("llama")), state_folder=tmp_path, **EXACT) as other:
+    with paceline.LLM(paceline.Model.load(tiny_models("llama")), state_folder=tmp_path, **OPTIONS) as other:
         with pytest.raises(StateError, match="another model"):
             other.load_prefix("good")
 

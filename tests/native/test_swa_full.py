@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 from tests.native.contexts import goes_on
 from tests.native.test_prefix_memory import ASK, OPTIONS, assert_same, cached, ids, nothing_idle, uncached
@@ -25,7 +26,6 @@ __all__ = ["nothing_idle"]
 
 N_SWA = 32
 FULL: dict[str, Any] = {**OPTIONS, "swa_full": True}
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_threads": 1}
 # The activations of Gemma 3 go through a table of half precision, so the order of cells alone gives 2e-3.
 TOLERANCE = 5e-3
 

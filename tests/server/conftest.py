@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.exact import EXACT
 from tests.server.program import Program
 from tests.server.running import RunningServer
 from tests.server.world import World
 
 from paceline.server.settings import ServerSettings
 
-DEMO_ENGINE: dict[str, Any] = {"isolation": "thread", "num_slots": 4, "n_ctx": 4096, "n_threads": 1}
+DEMO_ENGINE: dict[str, Any] = {**EXACT, "isolation": "thread", "num_slots": 4, "n_ctx": 4096}
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.exact import EXACT
 from tests.server.openai_world import FOREVER, OpenAIServer
 from tests.server.running import LONG_S
 
@@ -47,7 +48,7 @@ def test_a_completion_is_what_the_library_generates(world: OpenAIServer, client:
     answer = client.completions.with_raw_response.create(model="tale", prompt=PROMPT, temperature=0)
     told = answer.parse()
     ids = world.engine.tokenizer.encode(PROMPT)
-    with LLM(n_threads=1, num_slots=1, n_ctx=1024) as llm:
+    with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, max_tokens=16, temperature=0, parse_special=True)
     assert told.choices[0].text == expected.text
     assert (told.choices[0].index, told.choices[0].finish_reason, told.choices[0].logprobs) == (0, "length", None)
@@ -119,7 +120,7 @@ def test_the_usage_of_a_stream_comes_last_and_alone(world: OpenAIServer) -> None
 def test_echo_with_logprobs_tells_what_the_library_tells(client: openai.OpenAI) -> None:
     """The prompt's tokens first, the very first of them without a probability."""
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=2, echo=True)
-    with LLM(n_threads=1, num_slots=1, n_ctx=1024) as llm:
+    with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, params)
         tokens = [llm.tokenizer.decode([one]) for one in (*expected.prompt_token_ids, *expected.token_ids)]
     answer = complete(client, max_tokens=4, echo=True, logprobs=2).choices[0]

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from tests.exact import EXACT
 from tests.server.openai_world import NAMES, OpenAIServer
 from tests.server.running import LONG_S, RunningServer
 
@@ -44,7 +45,7 @@ def embed(client: openai.OpenAI, given: Any = TEXTS, **options: Any) -> np.ndarr
 def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
     """Of length 1, in the order of the texts, with their tokens counted."""
     answer = client.embeddings.create(model="tale", input=TEXTS)
-    with LLM(n_threads=1, num_slots=1, n_ctx=1024) as llm:
+    with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.embed(TEXTS)
         num_tokens = sum(len(llm.tokenizer.encode(text)) for text in TEXTS)
     found = np.array([one.embedding for one in answer.data])
