@@ -13,7 +13,7 @@ import httpx
 import uvloop
 from fastapi import APIRouter, FastAPI
 
-from paceline.server.app import build_app
+from paceline.server.application import build_app
 from paceline.server.service import Service
 from paceline.server.serving import UvicornServer, uvicorn_config
 from paceline.server.settings import ServerSettings

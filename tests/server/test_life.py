@@ -18,10 +18,9 @@ from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
 from paceline.errors import InvalidParams, ModelLoadError
-from paceline.server.app import build_app
+from paceline.server.application import build_app
 from paceline.server.json_bodies import JsonRoute
-from paceline.server.listening import Listeners
-from paceline.server.serving import ENGINE_ENDED, Serving, uvicorn_config
+from paceline.server.serving import ENGINE_ENDED, Listeners, Serving, uvicorn_config
 from paceline.server.settings import ServerSettings
 
 

@@ -11,8 +11,7 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInLLM
 
-from paceline.server.listening import Listeners, url_of
-from paceline.server.serving import serve
+from paceline.server.serving import Listeners, serve, url_of
 from paceline.server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent / "tls"

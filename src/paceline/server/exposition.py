@@ -1,4 +1,4 @@
-"""Expose the metrics of an engine and its server in Prometheus's text format.
+"""GET /metrics: the metrics of an engine and its server in Prometheus's text format.
 
 `python -m paceline.server.exposition > docs/prometheus.md` generates the page about them. Reading metrics may wait for the
 worker: not on an event loop.
@@ -6,11 +6,13 @@ worker: not on an event loop.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,38 +20,56 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from starlette.requests import Request
+from starlette.responses import Response
 
 from paceline.observability import metric_table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
-from paceline.server import http_metrics, llama_metrics
-from paceline.server.http_metrics import HttpMetrics
-from paceline.server.llama_metrics import LlamaMetrics
+from paceline.server.api_errors import ApiError, ApiException
+from paceline.server.json_bodies import PLAIN_TEXT
+from paceline.server.server_metrics import (
+    HTTP_HELP,
+    LLAMA_METRICS,
+    LLAMA_RATES,
+    SECONDS,
+    STREAMS,
+    HttpMetrics,
+    LlamaMetrics,
+)
+from paceline.server.service import Service
 
 ALIVE = "paceline_engine_alive"
-SLEEPING = "paceline_engine_sleeping"
-_SLEEPING_HELP = "1 while the engine's process is let go for want of requests (sleep_idle_s); else 0."
-_ALIVE_HELP = "1 while the engine lives: it is idle, or turns, or another process takes over; else 0."
 
-CRASHES = "paceline_engine_crashes_in_a_row"
-_CRASHES_HELP = (
-    "Crashes of the engine's process, none of which ran for a minute in between; 0 when the present one has."
-)
-BACK_OFF = "paceline_engine_restart_wait_seconds"
-_BACK_OFF_HELP = "Until the engine's process is started again; 0 while it runs or loads."
+_OF_HEARTBEAT: dict[str, tuple[str, Callable[[Heartbeat], float]]] = {  # gauges: help and value
+    ALIVE: (
+        "1 while the engine is idle or runs ticks, or a new worker process takes over; else 0.",
+        lambda heartbeat: heartbeat.is_alive,
+    ),
+    "paceline_engine_sleeping": (
+        "1 while the worker process is stopped because there are no requests (sleep_idle_s); else 0.",
+        lambda heartbeat: heartbeat.state == "sleeping",
+    ),
+    "paceline_engine_crashes_in_a_row": (
+        "Crashes of the worker process, none of which ran for a minute in between; 0 when the present one has.",
+        lambda heartbeat: heartbeat.num_crashes,
+    ),
+    "paceline_engine_restart_wait_seconds": (
+        "Until the worker process is started again; 0 while it runs or loads.",
+        lambda heartbeat: heartbeat.restart_in_s or 0.0,
+    ),
+}
 
 HELP = {
     **{metric.name: metric.help for metric in metric_table.METRICS},
-    ALIVE: _ALIVE_HELP,
-    CRASHES: _CRASHES_HELP,
-    BACK_OFF: _BACK_OFF_HELP,
-    SLEEPING: _SLEEPING_HELP,
-    **http_metrics.HELP,
-    **{metric.name: metric.help for metric in (*llama_metrics.METRICS, *llama_metrics.RATES)},
+    **{name: text for name, (text, _) in _OF_HEARTBEAT.items()},
+    **HTTP_HELP,
+    **{metric.name: metric.help for metric in (*LLAMA_METRICS, *LLAMA_RATES)},
 }
 
-
-_GAUGES = (ALIVE, SLEEPING, CRASHES, BACK_OFF)  # of the heartbeat
+_METRICS_OFF = ApiError(
+    501, "not_supported_error", "metrics_off", "metrics are disabled; start the server without --no-metrics"
+)
 _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -87,10 +107,8 @@ class Exposition:
         snapshot = self._stats()
         yield from snapshot
         heartbeat = self._heartbeat()
-        yield Sample(ALIVE, "gauge", (), heartbeat.is_alive)
-        yield Sample(CRASHES, "gauge", (), heartbeat.num_crashes)
-        yield Sample(BACK_OFF, "gauge", (), heartbeat.restart_in_s or 0.0)
-        yield Sample(SLEEPING, "gauge", (), heartbeat.state == "sleeping")
+        for name, (_, value) in _OF_HEARTBEAT.items():
+            yield Sample(name, "gauge", (), value(heartbeat))
         yield from self._http.samples()
         yield from self._llama.samples(snapshot)
 
@@ -141,20 +159,57 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
+class _HeaderName(bytes):
+    """A header name that is sent as spelled. HTTP ignores its case; uvicorn sends all others in lower case."""
+
+    __slots__ = ()
+
+    def lower(self) -> _HeaderName:
+        """Return itself: uvicorn calls this before it writes a name."""
+        return self
+
+
+_START = _HeaderName(b"Process-Start-Time-Unix")
+
+
+def metrics_routes(service: Service) -> APIRouter:
+    """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
+    router = APIRouter(tags=["observability"])
+
+    exposition = Exposition(
+        lambda: service.engine().stats(), lambda: service.engine().heartbeat(), service.http_metrics
+    )
+
+    @router.get(
+        "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
+    )
+    async def metrics(request: Request) -> Response:
+        """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
+        if not service.settings.metrics:
+            raise ApiException(_METRICS_OFF)
+        service.engine()
+        scraped = await asyncio.to_thread(exposition.scrape, request.headers.get("accept", ""))
+        response = Response(scraped.body, headers={"content-type": scraped.content_type})
+        response.raw_headers.append((_START, b"%d" % service.created))
+        return response
+
+    return router
+
+
 _INTRODUCTION = """\
 # Prometheus
 
-`GET /metrics` of the server answers in Prometheus's text format, or in OpenMetrics where the scraper asks for that. It has all
+`GET /metrics` responds in Prometheus's text format, or in OpenMetrics where the scraper asks for that. It has all
 metrics of the engine (docs/metrics.md), and those on this page. With a worker process the engine's numbers are those of all
 workers so far; what the last report of a worker that died did not hold is lost.
-`process_*` is about the process that answers HTTP and `paceline_worker_process_*` about the one that computes, where
-there is one and the system tells: memory, processor time, open file descriptors, start.
+`process_*` is about the process that serves HTTP and `paceline_worker_process_*` about the one that computes, where
+there is one and the system reports them: memory, processor time, open file descriptors, start.
 
 This page is generated from `src/paceline/server/exposition.py`.
 """
 
 _LLAMA = """\
-llama-server's names, from the same counters. They say what they say there, with these differences: `n_tokens_max` is a gauge,
+llama-server's names, from the same counters. They mean what they mean there, with these differences: `n_tokens_max` is a gauge,
 since it is no sum, and looks at requests that have ended; `tokens_predicted_seconds_total` adds up the time between the tokens
 of every stream; the two rates are means since the last scrape, as there, so that two scrapers see each other's.
 `spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation. There is no speculation
@@ -164,10 +219,10 @@ here yet, so all counters of drafts are 0.
 
 def markdown() -> str:
     """Return the text of `docs/prometheus.md`."""
-    kinds = {http_metrics.SECONDS: "histogram", http_metrics.STREAMS: "gauge", **dict.fromkeys(_GAUGES, "gauge")}
-    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_GAUGES, *http_metrics.HELP)]
-    llama = [(one.name, one.kind, one.help) for one in llama_metrics.METRICS]
-    llama += [(one.name, "gauge", one.help) for one in llama_metrics.RATES]
+    kinds = {SECONDS: "histogram", STREAMS: "gauge", **dict.fromkeys(_OF_HEARTBEAT, "gauge")}
+    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
+    llama = [(one.name, one.kind, one.help) for one in LLAMA_METRICS]
+    llama += [(one.name, "gauge", one.help) for one in LLAMA_RATES]
     return "\n".join(
         [
             _INTRODUCTION,
@@ -185,7 +240,7 @@ def markdown() -> str:
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    yield "| name | kind | what it says |"
+    yield "| name | kind | meaning |"
     yield "|---|---|---|"
     for name, kind, text in rows:
         yield f"| `{name}` | {kind} | {text} |"

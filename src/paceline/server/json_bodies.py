@@ -1,4 +1,4 @@
-"""JSON bodies: requests decoded fast and strictly, responses encoded fast; large ones off the event loop.
+"""JSON bodies: requests decoded fast and strictly, responses encoded fast and described; large ones off the event loop.
 
 Strictly: no NaN, no lone surrogates, no deep nesting, no more fields than a body can mean. FastAPI checks the
 decoded value.
@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi.routing import APIRoute
@@ -114,3 +114,42 @@ def json_response(content: Any) -> Response:
 async def large_json_response(content: Any) -> Response:
     """Return a 200 with this content, encoded in a thread."""
     return Response(await asyncio.to_thread(encode_in_parts, content), media_type="application/json")
+
+
+# ---- descriptions of responses, for the OpenAPI pages
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def _error_response(description: str, members: dict[str, Any]) -> Responses:
+    error = {"type": "object", "required": list(members), "properties": members}
+    schema = {"type": "object", "required": ["error"], "properties": {"error": error}}
+    return {"default": {"description": description, "content": {"application/json": {"schema": schema}}}}
+
+
+_STRING, _STRING_OR_NULL = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+LLAMA_ERRORS: Final = _error_response(
+    "An error in llama-server's shape", {"code": {"type": "integer"}, "message": _STRING, "type": _STRING}
+)
+"""Default of all routes."""
+
+OPENAI_ERRORS: Final = _error_response(
+    "An error in OpenAI's shape",
+    {"message": _STRING, "type": _STRING, "param": _STRING_OR_NULL, "code": _STRING_OR_NULL},
+)
+"""Of OpenAI's routes."""
+
+LLAMA_STREAMS: Final[Responses] = {
+    200: {
+        "description": "The whole response; with `stream` its events",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
+"""Of llama-server's routes that can stream."""
+
+OPENAI_STREAMS: Final[Responses] = {**LLAMA_STREAMS, **OPENAI_ERRORS}
+"""Of OpenAI's routes that can stream."""
+
+PLAIN_TEXT: Final[Responses] = {200: {"description": "The metrics", "content": {"text/plain": {}}}}
+"""Of the route for Prometheus."""

@@ -1,13 +1,17 @@
-"""What middleware and routes share of one HTTP request: context, route, names of headers. On the event loop."""
+"""What middleware and routes share of one HTTP request: its context, its route, its disconnection. On the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import asyncio
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import Scope
+from starlette.requests import Request
+from starlette.types import Receive, Scope
 
+from paceline.server.api_errors import ClientDisconnected
 from paceline.streaming import FinishReason, Usage
 
 _KEY = "paceline.request_context"
@@ -45,11 +49,35 @@ def route_path(scope: Scope) -> str:
     return path
 
 
-class HeaderName(bytes):
-    """A header name that is sent as spelled. HTTP ignores its case; uvicorn sends all others in lower case."""
+class DisconnectWatcher:
+    """Watches one request for the disconnection of its client. Its body must have been read."""
 
-    __slots__ = ()
+    def __init__(self, request: Request) -> None:
+        self.is_disconnected = False
+        self._listeners: list[Callable[[], object]] = []
+        self._task = asyncio.create_task(self._watch(request.receive))
 
-    def lower(self) -> HeaderName:
-        """Return itself: uvicorn calls this before it writes a name."""
-        return self
+    def raise_if_disconnected(self) -> None:
+        """Raise `ClientDisconnected` if the client has disconnected."""
+        if self.is_disconnected:
+            raise ClientDisconnected
+
+    def on_disconnect(self, listener: Callable[[], object]) -> None:
+        """Call `listener` when the client disconnects, at once if it already has."""
+        if self.is_disconnected:
+            listener()
+        else:
+            self._listeners.append(listener)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._listeners.clear()
+        self._task.cancel()
+
+    async def _watch(self, receive: Receive) -> None:  # not the request, which would keep its body meanwhile
+        with suppress(asyncio.CancelledError):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.is_disconnected = True
+            for listener in self._listeners:
+                listener()

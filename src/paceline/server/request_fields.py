@@ -1,12 +1,19 @@
-"""Fields that requests of both APIs and the flags share: request options, names of samplers.
+"""What requests of both APIs share: prompts and embedding inputs in every shape, request options, names of samplers.
 
-Pure; any thread.
+Tokenising takes time: not for the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.request import RequestOptions
+
+if TYPE_CHECKING:
+    from paceline.runtime import Tokenizer
 
 _STREAM_OPTIONS = ("interval", "max_buffered_tokens", "slow_reader")
 
@@ -43,3 +50,105 @@ SAMPLER_LETTERS = {
     "a": "adaptive_p",
 }
 SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+
+_SHAPES = "a text, a list of token ids and texts, or an object with prompt_string"
+
+
+def tokenize_prompts(
+    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
+) -> list[list[int]]:
+    """Return the token ids of one prompt or of each in a list. A list with a number in it is one prompt.
+
+    add_special, parse_special: as in `Tokenizer.encode`. Raises `InvalidParams` for an empty list or prompt,
+    `InvalidType` for another shape, and what tokenising raises.
+    """
+    if is_prompt_list(value):
+        if not value:
+            raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
+        named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
+    else:
+        named = [(name, value)]
+    return [
+        _tokenize_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special)
+        for each, one in named
+    ]
+
+
+def is_prompt_list(value: object) -> bool:
+    """Return whether `tokenize_prompts` takes a value for a list of prompts."""
+    return isinstance(value, list) and not any(_is_number(one) for one in value)
+
+
+def _tokenize_prompt(
+    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool
+) -> list[int]:
+    if isinstance(value, dict) and "prompt_string" in value:
+        if value.get("multimodal_data"):
+            raise Unsupported(f"{name} has multimodal_data, and this model reads texts only")
+        value = value["prompt_string"]
+    ids = tokenize_mixed(tokenizer, name, value, add_special=add_special, parse_special=parse_special)
+    if not ids:
+        raise InvalidParams(f"{name} has no tokens; give it at least one")
+    return ids
+
+
+def tokenize_mixed(tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool) -> list[int]:
+    """Return the ids of a text, or of texts and ids in a list. Special tokens are added before a first text only."""
+    if isinstance(value, str):
+        return tokenizer.encode(validation.text(name, value), add_special=add_special, parse_special=parse_special)
+    if not isinstance(value, list):
+        raise InvalidType(f"{name} must be {_SHAPES}, not {type(value).__name__}")
+    if not any(isinstance(one, str) for one in value):
+        return validation.token_ids(name, value, tokenizer.n_vocab)
+    ids: list[int] = []
+    for index, one in enumerate(value):
+        ids += _tokenize_part(tokenizer, f"{name}[{index}]", one, add_special and index == 0, parse_special)
+    return ids
+
+
+def _tokenize_part(tokenizer: Tokenizer, name: str, value: Any, add_special: bool, parse_special: bool) -> list[int]:
+    if isinstance(value, str):
+        return tokenizer.encode(validation.text(name, value), add_special=add_special, parse_special=parse_special)
+    hint = f"the vocabulary has {tokenizer.n_vocab} tokens"
+    return [validation.integer(name, value, 0, tokenizer.n_vocab - 1, hint)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def tokenize_inputs(tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions) -> list[list[int]]:
+    """Return token ids in the shapes of `tokenize_prompts`, and of objects with text parts.
+
+    Such an object is {"content": [{"type": "text", "text": ...}, ...]}; its parts are joined. Raises `InvalidParams`
+    and `InvalidType` naming the field, also for an input without tokens.
+    """
+    if isinstance(value, list):
+        value = [_text_of_parts(f"{name}[{at}]", one) for at, one in enumerate(value)]
+    add, parse = options.add_special, options.parse_special
+    return tokenize_prompts(tokenizer, name, _text_of_parts(name, value), add_special=add, parse_special=parse)
+
+
+def _text_of_parts(name: str, value: Any) -> Any:
+    """Return the text of an object with content parts; any other value as it is."""
+    if not isinstance(value, dict) or "content" not in value:
+        return value
+    parts = value["content"]
+    if not isinstance(parts, list):
+        raise InvalidType(
+            f"{name}.content must be a list of parts, not {type(parts).__name__}; or give the text itself"
+        )
+    return "".join(_text_of_part(f"{name}.content[{at}]", part) for at, part in enumerate(parts))
+
+
+def _text_of_part(name: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise InvalidType(f'{name} must be an object such as {{"type": "text", "text": "..."}}, not {part!r:.80}')
+    if part.get("type") != "text":
+        raise InvalidParams(
+            f"{name}.type must be text, the one thing that this model reads, not {part.get('type')!r:.80}"
+        )
+    text = part.get("text", "")
+    if not isinstance(text, str):
+        raise InvalidType(f"{name}.text must be a text, not {type(text).__name__}")
+    return text

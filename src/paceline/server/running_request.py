@@ -19,8 +19,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
-from paceline.server.disconnect import DisconnectWatcher
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
@@ -259,42 +258,3 @@ async def _read_all(channels: Sequence[StreamChannel]) -> AsyncIterator[ChunkBat
     finally:
         for task in tasks:
             task.cancel()
-
-
-class ChunkSourceWrapper:
-    """Base of sources that alter the chunks of another one: override `batches`."""
-
-    def __init__(self, source: ChunkSource) -> None:
-        self._source = source
-
-    @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each prompt."""
-        return self._source.prompts
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds between comments on an idle stream."""
-        return self._source.heartbeat_s
-
-    @property
-    def is_disconnected(self) -> bool:
-        """True after the client disconnected."""
-        return self._source.is_disconnected
-
-    def batches(self) -> AsyncIterator[ChunkBatch]:
-        """Yield the chunks of the wrapped source."""
-        return self._source.batches()
-
-    def cancel(self) -> None:
-        """Cancel what is unfinished."""
-        self._source.cancel()
-
-    async def __aenter__(self) -> Self:
-        await self._source.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._source.__aexit__(kind, error, trace)

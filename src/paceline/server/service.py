@@ -32,9 +32,9 @@ from paceline.server.api_errors import (
     WorkerCrashLoop,
     api_error_of,
 )
-from paceline.server.http_metrics import HttpMetrics
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
 from paceline.server.request_context import RequestContext
+from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings
 
 if TYPE_CHECKING:

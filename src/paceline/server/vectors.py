@@ -13,9 +13,8 @@ from starlette.requests import Request
 from paceline.engine.collecting import answered
 from paceline.errors import Cancelled, InvalidParams
 from paceline.request import RequestOptions
-from paceline.server.disconnect import DisconnectWatcher
-from paceline.server.prompt_inputs import tokenize_inputs
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.request_fields import tokenize_inputs
 from paceline.server.service import Service
 from paceline.streaming import FinishReason, Usage
 

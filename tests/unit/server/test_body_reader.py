@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server.in_flight import ByteBudget
-from paceline.server.middleware.limits import BodyReader
+from paceline.server.middleware.request_limits import BodyReader
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 

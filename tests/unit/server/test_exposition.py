@@ -14,10 +14,9 @@ from tests.engine_world import World
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import NAMES
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.server import exposition, http_metrics
+from paceline.server import exposition, server_metrics
 from paceline.server.exposition import ALIVE, Exposition
-from paceline.server.http_metrics import OTHER, HttpMetrics
-from paceline.server.llama_metrics import LlamaMetrics
+from paceline.server.server_metrics import OTHER, HttpMetrics, LlamaMetrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "prometheus.md"
 LLAMA = (
@@ -121,7 +120,7 @@ def test_names_are_a_promise() -> None:
     assert [name for name in families if name.startswith("llamacpp:")] == list(LLAMA)
     assert set(NAMES) | {ALIVE} <= set(families)
     http = [name for name in families if name.startswith("paceline_http")]
-    assert http == [http_metrics.STREAMS, http_metrics.BYTES]
+    assert http == [server_metrics.STREAMS, server_metrics.BYTES]
     assert {"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"} <= set(families)
 
 
@@ -187,12 +186,12 @@ def test_what_the_server_counts_is_told_too() -> None:
     http.sent(7)
     found = told_by(http)
     completions = (("method", "POST"), ("route", "/v1/completions"), ("status", "200"))
-    assert found[http_metrics.REQUESTS, completions] == 2
-    assert found[http_metrics.REQUESTS, (("method", "GET"), ("route", "/health"), ("status", "503"))] == 1
-    assert found[f"{http_metrics.SECONDS}_sum", (("route", "/v1/completions"),)] == pytest.approx(0.7)
-    assert found[f"{http_metrics.SECONDS}_bucket", (("le", "0.001"), ("route", "/health"))] == 1
-    assert found[http_metrics.STREAMS, ()] == 1
-    assert found[http_metrics.BYTES, ()] == 77
+    assert found[server_metrics.REQUESTS, completions] == 2
+    assert found[server_metrics.REQUESTS, (("method", "GET"), ("route", "/health"), ("status", "503"))] == 1
+    assert found[f"{server_metrics.SECONDS}_sum", (("route", "/v1/completions"),)] == pytest.approx(0.7)
+    assert found[f"{server_metrics.SECONDS}_bucket", (("le", "0.001"), ("route", "/health"))] == 1
+    assert found[server_metrics.STREAMS, ()] == 1
+    assert found[server_metrics.BYTES, ()] == 77
 
 
 def told_by(http: HttpMetrics) -> Values:
@@ -204,10 +203,10 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
     http = HttpMetrics()
     for index in range(3000):
         http.observe(f"/{index}", 404, 0.01, method=f"M{index}")
-    found = {place: value for place, value in told_by(http).items() if place[0] == http_metrics.REQUESTS}
+    found = {place: value for place, value in told_by(http).items() if place[0] == server_metrics.REQUESTS}
     assert len(found) == 1001
     assert sum(found.values()) == 3000
-    assert found[http_metrics.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000
+    assert found[server_metrics.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000
 
 
 def test_a_worker_is_told_of_by_its_process_while_there_is_one() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.server import http_metrics
-from paceline.server.http_metrics import HttpMetrics
+from paceline.server import server_metrics
 from paceline.server.middleware.recording import HttpCounts, RequestIds
+from paceline.server.server_metrics import HttpMetrics
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -48,14 +48,14 @@ def test_a_stream_is_open_until_its_answer_is_over() -> None:
         scope["route"] = SimpleNamespace(path="/v1/things/{id}")
         await send(start(b"text/event-stream; charset=utf-8"))
         await send(body(b"data: 1", more=True))
-        assert numbers(metrics)[http_metrics.STREAMS,] == 1
-        assert numbers(metrics)[http_metrics.BYTES,] == 7
+        assert numbers(metrics)[server_metrics.STREAMS,] == 1
+        assert numbers(metrics)[server_metrics.BYTES,] == 7
         await send(body(b"data: 22"))
 
     serve(app, metrics, "POST")
     found = numbers(metrics)
-    assert (found[http_metrics.STREAMS,], found[http_metrics.BYTES,]) == (0, 15)
-    assert found[http_metrics.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
+    assert (found[server_metrics.STREAMS,], found[server_metrics.BYTES,]) == (0, 15)
+    assert found[server_metrics.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
 
 
 def test_an_answer_that_is_no_stream_has_no_bytes_here() -> None:
@@ -68,8 +68,8 @@ def test_an_answer_that_is_no_stream_has_no_bytes_here() -> None:
 
     serve(app, metrics, "BREW")
     found = numbers(metrics)
-    assert (found[http_metrics.STREAMS,], found[http_metrics.BYTES,]) == (0, 0)
-    assert found[http_metrics.REQUESTS, "other", "other", "404"] == 1
+    assert (found[server_metrics.STREAMS,], found[server_metrics.BYTES,]) == (0, 0)
+    assert found[server_metrics.REQUESTS, "other", "other", "404"] == 1
 
 
 def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
@@ -83,8 +83,8 @@ def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
     with pytest.raises(OSError, match="gone"):
         serve(app, metrics)
     found = numbers(metrics)
-    assert found[http_metrics.STREAMS,] == 0
-    assert found[http_metrics.REQUESTS, "other", "GET", "200"] == 1
+    assert found[server_metrics.STREAMS,] == 0
+    assert found[server_metrics.REQUESTS, "other", "GET", "200"] == 1
 
 
 def test_a_client_that_left_before_its_answer_is_told_apart() -> None:
@@ -95,7 +95,7 @@ def test_a_client_that_left_before_its_answer_is_told_apart() -> None:
         return
 
     serve(app, metrics)
-    assert numbers(metrics)[http_metrics.REQUESTS, "other", "GET", "499"] == 1
+    assert numbers(metrics)[server_metrics.REQUESTS, "other", "GET", "499"] == 1
 
 
 def test_what_is_no_request_passes_uncounted() -> None:
@@ -108,4 +108,4 @@ def test_what_is_no_request_passes_uncounted() -> None:
 
     asyncio.run(HttpCounts(app, metrics)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert seen == ["lifespan"]
-    assert numbers(metrics) == {(http_metrics.STREAMS,): 0, (http_metrics.BYTES,): 0}
+    assert numbers(metrics) == {(server_metrics.STREAMS,): 0, (server_metrics.BYTES,): 0}

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server.in_flight import InFlight
-from paceline.server.middleware.limits import RequestLimit
+from paceline.server.middleware.request_limits import RequestLimit
 
 
 def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:

@@ -6,7 +6,7 @@ line, environment and file, `resolution` turns them into `ServerSettings`, and `
 
 from __future__ import annotations
 
-from paceline.server.flags.draft import DiskFiles, Files, Origin
+from paceline.server.flags.flag import DiskFiles, Files, Origin
 from paceline.server.flags.resolution import Resolved, resolve
 
 __all__ = ["DiskFiles", "Files", "Origin", "Resolved", "resolve"]

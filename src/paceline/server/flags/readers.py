@@ -15,7 +15,7 @@ from typing import Any, Final
 from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.params import SAMPLERS
-from paceline.server.flags.flag import Reader
+from paceline.server.flags.flag import UNSET, Reader, Unset
 from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS
 
 TRUE: Final = frozenset({"on", "enabled", "true", "1"})
@@ -26,16 +26,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
 _INT32 = 2**31 - 1
 _MAX_LIST = 2**17  # characters, as many as the csv module takes
-
-
-class Unset:
-    """The value of a flag that means what holds without it."""
-
-    def __repr__(self) -> str:
-        return "automatic"
-
-
-UNSET: Final = Unset()
 
 
 def integer(low: int | None = None, high: int = _INT32, *, hint: str | None = None) -> Reader:
@@ -123,12 +113,6 @@ def path(label: str, text: str) -> Path:
     if "\0" in some_text(label, text):
         raise InvalidParams(f"{label} has a NUL character, which no path can have")
     return Path(text)
-
-
-def on_one_line(given: str | Path) -> str:
-    """Return a text or path for a message: as it is, or quoted where it has characters that would break a line."""
-    text = str(given)
-    return text if text.isprintable() else repr(text)
 
 
 def items(label: str, text: str) -> tuple[str, ...]:

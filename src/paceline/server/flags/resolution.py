@@ -11,9 +11,18 @@ from typing import Final, Literal
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
-from paceline.server.flags.draft import DEFAULT, Draft, Files, Origin
-from paceline.server.flags.flag import Ignore, Print, ReadConfig, Reject, Store
-from paceline.server.flags.readers import on_one_line
+from paceline.server.flags.flag import (
+    DEFAULT,
+    Draft,
+    Files,
+    Ignore,
+    Origin,
+    Print,
+    ReadConfig,
+    Reject,
+    Store,
+    on_one_line,
+)
 from paceline.server.flags.sources import (
     GivenFlag,
     from_arguments,

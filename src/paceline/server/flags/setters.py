@@ -11,8 +11,7 @@ from typing import Any
 
 from paceline.errors import InvalidParams
 from paceline.scheduling.strategies import check_strategy_name
-from paceline.server.flags.draft import Draft
-from paceline.server.flags.readers import UNSET, on_one_line
+from paceline.server.flags.flag import UNSET, Draft, on_one_line
 from paceline.server.settings import ApiKey
 
 MIB = 1 << 20

@@ -15,9 +15,7 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.errors import InvalidParams
-from paceline.server.flags.draft import Kind, Origin
-from paceline.server.flags.flag import ENV_PREFIX, SWITCH, Flag
-from paceline.server.flags.readers import on_one_line
+from paceline.server.flags.flag import ENV_PREFIX, SWITCH, Flag, Kind, Origin, on_one_line
 from paceline.server.flags.table import BY_KEY, BY_NAME, ENV_NAMES, FLAGS
 
 _SEE: Final = "paceline serve --help"

@@ -14,8 +14,8 @@ import msgspec
 
 from paceline.completion import Completion
 from paceline.runtime import Tokenizer
+from paceline.server.llama_server.chunk_sources import ProgressChunk
 from paceline.server.llama_server.completion_request import CompletionRequest
-from paceline.server.llama_server.progress import ProgressChunk
 from paceline.server.logprobs import LlamaLogprobs, TokenSplitter
 from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -1,23 +1,31 @@
-"""The parsed body of POST /completion or /infill: prompts, sampling, options, and what responses report of them.
+"""The parsed body of POST /completion or /infill: prompts, sampling, options, and the settings that responses report.
 
 Parsing tokenises: not for the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.errors import InvalidParams, PromptTooLong
+from paceline.errors import InvalidParams, PromptTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.bodies import CompletionBody, InfillBody, cap_warnings
-from paceline.server.llama_server.generation_settings import full_settings
-from paceline.server.llama_server.infill import PromptLimits, infill_prompt
-from paceline.server.llama_server.line_limits import LineLimits
-from paceline.server.llama_server.sampling_fields import ParseContext, parse_lora_scales, parse_options, parse_params
-from paceline.server.prompt_inputs import is_prompt_list, tokenize_prompts
+from paceline.runtime.tokenizer import FimTokens
+from paceline.server.llama_server.chunk_sources import LineLimits
+from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk, cap_warnings
+from paceline.server.llama_server.sampling_fields import (
+    BANNED_BIAS,
+    RANDOM_SEED,
+    ParseContext,
+    logit_bias_body,
+    parse_lora_scales,
+    parse_options,
+    parse_params,
+)
+from paceline.server.request_fields import is_prompt_list, tokenize_mixed, tokenize_prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +142,137 @@ def _wants_progress(body: CompletionBody, num_prompts: int, warnings: list[str])
 def _parse_line_limits(body: CompletionBody) -> LineLimits:
     limit_ms = body.t_max_predict_ms or 0
     return LineLimits(min_indent=body.n_indent or 0, max_predict_s=limit_ms / 1000 if limit_ms > 0 else None)
+
+
+_PROJECT, _FILE, _UNNAMED = "myproject\n", "filename\n", "tmp"
+_BETWEEN = "\n\n--- snippet ---\n\n"  # where the model has no token for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimits:
+    """Limits of the engine. n_ctx: tokens of a sequence; n_batch: of a tick; max_prompts: prompts of a request."""
+
+    n_ctx: int
+    n_batch: int
+    max_prompts: int = 256
+
+
+def infill_prompt(
+    body: InfillBody, tokenizer: Tokenizer, limits: PromptLimits, *, suffix_first: bool = False
+) -> list[int]:
+    """Return the token ids of an infill prompt.
+
+    The prefix keeps its end and the suffix its beginning, at most three quarters and one quarter of n_batch; other
+    files fill what that and twice n_predict leave of n_ctx, from their end. Raises `Unsupported` if the model has no
+    tokens for it.
+    """
+    for_prefix, for_suffix, for_middle = _fim_tokens(tokenizer.fim)
+    prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=True)
+    prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
+    suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
+    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (limits.n_batch // 4)) :], *prompt]
+    after = [for_suffix, *suffix[: max(0, limits.n_batch // 4 - (2 + len(prompt)))]]
+    asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
+    rest = max(0, limits.n_ctx - limits.n_batch - 2 * max(asked, 0))
+    extra = _extra_ids(tokenizer, body.input_extra or ())
+    bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+    sides = after + before if suffix_first else before + after
+    return [*extra[max(0, len(extra) - rest) :], *bos, *sides, for_middle]
+
+
+def _fim_tokens(fim: FimTokens) -> tuple[int, int, int]:
+    """Return the tokens for prefix, suffix and middle."""
+    if fim.prefix is None or fim.suffix is None or fim.middle is None:
+        missing = [name for name in ("prefix", "suffix", "middle") if getattr(fim, name) is None]
+        raise Unsupported(f"Infill is not supported by this model: it has no token for the {' and the '.join(missing)}")
+    return fim.prefix, fim.suffix, fim.middle
+
+
+def _text_ids(tokenizer: Tokenizer, name: str, value: Any) -> list[int]:
+    if value is None:
+        raise InvalidParams(f'"{name}" is required')
+    return tokenize_mixed(tokenizer, name, value, add_special=False, parse_special=False)
+
+
+def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]:
+    rep, sep = tokenizer.fim.rep, tokenizer.fim.sep
+    ids: list[int] = []
+    if rep is not None:
+        ids += [rep, *tokenizer.encode(_PROJECT, add_special=False)]
+    for chunk in chunks:
+        if sep is not None:
+            name = f"{chunk.filename or _UNNAMED}\n"
+            ids += [sep, *tokenizer.encode(name, add_special=False)]
+        else:
+            ids += tokenizer.encode(_BETWEEN, add_special=False)
+        ids += tokenizer.encode(chunk.text, add_special=False)
+    if sep is not None:
+        ids += [sep, *tokenizer.encode(_FILE, add_special=False)]
+    return ids
+
+
+_SAME_NAMES = (
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
+    "adaptive_decay", "ignore_eos",
+)  # fmt: skip
+
+
+def brief_settings(
+    params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings without lists and grammars, for /props and /slots. others: those outside of sampling."""
+    num_predict = -1 if params.max_tokens is None else params.max_tokens
+    given = others or {}
+    return {
+        "seed": RANDOM_SEED if params.seed is None else params.seed,
+        **{name: getattr(params, name) for name in _SAME_NAMES},
+        "repeat_last_n": params.penalty_last_n,
+        "max_tokens": num_predict,
+        "n_predict": num_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": stream,
+        "n_probs": params.logprobs or 0,
+        "min_keep": 0,
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": list(params.samplers),
+        "speculative.types": "none",
+        "timings_per_token": given.get("timings_per_token", False),
+        "post_sampling_probs": params.logprobs is not None and params.logprobs_mode == "sampled",
+        "backend_sampling": False,
+        "lora": given.get("lora", []),
+    }
+
+
+def full_settings(
+    params: SamplingParams, eog_ids: Iterable[int], *, stream: bool, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings for a response. A JSON schema is reported as given, not as its grammar."""
+    never = [(token, BANNED_BIAS) for token in sorted(eog_ids)] if params.ignore_eos else []
+    settings = brief_settings(params, stream=stream, others=others) | {
+        "dry_sequence_breakers": list(params.dry_sequence_breakers),
+        "stop": list(params.stop),
+        "logit_bias": logit_bias_body([*_bias_pairs(params), *never]),
+        "grammar": params.grammar or "",
+        "grammar_lazy": params.grammar_lazy,
+        "grammar_triggers": [_trigger_body(one) for one in params.grammar_triggers],
+        "preserved_tokens": [],
+    }
+    if isinstance(params.json_schema, str):
+        settings["json_schema"] = json.loads(params.json_schema)
+    return settings
+
+
+def _bias_pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
+    return tuple(params.logit_bias.items()) if isinstance(params.logit_bias, Mapping) else params.logit_bias
+
+
+def _trigger_body(trigger: str | int) -> dict[str, Any]:
+    if isinstance(trigger, int):
+        return {"type": 0, "value": "", "token": trigger}
+    return {"type": 1, "value": trigger}

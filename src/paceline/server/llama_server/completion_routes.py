@@ -15,17 +15,19 @@ from starlette.types import Receive, Scope, Send
 from paceline.completion import Completion
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.server.api_errors import llama_error_event
-from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
-from paceline.server.llama_server.bodies import CompletionBody, InfillBody
+from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
+from paceline.server.llama_server.chunk_sources import LineLimitedSource, ProgressSource
 from paceline.server.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
-from paceline.server.llama_server.completion_request import CompletionRequest, parse_request, with_truncated_prompts
-from paceline.server.llama_server.generation_settings import brief_settings
-from paceline.server.llama_server.infill import PromptLimits
-from paceline.server.llama_server.line_limits import LineLimitedSource
-from paceline.server.llama_server.progress import ProgressSource
+from paceline.server.llama_server.completion_request import (
+    CompletionRequest,
+    PromptLimits,
+    brief_settings,
+    parse_request,
+    with_truncated_prompts,
+)
+from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
-from paceline.server.llama_server.state import LlamaServerState, SlotContent
-from paceline.server.openapi_responses import LLAMA_STREAMS
+from paceline.server.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.request_fields import merge_options
 from paceline.server.running_request import (
     ChunkSource,

@@ -15,7 +15,7 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SAMPLERS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.bodies import CompletionBody, LoraScale
+from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS, drop_stream_options
 
 API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from paceline.request import RequestOptions
 from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.json_bodies import JsonRoute, large_json_response
-from paceline.server.llama_server.bodies import EmbeddingBody, RerankBody
+from paceline.server.llama_server.llama_bodies import EmbeddingBody, RerankBody
 from paceline.server.service import Service
 from paceline.server.vectors import can_embed, can_rerank, compute_vectors, tokenize_texts, vector_options
 

@@ -12,8 +12,8 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import CLIENT_CLOSED, api_error_of, error_response
-from paceline.server.http_metrics import OTHER, HttpMetrics
 from paceline.server.request_context import RequestContext, route_path
+from paceline.server.server_metrics import OTHER, HttpMetrics
 
 ACCESS_LOGGER = "paceline.server.access"
 _access_log = logging.getLogger(ACCESS_LOGGER)

@@ -16,9 +16,9 @@ from paceline.chat import next_turn
 from paceline.completion import Choice, Completion
 from paceline.params import SamplingParams
 from paceline.server.api_errors import naming_param, openai_error_event
-from paceline.server.json_bodies import JsonRoute
+from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
-from paceline.server.openai.bodies import OpenAIChatBody
+from paceline.server.openai.openai_bodies import OpenAIChatBody
 from paceline.server.openai.parsing import CHAT_DEFAULTS, parse_chat
 from paceline.server.openai.responses import (
     FINISH_REASONS,
@@ -30,7 +30,6 @@ from paceline.server.openai.responses import (
     wants_prompt_logprobs,
     whole_response,
 )
-from paceline.server.openapi_responses import OPENAI_STREAMS
 from paceline.server.running_request import start_request
 from paceline.server.service import Service
 from paceline.server.sse import event_stream

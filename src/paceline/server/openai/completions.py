@@ -15,9 +15,9 @@ from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.server.api_errors import naming_param, openai_error_event
-from paceline.server.json_bodies import JsonRoute
+from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import LogprobColumns, LogprobColumnsBuilder
-from paceline.server.openai.bodies import OpenAICompletionBody
+from paceline.server.openai.openai_bodies import OpenAICompletionBody
 from paceline.server.openai.parsing import COMPLETION_DEFAULTS, parse_completion
 from paceline.server.openai.responses import (
     FINISH_REASONS,
@@ -29,7 +29,6 @@ from paceline.server.openai.responses import (
     wants_prompt_logprobs,
     whole_response,
 )
-from paceline.server.openapi_responses import OPENAI_STREAMS
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import event_stream

@@ -18,10 +18,9 @@ from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.runtime.embedder import normalized
 from paceline.server.api_errors import naming_param
-from paceline.server.json_bodies import JsonRoute, encode_in_parts
-from paceline.server.openai.bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody, check_unknown_fields
+from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, encode_in_parts
+from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody, check_unknown_fields
 from paceline.server.openai.parsing import given_fields, model_warning
-from paceline.server.openapi_responses import OPENAI_ERRORS
 from paceline.server.request_fields import merge_options
 from paceline.server.service import Service
 from paceline.server.vectors import can_embed, compute_vectors, tokenize_texts, vector_options

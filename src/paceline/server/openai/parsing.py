@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.server.openai.bodies import (
+from paceline.server.openai.openai_bodies import (
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
     GenerationBody,

@@ -23,7 +23,7 @@ from paceline.completion import Completion
 from paceline.params import SamplingParams
 from paceline.runtime import build_info
 from paceline.server.logprobs import Pieces, prompt_logprobs
-from paceline.server.openai.bodies import GenerationBody
+from paceline.server.openai.openai_bodies import GenerationBody
 from paceline.server.openai.parsing import ParsedRequest, model_warning
 from paceline.server.running_request import RunningRequest
 from paceline.server.service import Service

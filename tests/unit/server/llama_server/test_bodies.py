@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.server.llama_server.bodies import CompletionBody, RerankBody
+from paceline.server.llama_server.llama_bodies import CompletionBody, RerankBody
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from tests.unit.server.llama_server.letters import letters
 
 from paceline.completion import completion_of
 from paceline.params import SamplingParams
+from paceline.server.llama_server.chunk_sources import LineLimits, ProgressChunk
 from paceline.server.llama_server.completion_renderer import CompletionRenderer, RenderContext, select_fields
 from paceline.server.llama_server.completion_request import CompletionRequest
-from paceline.server.llama_server.line_limits import LineLimits
-from paceline.server.llama_server.progress import ProgressChunk
 from paceline.server.logprobs import _LLAMA_MIN_LOGPROB
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 

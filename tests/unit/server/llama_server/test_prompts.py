@@ -8,9 +8,9 @@ import pytest
 from tests.unit.server.llama_server.letters import BOS, letters
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupported
-from paceline.server.llama_server.bodies import InfillBody
-from paceline.server.llama_server.infill import PromptLimits, infill_prompt
-from paceline.server.prompt_inputs import tokenize_prompts
+from paceline.server.llama_server.completion_request import PromptLimits, infill_prompt
+from paceline.server.llama_server.llama_bodies import InfillBody
+from paceline.server.request_fields import tokenize_prompts
 
 A, B, C = 97, 98, 99
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.params import SamplingParams
-from paceline.server.llama_server.generation_settings import brief_settings, full_settings
+from paceline.server.llama_server.completion_request import brief_settings, full_settings
 from paceline.server.llama_server.sampling_fields import BANNED_BIAS, RANDOM_SEED
-from paceline.server.llama_server.state import Adapters, SlotContent, VirtualSlots
+from paceline.server.llama_server.slots import Adapters, SlotContent, VirtualSlots
 from paceline.server.llama_server.vector_routes import normalize_as
 
 

@@ -9,7 +9,7 @@ from tests.unit.server.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
-from paceline.server.llama_server.bodies import CompletionBody, LoraScale
+from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.llama_server.sampling_fields import (
     API_DEFAULTS,
     BANNED_BIAS,

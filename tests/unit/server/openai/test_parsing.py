@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
-from paceline.server.openai.bodies import OPTION_EXTRAS, SAMPLING_EXTRAS, OpenAIChatBody, OpenAICompletionBody
+from paceline.server.openai.openai_bodies import OPTION_EXTRAS, SAMPLING_EXTRAS, OpenAIChatBody, OpenAICompletionBody
 from paceline.server.openai.parsing import (
     CHAT_DEFAULTS,
     COMPLETION_DEFAULTS,

@@ -1,7 +1,8 @@
-"""All of llama-server's routes but /health and /metrics; /props and /lora-adapters are here. On the event loop."""
+"""All of llama-server's routes but /health and /metrics; here: tokens, templates, adapters, properties. On the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,16 +10,19 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from paceline import __version__
+from paceline import __version__, validation
+from paceline.chat import next_turn
 from paceline.demo import demo_model_path
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Unsupported
+from paceline.runtime import Tokenizer
 from paceline.server.api_errors import not_supported
-from paceline.server.json_bodies import JsonRoute, json_response
-from paceline.server.llama_server import completion_routes, slots, tokens, vector_routes
-from paceline.server.llama_server.bodies import LoraScale
-from paceline.server.llama_server.generation_settings import brief_settings
+from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
+from paceline.server.llama_server import completion_routes, slots, vector_routes
+from paceline.server.llama_server.completion_request import brief_settings
+from paceline.server.llama_server.llama_bodies import DetokenizeBody, LlamaBody, LoraScale, TemplateBody, TokenizeBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, parse_lora_scales
-from paceline.server.llama_server.state import LlamaServerState
+from paceline.server.llama_server.slots import LlamaServerState
+from paceline.server.request_fields import tokenize_mixed
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ def routes(service: Service) -> APIRouter:
     router.include_router(completion_routes.routes(service, state))
     router.include_router(slots.routes(service, state))
     router.include_router(_adapter_routes(state))
-    router.include_router(tokens.routes(service))
+    router.include_router(_token_routes(service))
     router.include_router(vector_routes.routes(service))
     router.include_router(_props_routes(service))
     return router
@@ -116,3 +120,71 @@ def _chat_template(service: Service) -> str:
         return service.chat_template().source
     except PacelineError:  # there is none, or it does not parse
         return ""
+
+
+def _token_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+
+    @router.post("/tokenize", summary="Text to token ids")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes."""
+        tokens = await asyncio.to_thread(_tokenize, service.engine().tokenizer, body)
+        return await large_json_response({"tokens": tokens} | _warnings(body))
+
+    @router.post("/detokenize", summary="Token ids to text")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """Return `content`: the text, control tokens included."""
+        tokenizer = service.engine().tokenizer
+        text = await asyncio.to_thread(_detokenize, tokenizer, body)
+        return await large_json_response({"content": text} | _warnings(body))
+
+    @router.post("/apply-template", summary="Messages to the text of a prompt")
+    async def apply_template(body: TemplateBody) -> Response:
+        """Return `prompt`: the text that the chat template renders."""
+        if body.tools:
+            raise Unsupported("tools are not supported yet; leave them out")
+        rendered = await asyncio.to_thread(_render, service, body)
+        return await large_json_response({"prompt": rendered} | _warnings(body))
+
+    return router
+
+
+def _render(service: Service, body: TemplateBody) -> str:
+    asked = body.continue_final_message
+    if isinstance(asked, str) and asked != "content":
+        raise Unsupported(f'continue_final_message must be true, false or "content", not {asked!r:.80}')
+    turn = next_turn(
+        body.messages,
+        continues=None if asked is None else bool(asked),
+        generates=body.add_generation_prompt,
+        prefills=service.settings.prefill_assistant is not False,
+    )
+    return service.rendered(turn, body.chat_template_kwargs or {}, body.reasoning_effort).text
+
+
+def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
+    if body.content is None:
+        return []
+    parse = body.parse_special is not False
+    ids = tokenize_mixed(tokenizer, "content", body.content, add_special=bool(body.add_special), parse_special=parse)
+    if not body.with_pieces:
+        return ids
+    pieces = tokenizer.pieces(special=True)
+    return [{"id": token, "piece": _piece_body(pieces[token])} for token in ids]
+
+
+def _detokenize(tokenizer: Tokenizer, body: DetokenizeBody) -> str:
+    ids = [] if body.tokens is None else body.tokens
+    return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
+
+
+def _piece_body(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _warnings(body: LlamaBody) -> dict[str, Any]:
+    warnings = body.ignored()
+    return {"warnings": warnings} if warnings else {}

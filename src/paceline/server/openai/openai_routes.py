@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from paceline.server.api_errors import invalid_request
+from paceline.server.json_bodies import OPENAI_ERRORS
 from paceline.server.openai import chat, completions, embeddings
-from paceline.server.openapi_responses import OPENAI_ERRORS
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 

@@ -1,0 +1,184 @@
+"""Build the application: middleware, routes and health checks around one `Service`, for `serving` or any ASGI server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline import __version__
+from paceline.errors import PacelineError
+from paceline.server.api_errors import (
+    ApiError,
+    ApiException,
+    ModelLoadFailed,
+    ModelLoading,
+    WorkerCrashLoop,
+    error_response,
+    llama_error_body,
+)
+from paceline.server.exposition import metrics_routes
+from paceline.server.json_bodies import LLAMA_ERRORS
+from paceline.server.llama_server import llama_routes
+from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
+from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
+from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
+from paceline.server.openai import openai_routes
+from paceline.server.pages import document_routes, start_page_routes
+from paceline.server.request_context import route_path
+from paceline.server.service import Front, Service
+from paceline.server.settings import ServerSettings
+
+_ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
+
+
+def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
+    """Return the application; `app.state.service` is its `Service`, which starts loading when the app starts.
+
+    llm: used in place of an `AsyncLLM` made of the settings. Raises `InvalidParams` for invalid engine options.
+    """
+    service = Service(settings, llm)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start_loading()
+        try:
+            yield
+        finally:
+            await service.aclose()
+
+    app = FastAPI(
+        title="paceline",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if settings.docs else None,
+        middleware=_middleware(service),
+        lifespan=lifespan,
+        responses=LLAMA_ERRORS,
+    )
+    app.state.service = service
+
+    async def handle_error(request: Request, error: Exception) -> Response:
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return error_response(service.api_error_of(error), route_path(request.scope), headers)
+
+    for kind in (PacelineError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, handle_error)
+
+    async def wake(request: Request) -> None:  # a POST to a model's routes wakes a sleeping engine
+        if request.method == "POST":
+            service.wake()
+
+    for own_routes in (health_routes, start_page_routes, openai_routes.cancel_routes, metrics_routes):
+        app.include_router(own_routes(service))
+    sleeps = bool(settings.engine_options.get("sleep_idle_s"))
+    for model_routes in (openai_routes.routes, llama_routes.routes):
+        app.include_router(model_routes(service), dependencies=[Depends(wake)] if sleeps else None)
+    if settings.docs:
+        app.router.routes[:0] = document_routes(app)
+    _build_routes(app)
+    return app
+
+
+def _build_routes(app: FastAPI) -> None:
+    """Have FastAPI build the routers' routes now, which it otherwise does, slowly, at the first request."""
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    """Return the middleware from the outermost to the innermost."""
+    settings = service.settings
+    cors = Middleware(
+        Cors,
+        settings.cors_origins,
+        settings.cors_methods,
+        settings.cors_headers,
+        credentials=settings.cors_credentials,
+    )
+    return [
+        Middleware(RequestIds),
+        Middleware(HttpCounts, service.http_metrics),
+        Middleware(AccessLog),
+        *([Middleware(RoutePrefix, settings.root_path)] if settings.root_path else ()),
+        *([Middleware(AllowedHosts, (*settings.allowed_hosts, *settings.hosts))] if settings.checks_hosts else ()),
+        *([cors] if settings.cors_origins else ()),
+        Middleware(HeaderLimit, settings.max_header_bytes),
+        Middleware(ApiKeys, settings.api_keys),
+        Middleware(RequestLimit, service, settings.max_connections),
+        Middleware(
+            BodyReader,
+            settings.max_body_bytes,
+            settings.body_timeout_s,
+            service.body_budget,
+            service.retry_after_s,
+        ),
+        Middleware(ErrorBoundary),
+    ]
+
+
+def health_routes(service: Service) -> APIRouter:
+    """Return /health, /v1/health, /health/live and /health/ready."""
+    router = APIRouter(tags=["health"])
+
+    async def health() -> Response:
+        """200 once the model is loaded; 503 with the progress before, and in a crash loop while no worker is ready."""
+        return _health(service)
+
+    async def live() -> Response:
+        """200 also while it loads, idles, computes a long pass or restarts its worker; 503 where it has ended or hangs."""
+        try:
+            heartbeat = service.engine().heartbeat()
+        except ModelLoading:
+            return JSONResponse({"status": "ok", "state": "loading"})
+        except ModelLoadFailed as failed:
+            return _unavailable(failed.api_error, state="failed")
+        if heartbeat.is_alive:
+            return JSONResponse({"status": "ok", "state": heartbeat.state})
+        return _unavailable(_ENGINE_DEAD, state=heartbeat.state)
+
+    async def ready() -> Response:
+        """200 where a request would be accepted; else 503 with the reason."""
+        try:
+            service.check_ready()
+        except ApiException as error:
+            return _unavailable(error.api_error)
+        return JSONResponse({"status": "ok"})
+
+    for path, endpoint, summary in (
+        ("/health", health, "Whether the model is loaded"),
+        ("/v1/health", health, "As /health"),
+        ("/health/live", live, "Whether the engine lives"),
+        ("/health/ready", ready, "Whether a request would be accepted"),
+    ):
+        router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # monitors often send HEAD
+    return router
+
+
+def _health(service: Service) -> Response:
+    try:
+        engine = service.engine()
+        if engine.is_closed:
+            return _unavailable(_ENGINE_DEAD, status="ended")
+        service.check_worker()
+    except ModelLoading as loading:
+        return _unavailable(loading.api_error, status="loading", progress=round(loading.progress, 4))
+    except ModelLoadFailed as failed:
+        return _unavailable(failed.api_error, status="failed")
+    except WorkerCrashLoop as looping:
+        return _unavailable(looping.api_error, status="crash_loop", crashes=looping.num_crashes)
+    return JSONResponse({"status": "ok"})
+
+
+def _unavailable(api_error: ApiError, **more: Any) -> Response:
+    headers = {} if api_error.retry_after_s is None else {"retry-after": str(api_error.retry_after_s)}
+    return JSONResponse({**llama_error_body(api_error), **more}, api_error.status, headers)
