@@ -85,12 +85,13 @@ UNSOUND = [
     (route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST ") and route not in WITHOUT_BODY
 ]
 CASES = [*SOUND, *UNSOUND]
+BOUNDED = {"timeout_s": 15}  # hundreds of choices up to the end of the context are made up, too
 NEEDED: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "Once upon"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}]},
+    "/v1/completions": {"prompt": "Once upon", **BOUNDED},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}], **BOUNDED},
     "/v1/embeddings": {"input": "Once upon"},
-    "/completion": {"prompt": "Once upon"},
-    "/infill": {"input_prefix": "Once", "input_suffix": "time"},
+    "/completion": {"prompt": "Once upon", **BOUNDED},
+    "/infill": {"input_prefix": "Once", "input_suffix": "time", **BOUNDED},
     "/tokenize": {"content": "Once upon"},
     "/detokenize": {"tokens": [5, 6]},
     "/apply-template": {"messages": [{"role": "user", "content": "Hello."}]},
