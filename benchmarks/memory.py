@@ -34,7 +34,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.sequence import Request, prefix_namespace
 from paceline.testing import FakeBackend
-from paceline.testing.fake_process import limits_of
+from paceline.testing.fake_backend import limits_of
 
 
 def prefill_tokens(llm: LLM) -> int:

@@ -41,15 +41,14 @@ from paceline.scheduling.events import (
     Started,
 )
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.plan import Row
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request, prefix_namespace
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
-from paceline.testing.fake_backend import FakeBackend, FakeSampler
+from paceline.testing.fake_backend import FakeBackend, FakeSampler, ManualClock
 from paceline.testing.fake_memory import FakeState
-from paceline.testing.manual_clock import ManualClock
 
 
 class Faults:

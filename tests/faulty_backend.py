@@ -16,8 +16,7 @@ from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.scheduling.telemetry import RequestRecord
-from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler
-from paceline.testing.fake_process import limits_of
+from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler, limits_of
 
 POISON = BOS
 """A token that ends the process when it is computed; none is ever drawn."""

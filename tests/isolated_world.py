@@ -26,13 +26,11 @@ from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.streaming import FinishReason, StreamChunk
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.fake_process import limits_of
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, ManualClock, limits_of
 
 
 class WireLink:

@@ -22,9 +22,9 @@ from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend
 

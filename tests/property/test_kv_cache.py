@@ -25,8 +25,7 @@ from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix
 from paceline.kv_cache.prefix_match import MIN_PENDING_TOKENS, PREFIX_PENDING, match_checkpoint, match_parts
 from paceline.kv_cache.radix_tree import HostBlock, Node, RadixTree
 from paceline.scheduling.sequence import Sequence
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 NAMESPACES = [("a",), ("b",), (1, "a")]
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)

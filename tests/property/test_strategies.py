@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from paceline.scheduling.cost_model import TILE_TOKENS, TickCostModel
-from paceline.scheduling.strategies.balanced import Balanced
-from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
-from paceline.scheduling.strategies.paced import Paced
-from paceline.scheduling.strategies.prefill_priority import PrefillPriority
+from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
 from paceline.scheduling.view import BatchStrategy, SchedulerView, TickCost
-from paceline.testing.strategy_trial import StrategyTrial, TrialCost, TrialLoad, TrialSequence
+from paceline.testing.strategy_check import StrategyTrial, TrialCost, TrialLoad, TrialSequence
 
 EVERY = pytest.mark.parametrize("strategy", [DecodeMaximal(), PrefillPriority(), Balanced(), Paced()])
 BUDGETS = st.integers(1, 40) | st.integers(1, 4096)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.cli.traces.trace_picture import draw
 from paceline.observability.metrics import Tally
-from paceline.observability.trace_events import EVENTS, Trace, TraceEvent
-from paceline.observability.trace_format import LineError, from_line, to_line
+from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
 from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 

@@ -19,7 +19,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import EndRecord, TickRecord
 from paceline.streaming import FinishReason, StreamChannel
-from paceline.testing.fake_process import FakeTokenizer
+from paceline.testing.fake_backend import FakeTokenizer
 
 
 class Ends(Instrument):

@@ -19,6 +19,7 @@ from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.trace_events import EventInstrument, PrefixShared, TraceEvent, call_hook
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
 
@@ -134,7 +135,7 @@ class _Rest:
     rested_s: float
 
 
-class Pacer(Instrument):
+class Pacer(EventInstrument):
     """Slow an engine down so that one can follow it, and measure it as if it had not been.
 
     A tiny model takes a millisecond a tick. This instrument rests after each tick, on the engine's thread, and passes every
@@ -168,56 +169,32 @@ class Pacer(Instrument):
         """Seconds of all rests."""
         return self._total_s()
 
-    def request_queued(self, record: RequestRecord) -> None:
-        """Pass it on to the metrics, without the rests."""
-        submitted_s = self._without_rests(record.submitted_s)
-        self._first_s = submitted_s if self._first_s is None else self._first_s
-        self._metrics.request_queued(replace(record, submitted_s=submitted_s))
+    def take(self, event: TraceEvent) -> None:
+        """Pass an event on to the metrics, without the rests; after a tick, rest until the next one may begin."""
+        shifted = self._shifted(event)
+        call_hook(self._metrics, shifted)
+        if isinstance(shifted, RequestRecord) and self._first_s is None:
+            self._first_s = shifted.submitted_s
+        elif isinstance(shifted, EndRecord):
+            self._last_s = shifted.now_s
+        if isinstance(event, TickRecord):
+            self._rest(event.start_s + self._least_s)
 
-    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.request_started(key, choice, slot, self._without_rests(now_s))
+    def _shifted(self, event: TraceEvent) -> TraceEvent:
+        match event:
+            case RequestRecord():
+                return replace(event, submitted_s=self._without_rests(event.submitted_s))
+            case TickRecord():
+                return msgspec.structs.replace(event, start_s=self._without_rests(event.start_s))
+            case PrefixShared():
+                return event
+            case _:
+                return replace(event, now_s=self._without_rests(event.now_s))
 
-    def request_ended(self, record: EndRecord) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._last_s = self._without_rests(record.now_s)
-        self._metrics.request_ended(replace(record, now_s=self._last_s))
-
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.slot_freed(key, choice, slot, self._without_rests(now_s))
-
-    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.preempted(key, choice, num_computed_tokens, self._without_rests(now_s))
-
-    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.prefix_shared(key, choice, num_tokens, source)
-
-    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.prefix_instability(key, num_cached, num_matched, self._without_rests(now_s))
-
-    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.evicted(num_tokens, source, self._without_rests(now_s))
-
-    def engine_restarted(self, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.engine_restarted(self._without_rests(now_s))
-
-    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
-        """Pass it on to the metrics, without the rests."""
-        self._metrics.paused(key, is_paused, self._without_rests(now_s))
-
-    def tick_finished(self, record: TickRecord) -> None:
-        """Pass the tick on to the metrics, and rest until the next one may begin."""
-        self._metrics.tick_finished(msgspec.structs.replace(record, start_s=self._without_rests(record.start_s)))
-        rest_s = record.start_s + self._least_s - self._clock.now()
-        if self._least_s and rest_s > 0 and not self._hurry.is_set():
-            start_s = self._clock.now()
-            self._hurry.wait(rest_s)
+    def _rest(self, until_s: float) -> None:
+        start_s = self._clock.now()
+        if self._least_s and start_s < until_s and not self._hurry.is_set():
+            self._hurry.wait(until_s - start_s)
             self._rests.append(_Rest(start_s, self._clock.now(), self._total_s()))
 
     def _total_s(self) -> float:

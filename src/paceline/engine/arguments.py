@@ -11,7 +11,7 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
-from paceline.scheduling.strategies import check_strategy_name
+from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.streaming import StreamChannel
 
 _READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")

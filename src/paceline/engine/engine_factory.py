@@ -23,8 +23,8 @@ from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devic
 from paceline.runtime.embedder import longest_text
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.scheduling.telemetry import TelemetrySink
 
 _log = logging.getLogger("paceline.engine")

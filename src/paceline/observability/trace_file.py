@@ -1,4 +1,4 @@
-"""Trace files: one line of JSON for each event of an engine, written by a recorder and read back. See `trace_format`.
+"""Trace files: one line of JSON for each event of an engine, written by a recorder and read back. See `trace_events`.
 
 The recorder's hooks write on the engine's thread; it may be closed on any thread.
 """
@@ -16,22 +16,17 @@ from typing import Any, Protocol, Self, TextIO
 
 from paceline import validation
 from paceline.errors import InvalidType, TraceError
-from paceline.observability.instruments import Instrument
 from paceline.observability.trace_events import (
-    EngineRestarted,
-    Evicted,
-    Paused,
-    Preempted,
-    PrefixInstability,
-    PrefixShared,
-    RequestStarted,
-    SlotFreed,
+    EventInstrument,
+    LineError,
     Trace,
     TraceEvent,
+    check_header,
     event_time,
+    from_line,
+    header,
+    to_line,
 )
-from paceline.observability.trace_format import LineError, check_header, from_line, header, to_line
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
 
 _log = logging.getLogger("paceline.engine")
 
@@ -39,11 +34,11 @@ _log = logging.getLogger("paceline.engine")
 class TextSink(Protocol):
     """An open text file, or the two methods of one that a recorder needs."""
 
-    def write(self, text: str, /) -> object: ...
-    def flush(self) -> object: ...
+    def write(self, text: str, /) -> object: ...  # noqa: D102 - as of a file
+    def flush(self) -> object: ...  # noqa: D102
 
 
-class TraceRecorder(Instrument):
+class TraceRecorder(EventInstrument):
     """Write the events of an engine to a file. Close it after the engine, or use it as a context manager.
 
     A hook that cannot write raises `OSError`, and nothing is written afterwards: the engine removes the recorder and
@@ -96,39 +91,6 @@ class TraceRecorder(Instrument):
             elif file is not None:
                 file.flush()
 
-    def request_queued(self, record: RequestRecord) -> None:
-        self._write(record)
-
-    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self._write(RequestStarted(key, choice, slot, now_s))
-
-    def request_ended(self, record: EndRecord) -> None:
-        self._write(record)
-
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self._write(SlotFreed(key, choice, slot, now_s))
-
-    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
-        self._write(Preempted(key, choice, num_computed_tokens, now_s))
-
-    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
-        self._write(PrefixShared(key, choice, num_tokens, source))
-
-    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
-        self._write(PrefixInstability(key, num_cached, num_matched, now_s))
-
-    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        self._write(Evicted(num_tokens, source, now_s))
-
-    def engine_restarted(self, now_s: float) -> None:
-        self._write(EngineRestarted(now_s))
-
-    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
-        self._write(Paused(key, is_paused, now_s))
-
-    def tick_finished(self, record: TickRecord) -> None:
-        self._write(record)
-
     def write_lines(self, lines: Iterable[str], now_s: float) -> None:
         """Write events that another recorder with the same start_s has formatted. now_s: on the engine's clock."""
         with self._lock:
@@ -136,7 +98,8 @@ class TraceRecorder(Instrument):
                 if self._file is not None:
                     self._put(self._file, line, now_s)
 
-    def _write(self, event: TraceEvent) -> None:
+    def take(self, event: TraceEvent) -> None:
+        """Write an event."""
         with self._lock:
             now_s = event_time(event)
             if self._start_s is None:

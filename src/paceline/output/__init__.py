@@ -4,10 +4,8 @@ Pure; knows no KV cache and no scheduling. `Detokenizer`, `StopFilter` and `Text
 `OutputProcessor` puts them together for one choice of a request.
 """
 
-from paceline.output.detokenizer import Detokenizer
-from paceline.output.processor import OutputProcessor, Vocabulary
+from paceline.output.processor import Detokenizer, OutputProcessor, TextPiece, TextPipe, Vocabulary
 from paceline.output.stops import ReleasedTokens, StopFilter, StopMatch
-from paceline.output.text_pipe import TextPiece, TextPipe
 
 __all__ = [
     "Detokenizer",

@@ -1,4 +1,4 @@
-"""Embedding requests: texts that become vectors, many to a pass."""
+"""Embedding requests: texts that become vectors, many to a pass, and when they get a tick."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import Cancelled, DeadlineExceeded, EngineStopped, PacelineError
+from paceline.errors import Aborted, Cancelled, DeadlineExceeded, EngineStopped, PacelineError
+from paceline.kv_cache import Operation
 from paceline.request import RequestOptions
-from paceline.scheduling.telemetry import RequestRecord
+from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.events import Embedded, Event, Released, Started
+from paceline.scheduling.finisher import due_reason
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.plan import EmbeddingPlan, PlanOutput
+from paceline.scheduling.telemetry import RequestRecord, Telemetry
 from paceline.streaming.chunk import FinishReason, Usage
 
 
@@ -104,3 +110,116 @@ class EmbeddingQueue:
                 items.append(EmbeddingItem(request, index))
                 request.num_planned = index + 1
         return items
+
+
+class EmbeddingScheduler:
+    """The embedding requests of an engine, and when they get a tick.
+
+    Embedding and generation share time: while both have work, whichever has had less of it is next. requests: the open ones;
+    read-only.
+    """
+
+    def __init__(self, limits: Limits, telemetry: Telemetry) -> None:
+        self._limits = limits
+        self._telemetry = telemetry
+        self._queue = EmbeddingQueue()
+        self.requests = self._queue.requests
+        self._cost = TickCostModel(n_ubatch=limits.embed_tokens)
+        self._spent_s = 0.0  # by embedding, less what generation spent while both had work
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def submit(self, request: EmbeddingRequest) -> None:
+        """Queue a request."""
+        request.vectors = [None] * len(request.texts)
+        self._queue.requests.append(request)
+
+    def find(self, key: int) -> EmbeddingRequest | None:
+        """Return the open request of this key."""
+        return next((one for one in self._queue.requests if one.key == key), None)
+
+    def next_deadline_s(self) -> float:
+        """Return when the first request passes a deadline; infinite without deadlines."""
+        return min((one.deadline_s() for one in self._queue.requests), default=math.inf)
+
+    def poll(self, now_s: float, *, is_stopping: bool) -> list[Event]:
+        """Finish requests that are cancelled or past a deadline; all of them when stopping."""
+        events: list[Event] = []
+        for request in tuple(self._queue.requests):
+            reason = due_reason(request, now_s, is_stopping=is_stopping)
+            if reason is not None:
+                events += self._finish(request, reason, now_s, embedding_error(reason))
+        return events
+
+    def fail_all(self, error: PacelineError, now_s: float) -> list[Event]:
+        """Finish all of them with an error."""
+        events: list[Event] = []
+        for request in tuple(self._queue.requests):
+            events += self._finish(request, FinishReason.ERROR, now_s, error)
+        return events
+
+    def has_turn(self, *, is_generating: bool) -> bool:
+        """Return whether the next tick is an embedding tick."""
+        if not is_generating:
+            self._spent_s = 0.0
+        return bool(self._queue) and self._spent_s <= 0
+
+    def note_generation(self, seconds: float) -> None:
+        """Count the time of a generation tick; call it while requests are open."""
+        self._spent_s -= seconds
+
+    def plan(
+        self, operations: list[Operation], now_s: float, *, is_generating: bool
+    ) -> tuple[EmbeddingPlan, list[Event]]:
+        """Return the next pass, short while sequences generate, and the events of requests that start with it."""
+        events: list[Event] = []
+        items = self._queue.take(self._limits.embed_texts, self._max_tokens(is_generating))
+        for item in items:
+            if item.request.started_s is None:
+                item.request.started_s = now_s
+                events.append(Started(item.request.key))
+        return EmbeddingPlan(operations, items, items[0].request.pooling, now_s), events
+
+    def apply(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float) -> list[Event]:
+        """Add the vectors to their requests, and finish those that have all."""
+        events: list[Event] = []
+        for item, vector, error in zip(plan.items, output.vectors, output.errors, strict=True):
+            if item.request not in self._queue.requests:
+                continue
+            if isinstance(error, Aborted):
+                item.request.num_planned = min(item.request.num_planned, item.index)
+            elif error is not None:
+                events += self._finish(item.request, FinishReason.ERROR, now_s, error)
+            else:
+                events += self._add_vector(item, vector, now_s)
+        num_tokens = sum(len(item.token_ids) for item in plan.items)
+        if output.num_passes == 1:
+            self._cost.observe(num_tokens, 0, output.step_s)
+        if self._queue:
+            self._spent_s += output.step_s
+        self._telemetry.embedding_tick(plan, output, now_s, len(self._queue))
+        return events
+
+    def _add_vector(self, item: EmbeddingItem, vector: object, now_s: float) -> list[Event]:
+        item.request.num_done += item.request.vectors[item.index] is None  # else it was computed again
+        item.request.vectors[item.index] = vector
+        if item.request.num_done == len(item.request.texts):
+            return self._finish(item.request, FinishReason.END, now_s, None)
+        return []
+
+    def _max_tokens(self, is_generating: bool) -> int:
+        limit = self._limits.itl_target_s if is_generating else self._limits.max_tick_s
+        tokens = self._limits.embed_tokens
+        while tokens > 1 and self._cost.seconds(tokens, 0) > limit:
+            tokens //= 2
+        return tokens
+
+    def _finish(
+        self, request: EmbeddingRequest, reason: FinishReason, now_s: float, error: PacelineError | None
+    ) -> list[Event]:
+        self._queue.requests.remove(request)
+        if not self._queue:  # the next request owes nothing for this one's time
+            self._spent_s = 0.0
+        self._telemetry.request_ended(request.key, reason, request.usage(now_s), now_s, error)
+        return [Embedded(request.key, request.vectors, error), Released(request.key)]

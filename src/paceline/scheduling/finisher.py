@@ -6,17 +6,20 @@ The reason is latched, held-back text is flushed, the last chunk goes out, then 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import KVCache
 from paceline.scheduling.admission import Slots, WaitingQueue
-from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Ended, Event, Released
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.scheduling.telemetry import Telemetry
 from paceline.streaming.chunk import FinishReason
+
+if TYPE_CHECKING:
+    from paceline.scheduling.embedding import EmbeddingRequest
 
 
 def due_reason(request: Request | EmbeddingRequest, now_s: float, *, is_stopping: bool = False) -> FinishReason | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import Operation, TransferOutput
-from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.sequence import Sequence
 from paceline.streaming.chunk import TokenLogprobs
+
+if TYPE_CHECKING:
+    from paceline.scheduling.embedding import EmbeddingItem
 
 
 class Row(msgspec.Struct):

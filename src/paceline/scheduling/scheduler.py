@@ -14,8 +14,7 @@ from paceline.kv_cache import KVCache, Namespace, SavedState, TransferOutput
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.clock import Clock
 from paceline.scheduling.cost_model import TickCostModel
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.embedding_scheduler import EmbeddingScheduler
+from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
 from paceline.scheduling.limits import Limits

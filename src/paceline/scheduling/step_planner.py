@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline.errors import StrategyError
 from paceline.kv_cache import KVCache
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
-from paceline.scheduling.view import BatchStrategy, SchedulerView, TickCost, TokenAllocation
+from paceline.scheduling.view import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
 
 Lora = tuple[tuple[str, float], ...]
+AnySequence = TypeVar("AnySequence", bound=SequenceView)
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class StepPlanner:
         )
         try:
             allocations = self._strategy.plan(view, self._limits.n_batch)
-            return StepBatch(checked_rows(allocations, candidates, self._limits.n_batch), lora, [])
+            return StepBatch(rows_of(allocations, candidates, self._limits.n_batch), lora, [])
         except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
             failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
             failure.__cause__ = error
@@ -117,33 +119,40 @@ class AdapterTurns:
         return self._current, groups[self._current]
 
 
-def checked_rows(allocations: object, sequences: SequenceOf[Sequence], budget: int) -> list[Row]:
-    """Return the rows of a strategy's allocations. Raises `StrategyError` where they break `BatchStrategy`'s contract."""
+def checked_allocations(
+    allocations: object, sequences: Iterable[AnySequence], budget: int
+) -> list[tuple[AnySequence, int]]:
+    """Return each sequence of a strategy's plan with its tokens. Raise `StrategyError` where it breaks `BatchStrategy`'s rules.
+
+    The error's message goes on from the strategy's name.
+    """
     if not isinstance(allocations, (list, tuple)):
-        raise StrategyError(f"it must return a list of TokenAllocations, not {allocations!r:.80}")
+        raise StrategyError(f"must return a list or a tuple of TokenAllocation, not {allocations!r:.80}")
+    if not allocations:
+        raise StrategyError("planned nothing, though there is work")
     left = {sequence.key: sequence for sequence in sequences}
-    rows, total = [], 0
+    found, total = [], 0
     for allocation in allocations:
         if not isinstance(allocation, TokenAllocation):
-            raise StrategyError(f"it must return TokenAllocations, not {allocation!r:.80}")
-        sequence = left.pop(allocation.key, None)
+            raise StrategyError(f"must return TokenAllocations, not {allocation!r:.80}")
+        key, num_tokens = allocation.key, allocation.num_tokens
+        sequence = left.pop(key, None)
         if sequence is None:
-            raise StrategyError(f"sequence {allocation.key} is not in the view, or came twice")
-        if isinstance(allocation.num_tokens, bool) or not isinstance(allocation.num_tokens, int):
-            raise StrategyError(
-                f"num_tokens of sequence {allocation.key} must be an int, not {allocation.num_tokens!r:.80}"
-            )
-        if not 1 <= allocation.num_tokens <= sequence.limit:
-            raise StrategyError(
-                f"sequence {allocation.key} may have 1 to {sequence.limit} tokens, and was given {allocation.num_tokens}"
-            )
-        total += allocation.num_tokens
-        rows.append(_row(sequence, allocation.num_tokens))
+            raise StrategyError(f"planned key {key!r:.80}, which is not in the view or came before")
+        if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+            raise StrategyError(f"must plan an int of tokens, not {num_tokens!r:.80}")
+        if not 1 <= num_tokens <= sequence.limit:
+            raise StrategyError(f"planned {num_tokens} tokens for key {key}, which may have 1 to {sequence.limit}")
+        total += num_tokens
+        found.append((sequence, num_tokens))
     if total > budget:
-        raise StrategyError(f"it planned {total} tokens, and the budget is {budget}")
-    if not rows:
-        raise StrategyError(f"it planned nothing, and {len(sequences)} sequences have work")
-    return rows
+        raise StrategyError(f"planned {total} tokens, over the budget of {budget}")
+    return found
+
+
+def rows_of(allocations: object, sequences: Iterable[Sequence], budget: int) -> list[Row]:
+    """Return the rows of a strategy's plan. Raise `StrategyError` as `checked_allocations`."""
+    return [_row(sequence, num_tokens) for sequence, num_tokens in checked_allocations(allocations, sequences, budget)]
 
 
 def _row(sequence: Sequence, num_tokens: int) -> Row:

@@ -2,17 +2,68 @@
 
 Only the engine pushes, into the sender that `attach` returns (sender.py). The reader may be any one thread or any one
 event loop; cancel() and the properties are for any thread.
+
+Iterators are objects and not generators, so that leaving a loop, which drops them, cancels: a generator that was never started
+is dropped without running its `finally`, and an async one is closed only when the event loop comes to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from paceline import validation
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.iterators import AsyncChunkIterator, ChunkIterator
 from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
+
+
+class ChunkIterator:
+    """Iterates over the chunks that `get` returns; calls `cancel` when the loop is left, which has no effect after the end."""
+
+    def __init__(self, get: Callable[[], StreamChunk | Nothing], cancel: Callable[[], None]) -> None:
+        self._get = get
+        self._cancel = cancel
+
+    def __iter__(self) -> ChunkIterator:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        try:
+            taken = self._get()
+        except BaseException:
+            self._cancel()
+            raise
+        if isinstance(taken, StreamChunk):
+            return taken
+        raise StopIteration
+
+    def __del__(self) -> None:
+        self._cancel()
+
+
+class AsyncChunkIterator:
+    """As `ChunkIterator`, for an event loop; cancelling the task that waits in it also cancels the request."""
+
+    def __init__(self, get: Callable[[], Awaitable[StreamChunk | Nothing]], cancel: Callable[[], None]) -> None:
+        self._get = get
+        self._cancel = cancel
+
+    def __aiter__(self) -> AsyncChunkIterator:
+        return self
+
+    async def __anext__(self) -> StreamChunk:
+        try:
+            taken = await self._get()
+        except BaseException:
+            self._cancel()
+            raise
+        if isinstance(taken, StreamChunk):
+            return taken
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        self._cancel()
+
 
 _LONGEST_S = 1e9
 

@@ -14,9 +14,8 @@ from typing import Self
 from paceline import validation
 from paceline.errors import Closed, PacelineError
 from paceline.request import MAX_INTERVAL
-from paceline.streaming.channel import StreamChannel
+from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator, StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.iterators import AsyncChunkIterator, ChunkIterator
 from paceline.streaming.sender import END, Nothing
 
 Opener = Callable[[], Awaitable[StreamChannel]]

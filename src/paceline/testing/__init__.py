@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.testing.fake_backend import FakeBackend, FakeCost
+from paceline.testing.fake_backend import FakeBackend, FakeCost, ManualClock
 from paceline.testing.fake_engine import FakeEngine
-from paceline.testing.manual_clock import ManualClock
 from paceline.testing.strategy_check import check_strategy
 
 if TYPE_CHECKING:

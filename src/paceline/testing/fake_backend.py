@@ -1,4 +1,4 @@
-"""A backend without a model: the next token is a hash of what the sequence's cells hold.
+"""A backend without a model: the next token is a hash of what the sequence's cells hold. With its clock and its tokenizer.
 
 So neither batching, nor chunking, nor sharing can change the output, unless the engine makes a mistake: a token at a wrong
 position, or a wrong copy, changes everything after it. Tokens 0 to 255 are the bytes, 256 ends generation, 257 begins a text.
@@ -6,25 +6,42 @@ position, or a wrong copy, changes everything after it. Tokens 0 to 255 are the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from paceline import validation
 from paceline.engine.backend import Lora
 from paceline.engine.text_requests import check_adapters
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
-from paceline.testing.manual_clock import ManualClock
+
+
+class ManualClock:
+    """A `Clock` for tests without sleeps."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        """Return the current time in seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Advance the time."""
+        self._now_s += validation.number("seconds", seconds, 0)
+
 
 EOS, BOS = 256, 257
 
 _LETTERS = b" etaoinshrdlu,.\n"
-Failure = Callable[[int, Many[Row]], Exception | None]
+Failure = Callable[[int, Sequence[Row]], Exception | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,20 @@ class FakeSampler:
         return _LETTERS[value // 8 % len(_LETTERS)]
 
 
+class FakeTokenizer:
+    """The fake backend's tokenizer: a token for each byte, and two control tokens."""
+
+    n_vocab = BOS + 1
+    bos = BOS
+    special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
+        return list(validation.text("prompt", text).encode())
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:  # noqa: ARG002
+        return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
+
+
 class FakeBackend:
     """A backend that computes on hashes; see the module.
 
@@ -97,7 +128,7 @@ class FakeBackend:
         cost: FakeCost = FakeCost(),
         fail: Failure | None = None,
         fail_row: Callable[[Row], PacelineError | None] | None = None,
-        adapters: Many[str] = (),
+        adapters: Sequence[str] = (),
     ) -> None:
         self.memory = FakeMemory(num_cells, num_seq_ids, kind, window)
         self.vocabulary = Vocabulary(
@@ -126,7 +157,7 @@ class FakeBackend:
             raise Unsupported("the fake backend supports no grammars")
         return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
 
-    def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
+    def resume_sampler(self, sampler: object, token_ids: Sequence[int], state: bytes | None) -> None:
         """Advance a sampler: its draws depend on their number, with mirostat on its state as well."""
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         sampler.num_generated = len(token_ids)
@@ -160,7 +191,7 @@ class FakeBackend:
         """Remove a sequence."""
         self.memory.remove(seq_id)
 
-    def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
+    def step(self, rows: Sequence[Row], lora: Lora) -> list[RowOutput]:
         """Compute all rows, or none of them. Raises `InvalidParams` for unknown adapters."""
         check_adapters(lora, sorted(self._adapters))
         self._begin(rows, sum(len(row.token_ids) for row in rows))
@@ -187,7 +218,7 @@ class FakeBackend:
         """Set `is_closed`."""
         self.is_closed = True
 
-    def _begin(self, rows: Many[Row], num_tokens: int) -> None:
+    def _begin(self, rows: Sequence[Row], num_tokens: int) -> None:
         self.num_passes += 1
         if self._clock is not None:
             self._clock.advance(self._cost.base_s + self._cost.token_s * num_tokens)
@@ -230,3 +261,25 @@ def _numbers(text: list[int], pooling: str | None) -> list[Any]:
     for token_id in text:
         value = mix(value + token_id + 1)
     return [(value >> shift & 0xFFFF) / 65536 for shift in (0, 16, 32)]
+
+
+def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
+    """Return the limits of a fake backend; where prefixes can be cached, half of the sequence ids are for them."""
+    memory = backend.memory
+    num_slots = num_seq_ids // 2 if memory.kind == "attention" else num_seq_ids
+    return Limits(
+        num_slots=num_slots,
+        n_batch=256,
+        n_ubatch=256,
+        chunk_size=64,
+        max_positions=memory.num_cells,
+        num_seq_ids=num_seq_ids,
+        host_bytes=2**20,
+        num_cells=None if memory.kind == "recurrent" else memory.num_cells,
+        max_scored=8,
+        can_share_part=memory.kind == "attention",
+        itl_target_s=0.05,
+        max_tick_s=0.2,
+        embed_tokens=256,
+        embed_texts=8,
+    )

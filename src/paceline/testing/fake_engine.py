@@ -5,6 +5,7 @@ The scheduler, the executor and the streams are the real ones; only the backend 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,11 @@ from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
-from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.scheduling.view import BatchStrategy
 from paceline.streaming import StreamChannel
-from paceline.testing.fake_backend import BOS, FakeBackend
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, ManualClock, limits_of
 
 _GREEDY = SamplingParams(temperature=0)
 
@@ -74,12 +73,14 @@ class FakeEngine:
         validation.integer("num_slots", num_slots, 1)
         self.clock = ManualClock() if clock is None else clock
         self.backend = FakeBackend(clock=self.clock, num_seq_ids=num_slots + 3) if backend is None else backend
-        limits = _limits(
-            self.backend,
+        limits = dataclasses.replace(
+            limits_of(self.backend, self.backend.memory.num_seq_ids),
             num_slots=num_slots,
             n_batch=validation.integer("n_batch", n_batch, 1),
+            n_ubatch=n_batch,
             chunk_size=validation.integer("chunk_size", chunk_size, 1),
             itl_target_s=validation.number("itl_target_ms", itl_target_ms, above=0) / 1000,
+            max_tick_s=1.0,
             host_bytes=validation.integer("host_cache_bytes", host_cache_bytes, 0),
         )
         self._metrics = Metrics(num_slots)
@@ -89,7 +90,7 @@ class FakeEngine:
         self._router = OutputRouter(self._inbox)
         self._engine = Engine(self._inbox, self._scheduler, Executor(self.backend, self.clock))
         self._requests = TextRequests(
-            tokenizer=_Bytes(),
+            tokenizer=FakeTokenizer(),
             vocabulary=self.backend.vocabulary,
             limits=limits,
             shares=True,
@@ -146,30 +147,3 @@ class FakeEngine:
     def stats(self) -> MetricsSnapshot:
         """Return all metrics so far, as `LLM.stats` does."""
         return self._metrics.snapshot()
-
-
-class _Bytes:
-    """The fake backend's tokenizer: a token for each byte, and two control tokens."""
-
-    n_vocab = BOS + 1
-    bos = BOS
-
-    def encode(self, text: str, **_options: bool) -> list[int]:
-        return list(validation.text("prompt", text).encode())
-
-    def decode(self, token_ids: Sequence[int], **_options: bool) -> str:
-        return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
-
-
-def _limits(backend: FakeBackend, **options: Any) -> Limits:
-    memory = backend.memory
-    return Limits(
-        max_positions=memory.num_cells,
-        num_cells=None if memory.kind == "recurrent" else memory.num_cells,
-        num_seq_ids=memory.num_seq_ids,
-        can_share_part=memory.kind == "attention",
-        max_scored=8,
-        max_tick_s=1.0,
-        n_ubatch=options["n_batch"],
-        **options,
-    )

@@ -1,10 +1,10 @@
-"""An `EngineClient` on the fake backend: for tests of code that holds one, without a model."""
+"""An `EngineClient` on the fake backend, in this process or with a worker process, for tests of code that holds one."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +19,16 @@ from paceline.engine.runner import Runner
 from paceline.engine.saved_prefixes import SavedPrefixes
 from paceline.engine.state_files import StateFiles
 from paceline.engine.text_requests import TextRequests
+from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.worker_engine import Trial, WorkerEngine
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.fake_process import FakeTokenizer, limits_of
+from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, limits_of
 
 
 class FakeEngineClient(InProcessEngine):
@@ -82,3 +85,52 @@ class FakeEngineClient(InProcessEngine):
         self._runner = Runner(engine, self._inbox, self._router, self._clock, fake.abort, (fake.close,))
         self._thread = self._runner
         weakref.finalize(self, self._runner.abandon).atexit = False
+
+
+DEFAULT_BACKEND = "paceline.testing.fake_engine_client:make_backend"
+
+
+class FakeFrontModel:
+    """The fake backend's model, as the front process knows it."""
+
+    def __init__(self) -> None:
+        self._backend = FakeBackend()
+        self.model: Any = None
+        self.tokenizer = FakeTokenizer()
+        self.vocabulary: Vocabulary = self._backend.vocabulary
+        self.sampling_defaults = SamplingParams()
+
+    def check(self, params: SamplingParams) -> None:
+        self._backend.make_samplers(params, [])
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Do nothing: there are no facts."""
+
+    def close(self) -> None:
+        """Do nothing: there is no memory."""
+
+
+def make_backend(options: Mapping[str, Any]) -> tuple[FakeBackend, Limits]:
+    """Make, in the worker, a backend with these options of `FakeBackend`, and its limits."""
+    backend = FakeBackend(**options)
+    return backend, limits_of(backend, options.get("num_seq_ids", 8))
+
+
+def fake_worker_engine(
+    *,
+    backend: str = DEFAULT_BACKEND,
+    backend_options: Mapping[str, Any] | None = None,
+    restarts: RestartLimits | None = None,
+    **options: Any,
+) -> WorkerEngine:
+    """Make an engine with a worker process on a fake backend.
+
+    backend: names a function of `backend_options` that returns a `FakeBackend` and its limits.
+    """
+    trial = Trial(
+        model=FakeFrontModel(),
+        backend=backend,
+        backend_options=backend_options or {},
+        restarts=restarts or RestartLimits(),
+    )
+    return WorkerEngine("no-model", {"isolation": "process", **options}, trial)

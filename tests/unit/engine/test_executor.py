@@ -15,7 +15,7 @@ from paceline.kv_cache import Copy, Remove, Save
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
 from paceline.scheduling.plan import EmbeddingPlan, Row, RowOutput, StepPlan
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import ManualClock
 
 Step = Callable[[list[int]], None]
 

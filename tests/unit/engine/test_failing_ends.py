@@ -18,8 +18,8 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.events import Delta, Ended, Released
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
-from paceline.testing.fake_process import fake_worker_engine
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import ManualClock
+from paceline.testing.fake_engine_client import fake_worker_engine
 
 
 class NoMemory:

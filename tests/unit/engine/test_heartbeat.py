@@ -17,7 +17,7 @@ from paceline.observability.heartbeat import Sign
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import StreamChunk
-from paceline.testing.fake_process import fake_worker_engine
+from paceline.testing.fake_engine_client import fake_worker_engine
 
 LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
 

@@ -14,8 +14,7 @@ from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.inbox import Inbox
 from paceline.errors import EngineStopped, QueueFull
 from paceline.scheduling.sequence import Request
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()
 

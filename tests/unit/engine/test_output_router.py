@@ -18,8 +18,7 @@ from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Delta, Embedded, Ended, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamState, Usage
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()
 

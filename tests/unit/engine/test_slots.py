@@ -21,7 +21,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.events import Inspected
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView, slots_snapshot
 from paceline.streaming import StreamChannel, StreamChunk
-from paceline.testing.fake_process import fake_worker_engine
+from paceline.testing.fake_engine_client import fake_worker_engine
 
 LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
 

@@ -14,7 +14,7 @@ from paceline.errors import DecodeError
 from paceline.kv_cache import KVCache, Load, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
+from paceline.scheduling.strategies import DecodeMaximal
 from paceline.scheduling.telemetry import TickRecord
 from paceline.scheduling.view import SchedulerView, TokenAllocation
 from paceline.streaming import FinishReason

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from tests.unit.observability.simulated import Job, Simulation
 
-from paceline.observability.trace_events import Trace, TraceEvent
+from paceline.observability.trace_events import Trace, TraceEvent, from_line
 from paceline.observability.trace_file import TraceRecorder
-from paceline.observability.trace_format import from_line
 from paceline.streaming.chunk import FinishReason
 
 

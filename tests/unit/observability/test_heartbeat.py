@@ -13,7 +13,7 @@ from paceline.observability.heartbeat import (
     heartbeat_of,
     starting,
 )
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import ManualClock
 
 
 def test_an_idle_loop_is_alive_for_any_time() -> None:

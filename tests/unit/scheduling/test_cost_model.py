@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidParams, InvalidType
 from paceline.scheduling.cost_model import TickCostModel
-from paceline.scheduling.strategies.paced import Paced
+from paceline.scheduling.strategies import Paced
 from paceline.scheduling.view import SchedulerView
-from paceline.testing.strategy_trial import TrialSequence
+from paceline.testing.strategy_check import TrialSequence
 
 Machine = Callable[[int, int, int], float]  # decode rows, prefill tokens, cells -> seconds
 Points = list[tuple[int, float]]

@@ -9,7 +9,7 @@ from tests.engine_world import World
 
 from paceline.errors import StrategyError
 from paceline.scheduling.sequence import Sequence
-from paceline.scheduling.step_planner import checked_rows
+from paceline.scheduling.step_planner import rows_of
 from paceline.scheduling.view import TokenAllocation
 
 
@@ -27,29 +27,29 @@ def test_a_row_is_the_next_part_of_what_is_known() -> None:
     """Its position is what is computed; only the row that reaches the end draws."""
     world, (one,) = running("0123456789")
     world.scheduler._step_planner.set_limits([one])
-    (row,) = checked_rows([TokenAllocation(one.key, 4)], [one], 64)
+    (row,) = rows_of([TokenAllocation(one.key, 4)], [one], 64)
     assert (row.position, bytes(row.token_ids), row.draws) == (0, b"0123", False)
     one.num_computed_tokens = 4
     world.scheduler._step_planner.set_limits([one])
-    (row,) = checked_rows([TokenAllocation(one.key, 6)], [one], 64)
+    (row,) = rows_of([TokenAllocation(one.key, 6)], [one], 64)
     assert (row.position, bytes(row.token_ids), row.draws) == (4, b"456789", True)
 
 
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        (None, "must return a list of TokenAllocations"),
-        ("ab", "must return a list of TokenAllocations"),
+        (None, "must return a list or a tuple of TokenAllocation, not"),
+        ("ab", "must return a list or a tuple of TokenAllocation, not"),
         ([1], "must return TokenAllocations, not 1"),
-        ([TokenAllocation(99, 1)], "99 is not in the view, or came twice"),
-        ([TokenAllocation(1, 1), TokenAllocation(1, 1)], "1 is not in the view, or came twice"),
-        ([TokenAllocation(1, 0)], "may have 1 to 5 tokens, and was given 0"),
-        ([TokenAllocation(1, 6)], "may have 1 to 5 tokens, and was given 6"),
-        ([TokenAllocation(1, -1)], "was given -1"),
-        ([TokenAllocation(1, True)], "must be an int, not True"),
-        ([TokenAllocation(1, 1.0)], "must be an int, not 1.0"),  # type: ignore[arg-type]
-        ([TokenAllocation(1, 5), TokenAllocation(2, 4)], "planned 9 tokens, and the budget is 8"),
-        ([], "planned nothing, and 2 sequences have work"),
+        ([TokenAllocation(99, 1)], "key 99, which is not in the view or came before"),
+        ([TokenAllocation(1, 1), TokenAllocation(1, 1)], "key 1, which is not in the view or came before"),
+        ([TokenAllocation(1, 0)], "planned 0 tokens for key 1, which may have 1 to 5"),
+        ([TokenAllocation(1, 6)], "planned 6 tokens for key 1, which may have 1 to 5"),
+        ([TokenAllocation(1, -1)], "planned -1 tokens"),
+        ([TokenAllocation(1, True)], "must plan an int of tokens, not True"),
+        ([TokenAllocation(1, 1.0)], "must plan an int of tokens, not 1.0"),  # type: ignore[arg-type]
+        ([TokenAllocation(1, 5), TokenAllocation(2, 4)], "planned 9 tokens, over the budget of 8"),
+        ([], "planned nothing, though there is work"),
     ],
 )
 def test_a_plan_that_breaks_the_contract_is_refused(shares: object, message: str) -> None:
@@ -57,7 +57,7 @@ def test_a_plan_that_breaks_the_contract_is_refused(shares: object, message: str
     world, sequences = running("hello", "world")
     world.scheduler._step_planner.set_limits(sequences)
     with pytest.raises(StrategyError, match=message):
-        checked_rows(shares, sequences, 8)
+        rows_of(shares, sequences, 8)
 
 
 def test_a_chunk_bounds_what_one_gets() -> None:
@@ -77,7 +77,7 @@ def test_rows_of_logits_are_shared_out_in_order() -> None:
     first, second, plain = world.scheduler.running
     assert world.scheduler._step_planner.set_limits([first, second, plain]) == [first, plain]
     assert (first.limit, second.limit, plain.limit) == (6, 0, 10)
-    row, other = checked_rows([TokenAllocation(first.key, 6), TokenAllocation(plain.key, 2)], [first, plain], 64)
+    row, other = rows_of([TokenAllocation(first.key, 6), TokenAllocation(plain.key, 2)], [first, plain], 64)
     assert (bytes(row.targets), row.num_logprobs, other.targets) == (b"123456", 1, [])
 
 
@@ -87,11 +87,11 @@ def test_scores_that_are_known_are_not_computed_twice() -> None:
     one.num_scored = 4
     world.scheduler._step_planner.set_limits([one])
     assert one.limit == 4
-    (row,) = checked_rows([TokenAllocation(one.key, 4)], [one], 64)
+    (row,) = rows_of([TokenAllocation(one.key, 4)], [one], 64)
     assert (row.targets, row.draws) == ([], False)
     one.num_computed_tokens = 4
     world.scheduler._step_planner.set_limits([one])
-    (row,) = checked_rows([TokenAllocation(one.key, one.limit)], [one], 64)
+    (row,) = rows_of([TokenAllocation(one.key, one.limit)], [one], 64)
     assert bytes(row.targets) == b"56789"
 
 

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams
-from paceline.scheduling.strategies.balanced import Balanced
-from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
-from paceline.scheduling.strategies.paced import Paced
-from paceline.scheduling.strategies.prefill_priority import PrefillPriority
+from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
 from paceline.scheduling.view import BatchStrategy, SchedulerView
-from paceline.testing.strategy_trial import TrialCost, TrialSequence
+from paceline.testing.strategy_check import TrialCost, TrialSequence
 
 TICK = 100
 

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams, InvalidType
-from paceline.scheduling import strategies
-from paceline.scheduling.strategies import ENTRY_POINT_GROUP, resolve_strategy
-from paceline.scheduling.strategies.balanced import Balanced
-from paceline.scheduling.strategies.decode_maximal import DecodeMaximal
-from paceline.scheduling.strategies.paced import Paced
-from paceline.scheduling.strategies.prefill_priority import PrefillPriority
+from paceline.scheduling import named_strategy
+from paceline.scheduling.named_strategy import ENTRY_POINT_GROUP, resolve_strategy
+from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
 from paceline.scheduling.view import BatchStrategy
 
 OWN = """
@@ -97,7 +94,7 @@ def test_an_entry_point_names_a_strategy(own_module: str, monkeypatch: pytest.Mo
     def entry_points(*, group: str) -> EntryPoints:
         return EntryPoints(announced).select(group=group)
 
-    monkeypatch.setattr(strategies, "entry_points", entry_points)
+    monkeypatch.setattr(named_strategy, "entry_points", entry_points)
     assert type(resolve_strategy("theirs")).__name__ == "Own"
     assert type(resolve_strategy("paced")) is Paced
     with pytest.raises(InvalidParams, match="did you mean 'theirs'"):
@@ -217,19 +214,19 @@ def test_an_option_that_cannot_be_is_named_with_its_strategy(own_module: str, va
 
 def test_a_name_is_checked_without_importing_what_is_not_shipped() -> None:
     """Options of shipped ones are checked whole; of others, the syntax."""
-    strategies.check_strategy_name("no_such_module:Own:size=3")
-    strategies.check_strategy_name(Paced())
-    strategies.check_strategy_name("paced:patience=4")
+    named_strategy.check_strategy_name("no_such_module:Own:size=3")
+    named_strategy.check_strategy_name(Paced())
+    named_strategy.check_strategy_name("paced:patience=4")
     for value in ("paced:patienc=4", "no_such_module:Own:size=3,"):
         with pytest.raises(InvalidParams):
-            strategies.check_strategy_name(value)
+            named_strategy.check_strategy_name(value)
 
 
-def test_strategies_are_loaded_when_they_are_asked_for() -> None:
-    """Asking for one does not import the others."""
+def test_shipped_strategies_are_found_without_the_compiled_core() -> None:
+    """A name of theirs is resolved without NumPy and llama.cpp."""
     code = (
-        "import sys; from paceline.scheduling.strategies import resolve_strategy; resolve_strategy('balanced');"
-        "print(sorted(m.rsplit('.', 1)[1] for m in sys.modules if m.startswith('paceline.scheduling.strategies.')))"
+        "import sys; from paceline.scheduling.named_strategy import resolve_strategy; resolve_strategy('balanced');"
+        "print(sorted({'numpy', 'paceline._native'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "['balanced', 'batch_builder', 'options']"
+    assert done.stdout.strip() == "[]"

@@ -9,8 +9,7 @@ import pytest
 from paceline.errors import DecodeError, InvalidParams, NoKvSlot, Unsupported
 from paceline.params import SamplingParams
 from paceline.scheduling.plan import Row
-from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeCost
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeCost, ManualClock
 
 
 class Placed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import InvalidParams
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import ManualClock
 
 
 def test_it_goes_as_far_as_it_is_advanced() -> None:

@@ -44,8 +44,8 @@ from paceline.engine.worker.worker_trace import TracingSink, WorkerTrace
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
+from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
 
 _UNBOUNDED = 2**62  # the front has bounds
 _PROGRESS_STEP = 0.005

@@ -15,8 +15,8 @@ from paceline.observability.trace_events import (
     RequestStarted,
     SlotFreed,
     TraceEvent,
+    to_line,
 )
-from paceline.observability.trace_format import to_line
 from paceline.scheduling.events import Event
 from paceline.scheduling.telemetry import TickRecord
 

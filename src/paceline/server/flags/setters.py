@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParams
-from paceline.scheduling.strategies import check_strategy_name
+from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.server.flags.flag import UNSET, Draft, on_one_line
 from paceline.server.settings import ApiKey
 

@@ -12,13 +12,19 @@ tokens have next to no weight. To see an end, declare a token that it does gener
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paceline.testing.models.encoder import BertSpec, T5Spec
 from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
-from paceline.testing.models.metadata import Typed, Value, every_value_type
+from paceline.testing.models.gguf_parts import Tensor, Typed, Value, WeightType, every_value_type
 from paceline.testing.models.recurrent import FalconH1Spec, Lfm2Spec, MambaSpec
 from paceline.testing.models.spec import ModelSpec, Pooling
-from paceline.testing.models.tensor import Tensor, WeightType
-from paceline.testing.models.transformer import Gemma3Spec, LlamaSpec, Qwen2MoeSpec, Qwen2Spec, qwen2_half_billion
+from paceline.testing.models.transformer import (
+    BertSpec,
+    Gemma3Spec,
+    LlamaSpec,
+    Qwen2MoeSpec,
+    Qwen2Spec,
+    T5Spec,
+    qwen2_half_billion,
+)
 from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [

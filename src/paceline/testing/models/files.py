@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.testing.models.metadata import Value, add_metadata
+from paceline.testing.models.gguf_parts import Tensor, Value, WeightType, add_metadata, fill, gguf_type
 from paceline.testing.models.spec import ModelSpec
-from paceline.testing.models.tensor import Tensor, WeightType, fill, gguf_type
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.testing.models.metadata import Value
+from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
 from paceline.testing.models.spec import Sizes, attention, embedding, feed_forward, norms, output, query_key_norms
-from paceline.testing.models.tensor import Tensor, bias, matrix, norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-from paceline.testing.models.metadata import Value
-from paceline.testing.models.tensor import Tensor, bias, matrix, norm
+from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
 from paceline.testing.models.vocabulary import SpecVocabulary, byte_level
 
 Pooling = Literal["none", "mean", "cls", "last", "rank"]

@@ -11,8 +11,7 @@ from paceline.scheduling.events import Ended, Started
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import RequestRecord, TickRecord
 from paceline.streaming import FinishReason, StreamChunk
-from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.manual_clock import ManualClock
+from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 
 def worker_with(num_ticks: int, elapsed_s: float) -> Metrics:

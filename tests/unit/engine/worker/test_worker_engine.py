@@ -33,7 +33,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
-from paceline.testing.fake_process import fake_worker_engine
+from paceline.testing.fake_engine_client import fake_worker_engine
 
 FAULTY = "tests.faulty_backend:make"
 OFTEN = RestartLimits(max_restarts=1000, first_wait_s=0.0)

@@ -1,0 +1,260 @@
+"""The shipped batch strategies, and the builder of allocations that they share. Pure.
+
+`paced`, the default: as much prefill beside decoding as the inter-token latency target allows. `decode_maximal`: decode first,
+prompts share what is left. `prefill_priority`: prompts first, for throughput of many prompts. `balanced`: half and half.
+They keep nothing of the sequences but keys and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from paceline import validation
+from paceline.request import SECONDS_PER_PRIORITY
+from paceline.scheduling.cost_model import TILE_TOKENS
+from paceline.scheduling.view import SchedulerView, SequenceView, TokenAllocation
+
+
+class BatchBuilder:
+    """Token allocations as they are added. tokens_left: of the budget."""
+
+    __slots__ = ("_allocated", "tokens_left")
+
+    def __init__(self, budget: int) -> None:
+        self._allocated: dict[int, int] = {}
+        self.tokens_left = budget
+
+    def add_prefill(self, sequences: Iterable[SequenceView], most: int) -> None:
+        """Add at most `most` tokens together, in this order: each sequence as many as it may still have."""
+        for sequence in sequences:
+            room = min(most, self.tokens_left)
+            if room <= 0:
+                return
+            most -= self._add(sequence, min(room, sequence.limit - self._allocated.get(sequence.key, 0)))
+
+    def add_decode(self, decoders: Sequence[SequenceView], most: int) -> None:
+        """Add at most `most` tokens together, in this order: one each as far as they go, drafts with what is left.
+
+        For sequences that have no allocation yet.
+        """
+        room = min(most, self.tokens_left)
+        for behind, decoder in zip(range(len(decoders) - 1, -1, -1), decoders, strict=True):
+            if room <= 0:
+                return
+            room -= self._add(decoder, min(decoder.limit, max(1, room - behind)))
+
+    def allocations(self) -> list[TokenAllocation]:
+        """Return the allocations, one a sequence."""
+        return [TokenAllocation(key, num_tokens) for key, num_tokens in self._allocated.items()]
+
+    def _add(self, sequence: SequenceView, num_tokens: int) -> int:
+        if num_tokens > 0:
+            self._allocated[sequence.key] = self._allocated.get(sequence.key, 0) + num_tokens
+            self.tokens_left -= num_tokens
+        return num_tokens
+
+
+def split(sequences: Iterable[SequenceView]) -> tuple[list[SequenceView], list[SequenceView]]:
+    """Those that decode, and the others: prompts, or what a preemption made them compute again."""
+    decoders: list[SequenceView] = []
+    prompts: list[SequenceView] = []
+    for sequence in sequences:
+        (decoders if sequence.is_decoding else prompts).append(sequence)
+    return decoders, prompts
+
+
+def longest_waiting_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
+    """By the tick of their last row, so that they take turns where not all of them fit."""
+    return sorted(sequences, key=attrgetter("last_tick", "order"))
+
+
+def most_urgent_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
+    """By priority and then arrival, with ageing: by `submitted_s - 10 s * priority`.
+
+    All grow older alike, so this order does not change while they wait, and only finitely many can come before one.
+    """
+    return sorted(sequences, key=lambda one: (one.submitted_s - SECONDS_PER_PRIORITY * one.priority, one.order))
+
+
+def ticks_without_row(sequences: Sequence[SequenceView], tick: int) -> int:
+    """How long ago any of them had a row (1: in the tick before, or just admitted: less); 0 where there are none."""
+    return tick - max(sequence.last_tick for sequence in sequences) if sequences else 0
+
+
+def num_wanted(sequences: Iterable[SequenceView]) -> int:
+    """Tokens that they may have in this tick, all together."""
+    return sum(sequence.limit for sequence in sequences)
+
+
+class Paced:
+    """Decode rows first; prompts get what keeps the tick within `view.itl_target_s`, as `view.cost` expects it.
+
+    Never less than a least share, so that prompts go on where decoding alone takes longer than the target: the most that
+    makes the tick `least_growth` longer than decoding alone (0.25: a quarter), and at least `least_tokens`. While
+    no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
+
+    While a sequence decodes, a tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it
+    may, and prompts come `stretch` times as fast for it: on a CPU a token of them costs less from there on, see `pace`.
+
+    Prompts come in the order of `submitted_s + what it still takes alone - 10 s * priority`: the shortest first, but a long
+    one comes before all that are submitted after the time at which it could have been done. Each gets as much as it may.
+
+    Where decoding alone fills the budget, the one that waits longest comes first, and prompts that had no row for more than
+    `patience` ticks get `least_tokens`, at most half of the budget, before all others.
+    """
+
+    def __init__(
+        self, *, least_growth: float = 0.25, least_tokens: int = 16, patience: int = 8, stretch: float = 1.25
+    ) -> None:
+        self._growth = 1 + validation.number("least_growth", least_growth, 0, 100)
+        self._least_tokens = validation.integer("least_tokens", least_tokens, 1)
+        self._patience = validation.integer("patience", patience, 1)
+        self._stretch = validation.number("stretch", stretch, 1, 100)
+
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        """Return the allocations of the next tick."""
+        if all(one.is_decoding for one in view.sequences):  # as most ticks are
+            allocations = [TokenAllocation(one.key, one.limit) for one in view.sequences]
+            if sum(one.num_tokens for one in allocations) <= budget:
+                return allocations
+        decoders, prompts = split(view.sequences)
+        prompts = self._earliest_due_first(prompts, view, budget)
+        batch = BatchBuilder(budget)
+        if ticks_without_row(prompts, view.tick) > self._patience:
+            batch.add_prefill(prompts, max(1, min(self._least_tokens, budget // 2)))
+        num_early = budget - batch.tokens_left
+        batch.add_decode(longest_waiting_first(decoders), budget)
+        num_decode = budget - batch.tokens_left - num_early
+        most = min(budget - num_decode, num_wanted(prompts))
+        batch.add_prefill(prompts, self._prefill_tokens(view, num_decode, most) - num_early)
+        return batch.allocations()
+
+    def _earliest_due_first(self, prompts: list[SequenceView], view: SchedulerView, budget: int) -> list[SequenceView]:
+        if len(prompts) < 2:
+            return prompts
+        chunk = max(1, min(view.chunk_size, budget))
+        token_s = view.cost.seconds(chunk, view.num_cells) / chunk
+        return sorted(
+            prompts,
+            key=lambda one: (
+                one.submitted_s + one.num_uncomputed_tokens * token_s - SECONDS_PER_PRIORITY * one.priority,
+                one.order,
+            ),
+        )
+
+    def _prefill_tokens(self, view: SchedulerView, num_decode: int, most: int) -> int:
+        """How many tokens prompts get in this tick, beside so many of decoding: at most `most`."""
+        limit_s, stretch = view.max_tick_s, 1.0
+        if num_decode:
+            stretch = self._stretch
+            alone_s = view.cost.seconds(num_decode, view.num_cells)
+            limit_s = max(view.itl_target_s, self._growth * alone_s)
+        return _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, stretch)
+
+
+class _Search:
+    """The largest prefill beside `num_decode` tokens, of at most `most`."""
+
+    def __init__(self, view: SchedulerView, num_decode: int, most: int) -> None:
+        self._view, self._num_decode, self._most = view, num_decode, most
+        self._tile = TILE_TOKENS - num_decode  # what fills a tile
+
+    def best(self, least: int, limit_s: float, stretch: float) -> int:
+        """For a tick that is expected to take at most `limit_s`: in whole tiles, else below, else a tile that is worth it."""
+        if self._most <= least or self._seconds(self._most) <= limit_s:
+            return self._most
+        if not least < self._tile < self._most:
+            return self._largest(least, self._most, limit_s)
+        if self._seconds(self._tile) <= limit_s:
+            return self._largest(self._tile, self._most, limit_s)
+        below = self._largest(least, self._tile, limit_s)
+        return self._tile if self._is_worth_it(below, stretch, limit_s) else below
+
+    def _largest(self, low: int, high: int, limit_s: float) -> int:
+        """Return the largest in [low, high) that fits, else `low`, which is allowed anyway; in between more takes longer."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._seconds(middle) <= limit_s else (low, middle)
+        return low
+
+    def _is_worth_it(self, below: int, stretch: float, limit_s: float) -> bool:
+        tile_s = self._seconds(self._tile)
+        return tile_s <= stretch * limit_s and self._tile * self._seconds(below) >= stretch * below * tile_s
+
+    def _seconds(self, num_tokens: int) -> float:
+        return self._view.cost.seconds(self._num_decode + num_tokens, self._view.num_cells + num_tokens)
+
+
+class DecodeMaximal:
+    """Decode rows first, then prompts by priority and arrival (with ageing), each as much as it may have.
+
+    Where decoding alone fills the budget, the one whose last row is longest ago comes first, and prompts that had no row
+    for more than `patience` ticks get one tick's half of the budget before all others.
+    """
+
+    def __init__(self, *, patience: int = 8) -> None:
+        self._patience = validation.integer("patience", patience, 1)
+
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        """Return the allocations of the next tick."""
+        decoders, prompts = split(view.sequences)
+        prompts = most_urgent_first(prompts)
+        batch = BatchBuilder(budget)
+        if ticks_without_row(prompts, view.tick) > self._patience:
+            batch.add_prefill(prompts, max(1, budget // 2))
+        batch.add_decode(longest_waiting_first(decoders), budget)
+        batch.add_prefill(prompts, budget)
+        return batch.allocations()
+
+
+class PrefillPriority:
+    """Prompts by priority and arrival (with ageing) first, then decode rows, the one that waits longest first.
+
+    While prompts fill the budget no other sequence decodes, but not for ever: one that has waited `patience` ticks comes
+    before the prompts. Where the budget is too small for that to leave the prompts half of it, patience is longer: twice the
+    ticks that one row for every sequence takes.
+    """
+
+    def __init__(self, *, patience: int = 8) -> None:
+        self._patience = validation.integer("patience", patience, 1)
+
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        """Return the allocations of the next tick."""
+        decoders, prompts = split(view.sequences)
+        decoders = longest_waiting_first(decoders)
+        since = view.tick - max(self._patience, -(-2 * num_wanted(decoders) // budget))
+        num_overdue = sum(decoder.last_tick <= since for decoder in decoders)  # they stand in front
+        batch = BatchBuilder(budget)
+        batch.add_decode(decoders[:num_overdue], budget)
+        batch.add_prefill(most_urgent_first(prompts), budget)
+        batch.add_decode(decoders[num_overdue:], budget)
+        return batch.allocations()
+
+
+class Balanced:
+    """Half of the budget for decode rows, half for prompts; what one side does not need goes to the other.
+
+    Who decodes takes turns where not all fit (the one that waits longest first); prompts come by priority and arrival,
+    with ageing. The odd token goes to the side that had a row longer ago, so a budget of 1 alternates.
+    """
+
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        """Return the allocations of the next tick."""
+        decoders, prompts = split(view.sequences)
+        num_decode, num_prefill = self._halves(decoders, prompts, view.tick, budget)
+        batch = BatchBuilder(budget)
+        batch.add_decode(longest_waiting_first(decoders), num_decode)
+        batch.add_prefill(most_urgent_first(prompts), num_prefill)
+        return batch.allocations()
+
+    def _halves(
+        self, decoders: list[SequenceView], prompts: list[SequenceView], tick: int, budget: int
+    ) -> tuple[int, int]:
+        """Tokens for decoding and for prompts."""
+        wanted_decode, wanted_prefill = num_wanted(decoders), num_wanted(prompts)
+        half = budget // 2
+        if budget % 2 and ticks_without_row(decoders, tick) >= ticks_without_row(prompts, tick):
+            half += 1
+        num_prefill = min(budget - min(half, wanted_decode), wanted_prefill)
+        return min(budget - num_prefill, wanted_decode), num_prefill
