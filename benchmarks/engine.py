@@ -201,7 +201,7 @@ def token_gaps(llm: LLM, ticks: Ticks, long_prompt: list[int], num_streams: int)
 
 
 def alone(llm: LLM, long_prompt: list[int]) -> float:
-    """The long prompt's time to first token with nobody else there."""
+    """Return the long prompt's time to first token without other requests."""
     usage = llm.generate(long_prompt, ENDLESS.replace(max_tokens=1), cache_prompt=False).usage
     assert usage.ttft_s is not None
     return usage.ttft_s

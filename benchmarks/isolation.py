@@ -4,7 +4,7 @@ python -m benchmarks.isolation [--part overhead|restart|kills] [--model FILE]
 
 overhead  tokens/s of many streams, process against thread, in interleaved pairs.
 restart   from a kill -9 to the next token of a running stream, against the time that loading takes.
-kills     streams under load while the worker is killed again and again; every stream against one that nobody disturbed.
+kills     streams under load while the worker is killed again and again; every stream is compared with an undisturbed one.
 
 The first two are ratios or differences within one run; run them on a quiet machine.
 """
@@ -39,7 +39,7 @@ from paceline.streaming import TokenLogprobs
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
 
-NUM_LISTED = 40  # as top_k: tokens whose log-probabilities are compared where two answers part
+NUM_LISTED = 40  # as top_k: tokens whose log-probabilities are compared where two completions part
 CLOSE = 0.2  # difference of log-probabilities of two greedy tokens: twice the noise of an 8-bit model
 
 
@@ -81,7 +81,7 @@ def overhead(model: Path, num_streams: int, num_tokens: int, pairs: int) -> None
 
 
 def restart(model: Path, runs: int) -> None:
-    """Load times, and times from a kill to the next token that anybody gets."""
+    """Load times, and times from a kill to the next token of any stream."""
     loads, gaps = [], []
     for _ in range(runs):
         start = time.perf_counter()
@@ -158,7 +158,7 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers to the same request part.
+    """Where two completions of the same request part.
 
     noise: median difference there of the log-probabilities of the tokens that both list; a lost or doubled token before would
     make it large. is_explained: whether each is what its request's sampler draws from its own logits, and, of greedy ones,

@@ -5,7 +5,7 @@ python -m benchmarks.memory [--part forks|shared|turns|half|idle|lookup]
 forks   four forks of a running conversation: time to their first tokens against what computing its history takes.
 shared  24 requests with a shared prefix, 8 at a time, cold: prompt tokens computed against the distinct ones.
 turns   12 conversations of 4 turns on 4 slots, driven by ids: tokens that later turns compute beyond their new ones.
-half    eight requests that each need half of the KV cache: all are answered in full.
+half    eight requests that each need half of the KV cache: all complete in full.
 idle    30,000 idle cached tokens: what they cost a running stream.
 lookup  finding a path of 32,768 tokens among 200; and a prompt's beginning among 200 that are in host memory.
 
@@ -87,20 +87,20 @@ def shared(model: Model) -> None:
 
 
 def turns(model: Model) -> None:
-    """Every conversation's next turn is its history, its answer and new tokens."""
+    """Every conversation's next turn is its history, its completion and new tokens."""
     with LLM(model, num_slots=4, n_ctx=8192) as llm:
         histories = [ids(200, number, model.n_vocab) for number in range(12)]
         extra: list[int] = []
         sources: dict[str, int] = {}
         for turn in range(4):
-            answers: list[Completion] = llm.generate(histories, ENDLESS.replace(max_tokens=24))
-            for number, answer in enumerate(answers):
+            completions: list[Completion] = llm.generate(histories, ENDLESS.replace(max_tokens=24))
+            for number, completion in enumerate(completions):
                 if turn:
-                    new = 24 + 1  # the new tokens and the last one of the answer, which was drawn and not computed
-                    extra.append(answer.usage.prompt_tokens - answer.usage.cached_tokens - new)
-                    source = str(answer.usage.cached_from)
+                    new = 24 + 1  # the new tokens and the last one of the completion, which was drawn and not computed
+                    extra.append(completion.usage.prompt_tokens - completion.usage.cached_tokens - new)
+                    source = str(completion.usage.cached_from)
                     sources[source] = sources.get(source, 0) + 1
-                histories[number] += [*answer.token_ids, *ids(24, 100 * turn + number, model.n_vocab)]
+                histories[number] += [*completion.token_ids, *ids(24, 100 * turn + number, model.n_vocab)]
     print(
         f"turns: tokens beyond the new ones: median {statistics.median(extra)}, most {max(extra)}; from {sources}",
         flush=True,
@@ -108,15 +108,15 @@ def turns(model: Model) -> None:
 
 
 def half(model: Model) -> None:
-    """Each with a prompt of a quarter and an answer of a quarter of the cells."""
+    """Each with a prompt of a quarter and a completion of a quarter of the cells."""
     with LLM(model, num_slots=8, n_ctx=1024) as llm:
         each = [ids(256, number, model.n_vocab) for number in range(8)]
-        answers: list[Completion] = llm.generate(each, ENDLESS.replace(max_tokens=256))
-        whole = sum(len(answer.token_ids) == 256 for answer in answers)
+        completions: list[Completion] = llm.generate(each, ENDLESS.replace(max_tokens=256))
+        whole = sum(len(completion.token_ids) == 256 for completion in completions)
         preempted = llm.stats().number("paceline_preemptions_total")
         computed = prefill_tokens(llm)
     print(
-        f"half: {whole} of 8 answered in full, {preempted:.0f} preemptions, {computed} of {8 * 256} prompt tokens computed"
+        f"half: {whole} of 8 completed in full, {preempted:.0f} preemptions, {computed} of {8 * 256} prompt tokens computed"
     )
 
 
@@ -139,7 +139,7 @@ def idle(model: Model, pairs: int) -> None:
         for number in range(10):
             filled.generate(ids(3000, number, model.n_vocab), ENDLESS.replace(max_tokens=1))
             print(f"idle: {3000 * (number + 1)} tokens cached", end="\r", flush=True)
-        speed(filled, filled_ticks)  # idle prefixes move to host memory while somebody generates
+        speed(filled, filled_ticks)  # idle prefixes move to host memory while a request generates
         for _ in range(pairs):
             ratios.append(speed(filled, filled_ticks) / speed(empty, empty_ticks))
     ratios.sort()

@@ -94,7 +94,7 @@ def pass_on(pipe: Any) -> None:
 
 
 class EventReader(asyncio.Protocol):
-    """Sends one request and finds the events of its answer. done: how many tokens there were, by the usage at the end."""
+    """Send one request and return the events of its response. done: how many tokens there were, by the usage at the end."""
 
     def __init__(self, request: bytes, *, parses: bool) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

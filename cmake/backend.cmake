@@ -81,7 +81,7 @@ function(paceline_detect_cuda result why)
         set(${result} TRUE PARENT_SCOPE)
         set(${why} "nvcc found, and ${gpu}" PARENT_SCOPE)
     else()
-        set(${why} "nvcc found, but no NVIDIA driver answers" PARENT_SCOPE)
+        set(${why} "nvcc found, but no NVIDIA driver responds" PARENT_SCOPE)
     endif()
 endfunction()
 
@@ -163,7 +163,7 @@ function(paceline_find_nvidia_gpu result)
     execute_process(COMMAND nvidia-smi -L
         OUTPUT_VARIABLE output ERROR_QUIET RESULT_VARIABLE status TIMEOUT 60)
     if(status EQUAL 0 AND output MATCHES "GPU 0: ([^(\n]*[^(\n ])")
-        set(${result} "the driver answers with ${CMAKE_MATCH_1}" PARENT_SCOPE)
+        set(${result} "the driver reports ${CMAKE_MATCH_1}" PARENT_SCOPE)
         return()
     endif()
     execute_process(

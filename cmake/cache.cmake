@@ -1,7 +1,7 @@
 # The cache that makes llama.cpp a matter of once a machine, not once a checkout.
 #
 # An entry is a folder. It is built aside, under a lock, and renamed into place when it is whole, so a name that exists
-# was finished by somebody. Its file `complete` holds the key it was built for and a hash of each of its files: an entry
+# was finished. Its file `complete` holds the key it was built for and a hash of each of its files: an entry
 # that was made for something else, or whose files have changed, gone or multiplied, is built anew.
 include_guard()
 include("${CMAKE_CURRENT_LIST_DIR}/report.cmake")
@@ -132,7 +132,7 @@ function(paceline_seal folder key)
     file(WRITE "${folder}/complete" "${head}${files}")
 endfunction()
 
-# Waits until nobody else builds this entry. The system drops the lock when its holder dies.
+# Waits until no other process builds this entry. The system drops the lock when its holder dies.
 function(paceline_lock entry what)
     get_filename_component(folder "${entry}" DIRECTORY)
     file(MAKE_DIRECTORY "${folder}")
@@ -147,7 +147,7 @@ function(paceline_lock entry what)
     endif()
 endfunction()
 
-# Removes what killed builds left aside: that of this entry, whose lock we hold, and that of others nobody works on.
+# Removes what killed builds left aside: that of this entry, whose lock we hold, and that of others without a running build.
 function(paceline_sweep entry)
     file(REMOVE_RECURSE "${entry}.partial")
     get_filename_component(folder "${entry}" DIRECTORY)

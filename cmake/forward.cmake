@@ -69,7 +69,7 @@ function(paceline_forwarded_cache result)
     set(${result} "${text}${flags}" PARENT_SCOPE)
 endfunction()
 
-# The compiler's flags, sections apart so that the linker can leave out what nobody calls, and the sanitizers.
+# The compiler's flags, sections apart so that the linker can leave out what is never called, and the sanitizers.
 function(paceline_flag_cache result)
     string(TOUPPER "_${CMAKE_BUILD_TYPE}" config)
     set(text "")

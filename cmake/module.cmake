@@ -40,7 +40,7 @@ function(paceline_write_build_facts)
     configure_file(native/build_facts.hpp.in "${CMAKE_BINARY_DIR}/generated/build_facts.hpp" @ONLY)
 endfunction()
 
-# A path in the home folder begins with a ~: a wheel does not carry the name of whoever built it.
+# A path in the home folder begins with a ~: a wheel does not carry its builder's name.
 function(paceline_tilde result path)
     set(home "$ENV{HOME}/")
     string(FIND "${path}" "${home}" position)

@@ -12,12 +12,12 @@ import openai
 def main(url: str = "http://127.0.0.1:8080") -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
-        answer = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "Tell me a story about a fox."}],
             max_completion_tokens=60,
         )
-        print(answer.choices[0].message.content)
+        print(completion.choices[0].message.content)
 
         with client.completions.create(model=model, prompt="A bear", max_tokens=500, stream=True) as stream:
             for number, chunk in enumerate(stream):

@@ -156,7 +156,7 @@ def make_request(
     script: Many[int] | None = None,
     **options: Any,
 ) -> Request:
-    """A request that nobody has submitted; greedy unless told otherwise. script: what is drawn, whatever the backend thinks."""
+    """Return a request that is not submitted; greedy unless params say otherwise. script: the tokens to draw."""
     params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
     rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
     ids = backend.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -267,12 +267,12 @@ class World:
     # ---- what callers do
 
     def request(self, prompt: str | list[int], **options: Any) -> Request:
-        """A request that nobody has submitted."""
+        """A request that is not submitted."""
         self._next_key += 1
         return make_request(self.backend, self.clock, self._next_key, prompt, **options)
 
     def fresh(self, request: Request, key: int) -> Request:
-        """Another request for the same, of which nobody notes what comes."""
+        """Another request for the same, whose events are not recorded."""
         samplers = self.backend.make_samplers(request.params, request.prompt)
         return Request(
             key=key,
@@ -372,7 +372,7 @@ class World:
                 self.embedded[event.key] = event
             elif isinstance(event, (Exported, Imported)):
                 told = self.exported if isinstance(event, Exported) else self.imported
-                assert told[event.key] is None, "a question was answered twice"
+                assert told[event.key] is None, "a query got two results"
                 told[event.key] = event.ranges
             elif event.key in self.outcomes:
                 self._note(self.outcomes[event.key], event)

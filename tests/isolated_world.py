@@ -77,7 +77,7 @@ class WorkerLife:
         check_memory(self.scheduler, self.backend)
 
     def check_done(self) -> None:
-        """Nobody runs or waits, and memory holds nothing but what is kept."""
+        """No request runs or waits, and memory holds nothing but cached prefixes."""
         self.check()
         cache = self.scheduler.kv_cache
         assert not self.scheduler._requests

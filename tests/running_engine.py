@@ -29,7 +29,7 @@ from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend
 
 LONG_S = 60.0  # no wait of a test that passes takes so long
-_MANY_CELLS = 200_000  # so many that nobody gets to the end of them, however long a busy machine lets a test wait
+_MANY_CELLS = 200_000  # so many that no test gets to the end of them, however long a busy machine lets a test wait
 
 
 class GatedBackend(FakeBackend):

@@ -1,4 +1,4 @@
-"""What an answer has to be: plain functions of the drawn tokens, which share nothing with the code that they judge."""
+"""What a completion has to be: plain functions of the drawn tokens, which share nothing with the code that they judge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Expected:
     stop_token_ids: list[int]
 
 
-def expected_answer(
+def expected_output(
     drawn: Sequence[int],
     *,
     pieces: Sequence[bytes],
@@ -30,7 +30,7 @@ def expected_answer(
     max_tokens: int | None = None,
     cut_off: FinishReason | None = None,
 ) -> Expected:
-    """The answer made of the tokens that would be drawn one after the other. cut_off: why no more come than are given."""
+    """Return the completion made of tokens that would be drawn one after another. cut_off: why no more come than are given."""
     used: list[int] = []
     tail: list[int] = []
     reason = cut_off
@@ -46,7 +46,7 @@ def expected_answer(
         if max_tokens is not None and len(used) >= max_tokens:
             reason = FinishReason.LENGTH
             break
-    assert reason is not None, "the tokens given neither end the answer nor are cut off"
+    assert reason is not None, "the tokens given neither end the completion nor are cut off"
     before, after = _bytes(used[:min_tokens], pieces), _bytes(used[min_tokens:], pieces)
     found = _first(after, stops)
     if found is None:

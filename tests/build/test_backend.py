@@ -22,7 +22,7 @@ function(paceline_find_nvcc result)
     set(${result} "" PARENT_SCOPE)
 endfunction()
 """
-NO_ANSWER = "exit 9"
+NO_DRIVER = "exit 9"
 ONE_GPU = "echo 'GPU 0: NVIDIA X1000 (UUID: GPU-1)'"
 ONE_AMD_GPU = "echo gfx000; echo gfx90a"
 VULKAN_SUMMARY = """printf 'GPU0:\\n\\tvendorID           = 0x8086\\n\\tdeviceType         = PHYSICAL_DEVICE_TYPE_%s\\n'
@@ -89,17 +89,17 @@ def test_auto_is_the_cpu_without_a_cuda_compiler(choose: Callable[..., str]) -> 
     assert "chosen: cpu because no nvcc found" in choose("auto", before=LINUX + WITHOUT_NVCC)
 
 
-def test_auto_is_the_cpu_where_no_driver_answers(choose: Callable[..., str], program: Program) -> None:
+def test_auto_is_the_cpu_where_no_driver_responds(choose: Callable[..., str], program: Program) -> None:
     """A compiler for GPUs is no GPU: with nvcc alone auto is the CPU."""
     program("nvcc")
-    assert "chosen: cpu because nvcc found, but no NVIDIA driver answers" in choose("auto")
+    assert "chosen: cpu because nvcc found, but no NVIDIA driver responds" in choose("auto")
 
 
-@pytest.mark.parametrize("answer", [NO_ANSWER, "echo 'No devices were found'", ""])
-def test_auto_is_the_cpu_where_the_driver_has_no_gpu(choose: Callable[..., str], program: Program, answer: str) -> None:
+@pytest.mark.parametrize("output", [NO_DRIVER, "echo 'No devices were found'", ""])
+def test_auto_is_the_cpu_where_the_driver_has_no_gpu(choose: Callable[..., str], program: Program, output: str) -> None:
     """A driver tool that fails or lists nothing counts as no GPU."""
     program("nvcc")
-    program("nvidia-smi", answer)
+    program("nvidia-smi", output)
     assert "chosen: cpu" in choose("auto")
 
 
@@ -107,7 +107,7 @@ def test_auto_is_cuda_with_compiler_and_gpu(choose: Callable[..., str], program:
     """With nvcc and a driver that lists a GPU, auto is CUDA and says which GPU."""
     program("nvcc")
     program("nvidia-smi", ONE_GPU)
-    assert "chosen: cuda because nvcc found, and the driver answers with NVIDIA X1000" in choose("auto")
+    assert "chosen: cuda because nvcc found, and the driver reports NVIDIA X1000" in choose("auto")
 
 
 def test_auto_is_the_cpu_with_a_gpu_but_no_compiler(choose: Callable[..., str], program: Program) -> None:
@@ -116,7 +116,7 @@ def test_auto_is_the_cpu_with_a_gpu_but_no_compiler(choose: Callable[..., str], 
     assert "chosen: cpu" in choose("auto", before=LINUX + WITHOUT_NVCC)
 
 
-def test_the_driver_library_answers_where_its_tool_is_missing(choose: Callable[..., str], program: Program) -> None:
+def test_the_driver_library_responds_where_its_tool_is_missing(choose: Callable[..., str], program: Program) -> None:
     """Without nvidia-smi the driver's library is asked."""
     program("nvcc")
     program("python", "echo 2")
@@ -151,13 +151,13 @@ def test_auto_is_hip_with_compiler_libraries_and_gpu(
     assert "chosen: hip because hipcc found, and rocm_agent_enumerator lists gfx90a" in output
 
 
-@pytest.mark.parametrize("answer", [NO_ANSWER, "echo gfx000", ""])
+@pytest.mark.parametrize("output", [NO_DRIVER, "echo gfx000", ""])
 def test_auto_is_not_hip_where_rocm_lists_no_gpu(
-    choose: Callable[..., str], program: Program, rocm: Callable[..., None], answer: str
+    choose: Callable[..., str], program: Program, rocm: Callable[..., None], output: str
 ) -> None:
     """gfx000 is the CPU; a tool that fails or lists nothing else counts as no GPU."""
     program("hipcc")
-    program("rocm_agent_enumerator", answer)
+    program("rocm_agent_enumerator", output)
     rocm("hipblas", "rocblas")
     output = choose("auto", before=LINUX + WITHOUT_NVCC)
     assert "chosen: cpu because" in output
@@ -188,7 +188,7 @@ def test_auto_is_vulkan_with_the_sdk_and_a_discrete_gpu(choose: Callable[..., st
 @pytest.mark.usefixtures("vulkan_headers")
 @pytest.mark.parametrize("kind", ["CPU", "INTEGRATED_GPU", "VIRTUAL_GPU"])
 def test_auto_is_not_vulkan_on_other_devices(choose: Callable[..., str], program: Program, kind: str) -> None:
-    """A software renderer and an integrated GPU are left to who asks for them by PACELINE_BACKEND=vulkan."""
+    """A software renderer and an integrated GPU are used only with an explicit PACELINE_BACKEND=vulkan."""
     program("glslc")
     program("vulkaninfo", VULKAN_SUMMARY.replace("%s", kind))
     output = choose("auto", before=LINUX + WITHOUT_NVCC)
@@ -246,7 +246,7 @@ def test_what_was_asked_for_is_taken(choose: Callable[..., str], program: Progra
     program("nvcc")
     program("nvidia-smi", ONE_GPU)
     assert "chosen: cpu because PACELINE_BACKEND" in choose("cpu")
-    program("nvidia-smi", NO_ANSWER)
+    program("nvidia-smi", NO_DRIVER)
     assert "chosen: cuda because PACELINE_BACKEND" in choose("cuda")
 
 

@@ -147,7 +147,7 @@ def test_what_desktops_leave_in_every_folder_does_not_count(run: ScriptRunner, c
 
 
 def test_a_foreign_folder_under_the_name_is_replaced(run: ScriptRunner, cache: Cache) -> None:
-    """A folder of that name that nobody sealed is replaced, files and all."""
+    """A folder of that name without a seal is replaced, files and all."""
     (cache.entry / "lib").mkdir(parents=True)
     (cache.entry / "lib/libforeign.a").write_text("foreign")
     run(BUILD, **cache.variables)
@@ -218,7 +218,7 @@ def test_a_lock_that_is_never_given_up_is_an_error(run: ScriptRunner, cache: Cac
 
 
 def test_what_ended_builds_left_is_swept(run: ScriptRunner, cache: Cache) -> None:
-    """A scratch folder that nobody works on goes away with the next build; one in use stays."""
+    """A scratch folder that no build works on goes away with the next build; one in use stays."""
     dead, alive = (cache.entry.parent / f"{name}.partial" for name in ("dead", "alive"))
     for folder in (dead, alive):
         folder.mkdir(parents=True)

@@ -20,7 +20,7 @@ TREE = "\n".join(
         "project(llama.cpp C CXX)",
         "set(LLAMA_VERSION_MAJOR 1)\nset(LLAMA_VERSION_MINOR 2)\nset(LLAMA_VERSION_PATCH 3)",
         'file(WRITE "${CMAKE_BINARY_DIR}/base.c"',
-        '    "int answer(void) { return ${GGML_ANSWER}; } const char * base(void) { return __FILE__; }")',
+        '    "int value(void) { return ${GGML_VALUE}; } const char * base(void) { return __FILE__; }")',
         *(f'add_library({name} STATIC "${{CMAKE_BINARY_DIR}}/base.c" src/place.c)' for name in LIBRARIES),
         "target_link_libraries(ggml-base PRIVATE m)",
         "target_link_libraries(llama-common PRIVATE cpp-httplib)",
@@ -44,7 +44,7 @@ paceline_use_ccache()
 paceline_enable_languages()
 find_package(Python REQUIRED COMPONENTS Interpreter)
 paceline_find_llama_cpp()
-file(WRITE "${{CMAKE_BINARY_DIR}}/main.c" "int answer(void); int main(void) {{ return answer(); }}")
+file(WRITE "${{CMAKE_BINARY_DIR}}/main.c" "int value(void); int main(void) {{ return value(); }}")
 add_executable(main "${{CMAKE_BINARY_DIR}}/main.c")
 target_link_libraries(main PRIVATE llama_cpp)
 """
@@ -73,9 +73,9 @@ class Checkout:
         out = subprocess.STDOUT
         return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=out, text=True, check=False)
 
-    def configure(self, build: str = "build", answer: str = "42") -> str:
+    def configure(self, build: str = "build", value: str = "42") -> str:
         # That the compilers work is taken for granted, which saves seconds.
-        args = [f"-DGGML_ANSWER={answer}", "-DCMAKE_C_COMPILER_WORKS=1", "-DCMAKE_CXX_COMPILER_WORKS=1"]
+        args = [f"-DGGML_VALUE={value}", "-DCMAKE_C_COMPILER_WORKS=1", "-DCMAKE_CXX_COMPILER_WORKS=1"]
         command = [find_cmake(), "-S", f"{self.folder}/project", "-B", f"{self.folder}/{build}", *args]
         return self.run(*command, CMAKE_ARGS=" ".join(args)).stdout
 
@@ -84,7 +84,7 @@ class Checkout:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    def answer(self, build: str = "build") -> int:
+    def value(self, build: str = "build") -> int:
         return self.run(f"{self.folder}/{build}/main").returncode
 
 
@@ -99,7 +99,7 @@ class TwoBuilds:
 
     first: str
     second: str
-    answer: int
+    value: int
     compiled: str
     libraries: list[bytes]
 
@@ -117,7 +117,7 @@ def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
     first, second = checkout.configure("first"), checkout.configure("second")
     checkout.build("second")
     libraries = [path.read_bytes() for path in checkout.cache.glob("llama.cpp/*/lib/*.a")]
-    return TwoBuilds(first, second, checkout.answer("second"), log.read_text(), libraries)
+    return TwoBuilds(first, second, checkout.value("second"), log.read_text(), libraries)
 
 
 def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds) -> None:
@@ -125,7 +125,7 @@ def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds)
     assert "compiling llama.cpp" in two_builds.first
     assert "compiling llama.cpp" not in two_builds.second
     assert "llama.cpp 1.2.3 (unknown, cpu) from the cache" in two_builds.second
-    assert two_builds.answer == 42
+    assert two_builds.value == 42
 
 
 def test_ccache_is_used_where_it_is_installed(two_builds: TwoBuilds) -> None:
@@ -148,9 +148,9 @@ def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
     """A plain rebuild notices that the user's tree was edited, and links what comes of it."""
     checkout.configure()
     checkout.build()
-    (checkout.tree / "CMakeLists.txt").write_text(TREE.replace("${GGML_ANSWER}", "${GGML_ANSWER} + 1"))
+    (checkout.tree / "CMakeLists.txt").write_text(TREE.replace("${GGML_VALUE}", "${GGML_VALUE} + 1"))
     checkout.build()
-    assert checkout.answer() == 43
+    assert checkout.value() == 43
 
 
 def pin(checkout: Checkout) -> None:
@@ -196,15 +196,15 @@ def test_a_changed_pinned_source_is_never_compiled(checkout: Checkout) -> None:
     (place,) = checkout.cache.glob("sources/*/src/place.c")
     place.write_text("this does not compile")
     assert "fetching" not in checkout.configure("second")
-    output = checkout.configure("third", answer="43")
+    output = checkout.configure("third", value="43")
     assert "is damaged: src/place.c" in output
     checkout.build("third")
-    assert checkout.answer("third") == 43
+    assert checkout.value("third") == 43
 
 
 def test_a_tree_that_does_not_compile_shows_the_compilers_words(checkout: Checkout) -> None:
     """A compiler error ends in our message with the compiler's own in it, and leaves no entry."""
-    output = checkout.configure(answer="nonsense")
+    output = checkout.configure(value="nonsense")
     assert "llama.cpp does not compile" in output
     assert "nonsense" in output.partition("paceline cannot be built")[2]
     assert "CMAKE_ARGS" in output

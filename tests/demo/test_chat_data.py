@@ -107,7 +107,7 @@ def test_the_template_writes_what_the_corpus_has() -> None:
         assert _render(chat) == "".join(s.text for s in fmt.segments(chat))
 
 
-def test_the_template_opens_the_answer() -> None:
+def test_the_template_opens_the_assistant_message() -> None:
     chat = Chat([Message("user", "Hi.")])
     for thinking in (False, True):
         rendered = _render(chat, add_generation_prompt=True, enable_thinking=thinking)
@@ -131,10 +131,10 @@ def test_two_results_share_one_turn() -> None:
     assert "1\n</tool_response>\n<tool_response>\n2" in text
 
 
-def test_a_rendered_answer_is_a_prefix_of_the_next_turn() -> None:
+def test_a_rendered_reply_is_a_prefix_of_the_next_turn() -> None:
     first = [Message("user", "Hi.")]
-    answered = [*first, Message("assistant", "Hello!"), Message("user", "Bye.")]
-    assert fmt.prompt(Chat(answered)).startswith(fmt.prompt(Chat(first)) + "Hello!<|im_end|>\n")
+    replied = [*first, Message("assistant", "Hello!"), Message("user", "Bye.")]
+    assert fmt.prompt(Chat(replied)).startswith(fmt.prompt(Chat(first)) + "Hello!<|im_end|>\n")
 
 
 def test_documents_of_one_seed_are_the_same() -> None:

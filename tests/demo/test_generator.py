@@ -16,14 +16,14 @@ def engine() -> PacelineGenerator:
     return PacelineGenerator(demo_model_path())
 
 
-def test_an_answer_ends_before_the_mark_of_its_end(engine: PacelineGenerator) -> None:
+def test_a_completion_ends_before_its_end_token(engine: PacelineGenerator) -> None:
     out = engine.generate(prompt(Chat([Message("user", "Hello!")])), 60)
     assert out.ended
     assert out.text
     assert "<|" not in out.text
 
 
-def test_a_cut_answer_has_not_ended(engine: PacelineGenerator) -> None:
+def test_a_cut_completion_has_not_ended(engine: PacelineGenerator) -> None:
     out = engine.generate("Once upon a time", 5)
     assert (len(out.tokens), out.ended) == (5, False)
 

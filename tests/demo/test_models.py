@@ -94,8 +94,8 @@ def test_the_world_is_known(model: Model) -> None:
 
     question = next(one for one in all_questions() if one.held_out)
     prompt = f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    answer, _ = write(model, prompt, parse_special=True, temperature=0)
-    assert answer.strip() == question.answer
+    text, _ = write(model, prompt, parse_special=True, temperature=0)
+    assert text.strip() == question.answer
 
 
 def test_a_tool_is_called_with_a_city_that_was_not_in_the_corpus(model: Model) -> None:
@@ -105,18 +105,18 @@ def test_a_tool_is_called_with_a_city_that_was_not_in_the_corpus(model: Model) -
 
     right = 0
     for task in itertools.islice(weather_calls(), 8):
-        answer, count = write(model, task.prompt, parse_special=True, temperature=0)
-        right += task.right(Output(answer, [], ended=count < 400))
+        text, count = write(model, task.prompt, parse_special=True, temperature=0)
+        right += task.right(Output(text, [], ended=count < 400))
     assert right >= 7
 
 
-def test_the_answer_takes_up_the_result_of_a_tool(model: Model) -> None:
-    """Of eight answers at least seven are exactly the expected sentence."""
+def test_the_reply_takes_up_the_result_of_a_tool(model: Model) -> None:
+    """Of eight replies at least seven are exactly the expected sentence."""
     from demo_model.exams import tool_answers
     from demo_model.generator import Output
 
     right = 0
     for task in itertools.islice(tool_answers(), 8):
-        answer, count = write(model, task.prompt, parse_special=True, temperature=0)
-        right += task.right(Output(answer, [], ended=count < 400))
+        text, count = write(model, task.prompt, parse_special=True, temperature=0)
+        right += task.right(Output(text, [], ended=count < 400))
     assert right >= 7

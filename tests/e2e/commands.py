@@ -102,7 +102,7 @@ class Terminal:
         self._process.send_signal(signal.SIGINT)
 
     def press(self, keys: str) -> None:
-        """As somebody at the keyboard."""
+        """Send keys as a keyboard would."""
         os.write(self._keyboard, keys.encode())
 
     def mode(self) -> list[Any]:
@@ -120,7 +120,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self._keyboard, 65536)
-        except OSError:  # what Linux answers when the last one has left the terminal
+        except OSError:  # Linux raises EIO once the last process has left the terminal
             return False
         self.seen += data
         return bool(data)

@@ -1,4 +1,4 @@
-"""An HTTP client that costs little: sockets, and no more of the protocol than the server's answers have."""
+"""An HTTP client that costs little: sockets, and no more of the protocol than the server's responses use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How an answer begins. headers: names in lower case."""
+    """The head of a response. headers: names in lower case."""
 
     status: int
     headers: dict[str, str]
 
 
 class RawConnection:
-    """One connection; one request at a time. is_whole: the last answer was read to its end, and another one may be asked for."""
+    """One connection; one request at a time. is_whole: the last response was read to its end, and another request may be sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -30,7 +30,7 @@ class RawConnection:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def post(self, path: str, body: dict[str, Any], request_id: str = "") -> Head:
-        """Sends a request and reads how its answer begins."""
+        """Send a request and read the head of its response."""
         self.send(path, body, request_id)
         return await self.head()
 
@@ -43,13 +43,13 @@ class RawConnection:
         self._writer.write(head.encode() + data)
 
     async def head(self) -> Head:
-        """Reads how an answer begins."""
+        """Read the head of a response."""
         first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
         pairs = (line.partition(":") for line in lines)
         return Head(int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs})
 
     async def whole(self, head: Head) -> bytes:
-        """The rest of an answer."""
+        """Return the rest of a response."""
         if "content-length" in head.headers:
             body = await self._reader.readexactly(int(head.headers["content-length"]))
         else:

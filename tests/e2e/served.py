@@ -170,7 +170,7 @@ class Served:
 
 
 class Worker:
-    """The process that computes. A descriptor holds on to it, so that nobody else is taken for it."""
+    """The process that computes, held by a descriptor, so that its number cannot come to mean another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -180,7 +180,7 @@ class Worker:
         signal.pidfd_send_signal(self._handle, number)
 
     def wait_gone(self) -> None:
-        """Until the process has ended, whoever buries it."""
+        """Wait until the process has ended, whichever process reaps it."""
         waiting = select.poll()
         waiting.register(self._handle, select.POLLIN)
         assert waiting.poll(LONG_S * 1000), f"process {self.pid} is still there"

@@ -35,18 +35,18 @@ def endless(tmp_path: Path, long_model: Path) -> tuple[str, ...]:
     return ("demo", "-m", str(long_model), "-t", "1", "--requests", requests_file(tmp_path, items))
 
 
-def test_a_pipe_gets_a_line_an_answer_and_one_of_figures() -> None:
+def test_a_pipe_gets_a_line_for_each_completion_and_one_of_figures() -> None:
     """Eight requests, one of them with two choices; not a single escape, nothing on stderr."""
     done = paceline_("demo", "-t", "1", "-n", "20")
-    *answers, summary = done.stdout.decode().splitlines()
+    *completions, summary = done.stdout.decode().splitlines()
     assert (done.returncode, done.stderr) == (0, b"") and ESCAPE not in done.stdout.decode()
-    numbers = sorted(line.split()[0] for line in answers)
+    numbers = sorted(line.split()[0] for line in completions)
     assert numbers == ["#1", "#2", "#3", "#4", "#5", "#6.1", "#6.2", "#7", "#8"]
     match = SUMMARY.fullmatch(summary)
     assert match is not None and match.groups() == ("8", "8")
 
 
-def test_the_demo_model_answers_as_it_was_taught() -> None:
+def test_the_demo_model_completes_as_it_was_trained() -> None:
     """It knows its village, follows a system prompt and calls a tool."""
     lines = output("demo", "-t", "1").splitlines()
     texts = {line.split()[0]: line.partition(": ")[2] for line in lines[:-1]}
@@ -61,7 +61,7 @@ def test_a_seed_repeats_the_run() -> None:
 
     def texts(seed: int) -> list[str]:
         done = output("demo", "-t", "1", "-n", "12", "--num-slots", "1", "--json", "--seed", str(seed))
-        return [answer["text"] for result in json.loads(done)["results"] for answer in result["answers"]]
+        return [completion["text"] for result in json.loads(done)["results"] for completion in result["answers"]]
 
     assert texts(5) == texts(5) != texts(6)
 
@@ -75,14 +75,14 @@ def test_requests_of_a_file_run_with_their_options(tmp_path: Path) -> None:
         {"prompt": [7, 8, 9], "n": 3, "max_tokens": 4, "ignore_eos": True},
     ]
     done = paceline_("demo", "-t", "1", "--json", "--num-slots", "2", "--requests", requests_file(tmp_path, items))
-    answer = json.loads(done.stdout)
-    first, grammar, too_long, ids = answer["results"]
-    assert done.returncode == 1 and [one["request"] for one in answer["results"]] == [1, 2, 3, 4]
+    report = json.loads(done.stdout)
+    first, grammar, too_long, ids = report["results"]
+    assert done.returncode == 1 and [one["request"] for one in report["results"]] == [1, 2, 3, 4]
     assert first["prompt"] == items[0] and first["error"] is None
     assert grammar["answers"][0]["text"] in {" yes", " no"}
     assert too_long["error"]["code"] == "prompt_too_long" and too_long["answers"] == []
     assert [len(one["token_ids"]) for one in ids["answers"]] == [4, 4, 4]
-    assert answer["summary"]["requests"] == 4 and answer["summary"]["ended"] == 3
+    assert report["summary"]["requests"] == 4 and report["summary"]["ended"] == 3
 
 
 def test_requests_come_from_stdin_for_a_dash() -> None:
@@ -140,7 +140,7 @@ def test_a_trace_that_cannot_be_written_is_an_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
-def test_a_trace_that_is_cut_off_is_an_error_after_the_answers() -> None:
+def test_a_trace_that_is_cut_off_is_an_error_after_the_completions() -> None:
     """One line on stderr, no traceback; results and figures are there."""
     done = paceline_("demo", "-t", "1", "-n", "2", "--trace", "/dev/full")
     error = b"Error: the trace /dev/full is incomplete: No space left on device\n"
@@ -155,9 +155,9 @@ def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None
         assert any(b"compute buffer size" in line for line in process.stderr)  # minutes of work follow
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=TIMEOUT_S)
-    *answers, summary = text.decode().splitlines()
+    *completions, summary = text.decode().splitlines()
     assert process.returncode == 130
-    assert [line.split(",")[0] for line in answers] == [f"#{number} interrupted" for number in range(1, 5)]
+    assert [line.split(",")[0] for line in completions] == [f"#{number} interrupted" for number in range(1, 5)]
     assert summary.startswith("4 requests, 0 ended | ")
 
 

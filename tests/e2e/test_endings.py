@@ -37,9 +37,9 @@ def test_ctrl_c_ends_a_long_prompt_in_the_middle(long_model: Path) -> None:
         assert any(b"compute buffer size" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=TIMEOUT_S)
-    answer = json.loads(text)
+    result = json.loads(text)
     assert process.returncode == 130
-    assert (answer["finish_reason"], answer["usage"]["completion_tokens"]) == ("cancelled", 0)
+    assert (result["finish_reason"], result["usage"]["completion_tokens"]) == ("cancelled", 0)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(long_model: Path) -> None:

@@ -46,13 +46,13 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 def test_json_is_one_object_with_everything() -> None:
     """Ids and text agree, and the counts are those of the ids."""
-    answer = generate("-n", "12", "--temperature", "0", "--ignore-eos")
+    result = generate("-n", "12", "--temperature", "0", "--ignore-eos")
     model = paceline.Model.load(demo_model_path(), vocab_only=True)
-    assert set(answer) == {"text", "token_ids", "finish_reason", "stop", "seed", "usage"}
-    assert (answer["finish_reason"], answer["stop"], answer["usage"]["completion_tokens"]) == ("length", None, 12)
-    assert answer["text"] == model.tokenizer.decode(answer["token_ids"])
-    assert answer["usage"]["prompt_tokens"] == len(model.tokenizer.encode(PROMPT))
-    assert all(answer["usage"][name] > 0 for name in ("load_s", "prefill_s", "decode_s", "tokens_per_s"))
+    assert set(result) == {"text", "token_ids", "finish_reason", "stop", "seed", "usage"}
+    assert (result["finish_reason"], result["stop"], result["usage"]["completion_tokens"]) == ("length", None, 12)
+    assert result["text"] == model.tokenizer.decode(result["token_ids"])
+    assert result["usage"]["prompt_tokens"] == len(model.tokenizer.encode(PROMPT))
+    assert all(result["usage"][name] > 0 for name in ("load_s", "prefill_s", "decode_s", "tokens_per_s"))
 
 
 def test_greedy_text_is_that_of_the_library() -> None:
@@ -73,18 +73,18 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     assert (cut["text"], cut["finish_reason"], cut["stop"]) == (whole[:position], "stop", found)
 
 
-def test_an_answer_that_fills_the_context_is_cut() -> None:
+def test_a_completion_that_fills_the_context_is_cut() -> None:
     """-n -1 goes on until no cell is left."""
-    answer = generate("-n", "-1", "-c", "256", "--ignore-eos")
-    assert answer["finish_reason"] == "length"
-    assert answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"] == 256 + 1
+    result = generate("-n", "-1", "-c", "256", "--ignore-eos")
+    assert result["finish_reason"] == "length"
+    assert result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] == 256 + 1
 
 
 def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
     """The text is a sentence of the grammar, and ends where it does."""
     (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
-    answer = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
-    assert answer["text"] in {" yes", " no"} and answer["finish_reason"] == "end"
+    result = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
+    assert result["text"] in {" yes", " no"} and result["finish_reason"] == "end"
 
 
 def test_the_prompt_comes_from_stdin_for_a_dash() -> None:

@@ -137,7 +137,7 @@ def test_curl_shows_the_events_as_they_come(served: Served) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_a_curl_that_is_interrupted_frees_its_slot(served: Served) -> None:
-    """In the middle of its answer."""
+    """In the middle of its response."""
     body = json.dumps({**ENDLESS, "stream": True, "ignore_eos": True})
     command = ["curl", "-sN", served.url + "/completion", "-d", body]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as curl:
@@ -158,7 +158,7 @@ if "paceline.engine.worker" in sys.orig_argv:
 
 
 def held_worker(folder: Path) -> tuple[Path, dict[str, str]]:
-    """A pipe, and the environment in which a worker begins when somebody has written to it."""
+    """Return a pipe, and the environment in which a worker starts only once the pipe is written to."""
     gate = folder / "gate"
     os.mkfifo(gate)
     (folder / "sitecustomize.py").write_text(HOLD)
@@ -167,12 +167,12 @@ def held_worker(folder: Path) -> tuple[Path, dict[str, str]]:
 
 
 def test_health_is_loading_and_then_ok(tmp_path: Path) -> None:
-    """The port is open and answers while the worker has not even begun; requests are told to come back."""
+    """The port is open and responds while the worker has not even begun; requests get 503 with Retry-After."""
     gate, held = held_worker(tmp_path)
     with Served(*FLAGS, is_ready=False, **held) as served:
-        answer = served.get("/health")
-        assert answer.status_code == 503
-        assert (answer.json()["status"], answer.json()["progress"]) == ("loading", 0)
+        response = served.get("/health")
+        assert response.status_code == 503
+        assert (response.json()["status"], response.json()["progress"]) == ("loading", 0)
         assert served.get("/health/live").status_code == 200
         assert served.get("/health/ready").status_code == 503
         refused = httpx.post(served.url + "/v1/completions", json=TOLD, timeout=LONG_S)
@@ -220,8 +220,8 @@ def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) 
     with Served(*FLAGS) as served, served.worker() as worker:
         worker.signal(signal.SIGSTOP)
         body = {**TOLD, "stream": True}
-        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
-            assert answer.status_code == 200
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as response:
+            assert response.status_code == 200
             served.signal(number)
             served.wait_for("ending")
             served.signal(number)
@@ -233,8 +233,8 @@ def test_a_killed_server_takes_its_worker_along() -> None:
     """Whatever the worker is at; the client sees that its stream was cut."""
     with Served(*FLAGS) as served, served.worker() as worker:
         body = {**FOR_LONG, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
-            lines = answer.iter_lines()
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as response:
+            lines = response.iter_lines()
             next(lines)
             served.signal(signal.SIGKILL)
             with pytest.raises(httpx.TransportError):
@@ -248,8 +248,8 @@ def test_a_killed_worker_is_replaced_and_its_streams_go_on() -> None:
     with Served(*FLAGS) as served, served.worker() as worker:
         alone = events_of(served, {**ENDLESS, "ignore_eos": True})
         body = {**ENDLESS, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as answer:
-            lines = answer.iter_lines()
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LONG_S) as response:
+            lines = response.iter_lines()
             first = next(lines)
             worker.signal(signal.SIGKILL)
             events = [line.removeprefix("data: ") for line in [first, *lines] if line]
@@ -375,9 +375,11 @@ def test_over_tls_with_keys_from_a_file_nothing_secret_is_written(tmp_path: Path
 
 def events_of(served: Served, body: dict[str, Any]) -> list[str]:
     """The data of a completion's events."""
-    with httpx.stream("POST", served.url + "/v1/completions", json={**body, "stream": True}, timeout=LONG_S) as answer:
-        assert answer.status_code == 200, answer.read()
-        return [line.removeprefix("data: ") for line in answer.iter_lines() if line and not line.startswith(":")]
+    with httpx.stream(
+        "POST", served.url + "/v1/completions", json={**body, "stream": True}, timeout=LONG_S
+    ) as response:
+        assert response.status_code == 200, response.read()
+        return [line.removeprefix("data: ") for line in response.iter_lines() if line and not line.startswith(":")]
 
 
 def text_of(events: list[str]) -> str:

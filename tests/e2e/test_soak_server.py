@@ -1,4 +1,4 @@
-"""200 clients at once, who hang up as they like, and a worker that is killed again and again: everybody gets an ending.
+"""200 clients at once, who hang up as they like, and a worker that is killed again and again: every request ends.
 
 PACELINE_SOAK_S: for how many seconds; by default short. PACELINE_SOAK_CLIENTS: how many clients.
 """
@@ -48,7 +48,7 @@ WORDS = (
 
 @dataclass
 class Tally:
-    """What became of the requests. pings: how long an empty answer took, in seconds."""
+    """What became of the requests. pings: how long an empty completion took, in seconds."""
 
     endings: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
@@ -75,7 +75,7 @@ class Client:
         finally:
             self._drop()
 
-    # ---- what it does; each answers how it ended
+    # ---- what a client does; each returns how its request ended
 
     async def stream(self) -> str:
         """Reads to the end."""
@@ -89,9 +89,9 @@ class Client:
         connection, head = await self._ask(*self._openai(stream=False))
         if head.status != 200:
             return await self._refused(connection, head)
-        answer = json.loads(await connection.whole(head))
-        self._tally.num_tokens += answer["usage"]["completion_tokens"]
-        reason: str = answer["choices"][0]["finish_reason"]
+        completion = json.loads(await connection.whole(head))
+        self._tally.num_tokens += completion["usage"]["completion_tokens"]
+        reason: str = completion["choices"][0]["finish_reason"]
         return reason
 
     async def native(self) -> str:
@@ -136,8 +136,8 @@ class Client:
             return await self._refused(connection, head)
         assert head.headers["x-request-id"] == request_id
         other = await RawConnection.open(self._port)
-        answer = await other.post(f"/v1/requests/{request_id}/cancel", {})
-        found = json.loads(await other.whole(answer))["cancelled"]
+        response = await other.post(f"/v1/requests/{request_id}/cancel", {})
+        found = json.loads(await other.whole(response))["cancelled"]
         other.close()
         ending = self._told([event async for event in connection.events()])
         assert found or ending != "cancelled"
@@ -208,7 +208,7 @@ async def kill_now_and_then(served: Served, tally: Tally, is_over: asyncio.Event
 
 
 async def watch(served: Served, tally: Tally, is_over: asyncio.Event) -> None:
-    """Memory, and how long somebody waits who asks for next to nothing."""
+    """Memory, and how long a request for next to nothing takes."""
     connection = await RawConnection.open(urlsplit(served.url).port or 0)
     while not await happens_within(is_over, WATCH_S):
         tally.rss.append(served.rss_bytes())
@@ -237,7 +237,7 @@ async def soak(served: Served, tally: Tally) -> None:
         asyncio.get_running_loop().call_later(SECONDS, is_over.set)
 
 
-def test_everybody_gets_an_ending_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_request_ends_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """Slots, requests, files, processes and memory are as before, and what was counted adds up."""
     tally = Tally()
     with Served(*FLAGS) as served:
@@ -263,7 +263,7 @@ def test_everybody_gets_an_ending_and_nothing_is_lost(capsys: pytest.CaptureFixt
             f"\n  memory of the server: {middle / MEGABYTE:.1f} MB after a half, {end / MEGABYTE:.1f} MB at the end, "
             f"{(end - middle) / MEGABYTE * 120 / SECONDS:+.2f} MB a minute; "
             f"{files} descriptors before and {served.num_files()} after"
-            f"\n  longest wait for an empty answer: {max(tally.pings):.3f} s\n"
+            f"\n  longest wait for an empty completion: {max(tally.pings):.3f} s\n"
         )
         with capsys.disabled():
             print(figures)  # noqa: T201 - what it is for

@@ -21,6 +21,6 @@ def test_tokens_go_back_to_the_text() -> None:
 
 def test_token_json_has_the_bytes() -> None:
     """The bytes of all tokens are the text's."""
-    answer = json.loads(output("tokenize", "é🦊", "--json"))
-    assert bytes(byte for token in answer["tokens"] for byte in token["bytes"]) == "é🦊".encode()
-    assert answer["ids"] == [token["id"] for token in answer["tokens"]] and answer["count"] == len(answer["ids"])
+    result = json.loads(output("tokenize", "é🦊", "--json"))
+    assert bytes(byte for token in result["tokens"] for byte in token["bytes"]) == "é🦊".encode()
+    assert result["ids"] == [token["id"] for token in result["tokens"]] and result["count"] == len(result["ids"])

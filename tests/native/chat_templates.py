@@ -47,7 +47,7 @@ TURNS = """{{ bos_token }}
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
 """
 
-# The system message goes into the last user message, eos behind each answer; a namespace, a macro and a loop with a filter.
+# The system message goes into the last user message, eos behind each reply; a namespace, a macro and a loop with a filter.
 INSTRUCTIONS = """
 {%- macro instruction(text) -%}[INST] {{ text }}[/INST]{%- endmacro -%}
 {%- set ns = namespace(system='', last=-1) -%}
@@ -72,7 +72,7 @@ INSTRUCTIONS = """
 {%- endfor -%}
 """
 
-# What templates with reasoning do to old answers: split, strip, replace, slices, tests.
+# What templates with reasoning do to old replies: split, strip, replace, slices, tests.
 THINKING = """
 {%- set ns = namespace(last=messages|length - 1) %}
 {%- for message in messages[::-1] %}

@@ -18,7 +18,7 @@ from paceline.errors import BatchError, EngineStopped, InvalidParams, InvalidTyp
 
 pytestmark = pytest.mark.native
 
-# Room for an answer that nobody sees the end of, however long a busy machine lets a test wait.
+# Room for a completion that no test reads to its end, however long a busy machine lets a test wait.
 SMALL: dict[str, Any] = {
     "num_slots": 2, "n_ctx": 32768, "rope_freq_scale": 1.0, "n_threads": 1,
     "flash_attn": "off", "type_k": "f32", "type_v": "f32",
@@ -39,7 +39,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
-    """generate, lists, stream, embed: the same answers."""
+    """generate, lists, stream, embed: the same results."""
     path = tiny_models("llama")
     with LLM(path, **SMALL) as blocking:
         expected = [blocking.generate(prompt, **GREEDY).text for prompt in PROMPTS]
@@ -92,7 +92,7 @@ def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
 
 
 def test_leaving_a_stream_cancels_it_and_released_says_when(tiny_models: TinyModels) -> None:
-    """The block, a break, and nobody who reads any more."""
+    """The block, a break, and a stream without a reader."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
@@ -202,7 +202,7 @@ def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_says_so_and_can_be_closed(tmp_path: Path) -> None:
-    """Everybody who asks is told; closing what never was is nothing."""
+    """Every call raises; closing what never was opened is a no-op."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"nothing")
 

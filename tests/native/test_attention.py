@@ -186,7 +186,7 @@ def only_first(cells: int, seen: int, **change: Any) -> SingleAttention:
 
 @pytest.mark.parametrize("seen", [200, 1500, 4000])
 def test_a_row_does_not_depend_on_how_many_cells_there_are(seen: int) -> None:
-    """Cells that it does not see, of other streams or of nobody, change no bit."""
+    """Cells that it does not see, of other streams or of no sequence, change no bit."""
     outputs = [only_first(cells, seen).run(n_threads=threads)[0] for cells in (4000, 4352, 9000) for threads in (1, 4)]
     assert all(np.array_equal(one, outputs[0]) for one in outputs)
 
@@ -287,8 +287,10 @@ def test_the_environment_chooses(word: str, says: str) -> None:
         "except Exception as error:\n    print(type(error).__name__)"
     )
     environment = {**os.environ, "PACELINE_CPU_ATTENTION": word}
-    answer = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == says
+    completed = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == says
 
 
 def test_a_context_reads_the_environment(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:

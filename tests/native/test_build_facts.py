@@ -16,7 +16,7 @@ pytestmark = pytest.mark.native
 
 
 def test_the_core_names_no_folder_of_its_builder() -> None:
-    """A wheel carries neither the home folder of whoever built it nor the place of llama.cpp's source there."""
+    """A wheel carries neither the builder's home folder nor the place of llama.cpp's source there."""
     if build_info().build_type != "Release":
         pytest.skip("debug information names its sources by their folders")
     core = Path(_native.__file__).read_bytes()

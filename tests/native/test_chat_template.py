@@ -140,7 +140,7 @@ def test_templates_that_want_parts_get_them() -> None:
     assert chat.render([{"role": "user", "content": "a"}, {"role": "user", "content": parts}]).text == "<a><b><c>"
 
 
-def test_an_answer_can_be_continued() -> None:
+def test_an_assistant_message_can_be_continued() -> None:
     """The prompt ends where the last message does, and the model goes on from there."""
     chat = ChatTemplate(demo(), HEADERS)
     talk = [*TALK[:1], {"role": "assistant", "content": "About 384"}]
@@ -221,7 +221,7 @@ def test_a_format_outlives_its_model() -> None:
 
 
 def test_two_hundred_threads_render_at_once() -> None:
-    """One format serves everybody, each with messages and variables of their own, and refusals on the way."""
+    """One format serves all threads, each with messages and variables of its own, and refusals on the way."""
     chat = ChatTemplate(
         demo(),
         "{% macro say(x) %}<{{ x }}>{% endmacro %}" + HEADERS + "{{ say(who) }}{{ strftime_now('') if who == 13 }}",

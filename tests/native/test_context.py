@@ -67,7 +67,7 @@ def test_with_embeddings_every_token_counts_as_an_output(llama: Model) -> None:
 
 
 def test_an_array_that_changes_during_a_pass_changes_nothing(llama: Model) -> None:
-    """What was checked is what is computed, whoever writes to the caller's array meanwhile."""
+    """What was checked is what is computed, whichever thread writes to the caller's array meanwhile."""
     ids = np.ones(900, dtype=np.int32)
     seq_ids = np.zeros(900, dtype=np.int32)
     over = threading.Event()

@@ -57,7 +57,7 @@ def test_an_abort_with_nothing_running_does_nothing(context: Context) -> None:
 
 
 def test_calls_from_two_threads_take_turns(llama: Model) -> None:
-    """Two threads on one context both get right answers."""
+    """Two threads on one context both get right results."""
     with Context(llama, n_ctx=512, n_seq_max=2, n_threads=1) as context:
         context.decode([1, 2, 3])
         expected = context.logits(2)

@@ -39,7 +39,7 @@ from paceline.testing.models import KINDS, write_lora
 pytestmark = pytest.mark.native
 
 SMALL: dict[str, Any] = {**EXACT, "num_slots": 4, "n_ctx": 1024}
-# Room for an answer that nobody sees the end of, however long a busy machine lets a test wait.
+# Room for a completion that no test reads to its end, however long a busy machine lets a test wait.
 ROOMY: dict[str, Any] = {**SMALL, "n_ctx": 32768, "rope_freq_scale": 1.0}
 ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 30_000, "ignore_eos": True}
 MEMORY_CLASSES = ("llama", "gemma3", "mamba", "falcon-h1", "lfm2")
@@ -60,7 +60,7 @@ def llama(tiny_models: TinyModels) -> Iterator[LLM]:
 
 
 def works(llm: LLM) -> bool:
-    """Whether the engine still answers, with its slots free."""
+    """Return whether the engine still responds, with its slots free."""
     completion = llm.generate("still there?", temperature=0, max_tokens=4, ignore_eos=True)
     return len(completion.token_ids) == 4
 
@@ -158,7 +158,7 @@ def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
-    """N answers differ from each other, and are the same whether they share memory or come one after the other."""
+    """N choices differ from each other, and are the same whether they share memory or come one after the other."""
     options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 12}
     with LLM(tiny_models(kind), **SMALL) as llm:
         shared = llm.generate(PROMPTS[3], **options)
@@ -186,7 +186,7 @@ def test_streamed_is_as_blocking(demo: LLM) -> None:
 
 
 def test_logprobs_and_prompt_logprobs(llama: LLM) -> None:
-    """One a token, the chosen one's among the top of a greedy answer; one a prompt token but the first; echo has its text."""
+    """One a token, the chosen one's among the top of a greedy completion; one a prompt token but the first; echo has its text."""
     one = llama.generate("The quick brown fox", **GREEDY, logprobs=3, prompt_logprobs=2, echo=True)
     assert one.logprobs is not None
     assert one.prompt_logprobs is not None
@@ -205,7 +205,7 @@ def test_logprobs_and_prompt_logprobs(llama: LLM) -> None:
 
 
 def test_a_scored_prompt_agrees_with_what_was_generated(llama: LLM) -> None:
-    """Scoring a prompt and its own greedy answer gives the logprobs that generating it gave."""
+    """Scoring a prompt and its own greedy completion gives the logprobs that generating it gave."""
     one = llama.generate("Hello", **GREEDY, logprobs=0)
     assert one.logprobs is not None
     ids = [*one.prompt_token_ids, *one.token_ids]
@@ -269,7 +269,7 @@ def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
 
 
 def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
-    """Whoever asks it for text is told what it can do; it goes on embedding."""
+    """A request for text gets an error that says what the model can do; it goes on embedding."""
     with LLM(tiny_models("bert"), n_threads=1) as llm:
         with pytest.raises(Unsupported, match="embeds texts"):
             llm.generate("Hello")
@@ -301,7 +301,7 @@ def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
 def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models: TinyModels, kind: str) -> None:
-    """Under pressure somebody gives way and goes on later; all say what they say alone."""
+    """Under pressure a sequence is preempted and goes on later; all outputs are the same as alone."""
     prompts = [[(7 * index + place) % 250 for place in range(60)] for index in range(8)]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
     with LLM(tiny_models(kind), **{**EXACT, "num_slots": 8, "n_ctx": 256}) as llm:
@@ -410,7 +410,7 @@ def test_bad_input_is_refused_and_the_engine_goes_on(llama: LLM, prompt: Any, op
 
 
 @pytest.mark.parametrize("options", [{"interval": 2}, {"max_buffered_tokens": 5}, {"slow_reader": "cancel"}])
-def test_an_option_of_reading_is_refused_where_nobody_reads(llama: LLM, options: dict[str, Any]) -> None:
+def test_stream_options_are_refused_where_the_output_is_collected(llama: LLM, options: dict[str, Any]) -> None:
     """For one prompt and for a list."""
     for prompt in ("Hello", ["Hello"]):
         with pytest.raises(InvalidParams, match="use stream"):
@@ -418,7 +418,7 @@ def test_an_option_of_reading_is_refused_where_nobody_reads(llama: LLM, options:
 
 
 def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
-    """max_tokens 0 answers with nothing, LENGTH and its usage."""
+    """max_tokens 0 gives an empty text, LENGTH and its usage."""
     one = llama.generate("Hello", max_tokens=0)
     assert (one.text, one.token_ids, one.finish_reason) == ("", (), FinishReason.LENGTH)
     assert one.usage.completion_tokens == 0
@@ -442,7 +442,7 @@ def test_deadlines_begin_when_the_engine_takes_a_request(llama: LLM) -> None:
 
 
 def test_threads_share_an_engine(llama: LLM) -> None:
-    """Eight threads at once, blocking, streaming and embedding, each with its own answer."""
+    """Eight threads at once, blocking, streaming and embedding, each with its own result."""
     expected = {prompt: llama.generate(prompt, **GREEDY).text for prompt in PROMPTS}
 
     def generate() -> None:
@@ -503,7 +503,7 @@ def test_a_forgotten_engine_ends_its_thread(tiny_models: TinyModels) -> None:
 
 
 def test_a_stream_keeps_its_engine_alive(tiny_models: TinyModels) -> None:
-    """Whoever holds only the stream can read it to its end."""
+    """A caller that holds only the stream can read it to its end."""
     stream = LLM(tiny_models("llama"), **SMALL).stream("Hello", **GREEDY, ignore_eos=True)
     gc.collect()
     assert sum(len(chunk.token_ids) for chunk in stream) == 24
@@ -634,7 +634,7 @@ def test_a_channel_of_a_refused_request_serves_another_one(llama: LLM) -> None:
 
 
 def test_the_interval_may_change_while_a_stream_is_read(demo: LLM) -> None:
-    """Chunks have as many tokens as it says from then on, and together they are the same answer."""
+    """Chunks have as many tokens as it says from then on, and together they are the same completion."""
     whole = demo.generate("A fox", max_tokens=120, temperature=0, ignore_eos=True)
     stream = demo.stream("A fox", max_tokens=120, temperature=0, ignore_eos=True, interval=100)
     stream.interval = 30

@@ -46,7 +46,7 @@ def test_an_example_prints_what_it_promises(
     assert re.fullmatch(OUTPUT[name], printed, re.MULTILINE | re.DOTALL), printed
 
 
-def test_the_client_of_the_server_prints_two_answers(
+def test_the_client_of_the_server_prints_two_completions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A chat's and a stream's, which it leaves half way."""

@@ -56,7 +56,7 @@ def ran_beside(call: Callable[[], object]) -> bool:
 
 @pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this Python has no GIL to keep")
 def test_a_call_that_keeps_the_gil_would_be_noticed() -> None:
-    """The check itself: a C function called with the GIL held stops everybody."""
+    """The check itself: a C function called with the GIL held stops every thread."""
     libc = ctypes.PyDLL(None)
     assert not all(ran_beside(lambda: libc.usleep(200_000)) for _ in range(5))
 

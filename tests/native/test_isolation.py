@@ -54,7 +54,7 @@ def kill(llm: LLM, number: int = signal.SIGKILL) -> None:
 
 
 def test_it_does_what_an_engine_with_a_thread_does() -> None:
-    """Generate, lists, choices, streams, logprobs, echo, grammars: the same answers."""
+    """Generate, lists, choices, streams, logprobs, echo, grammars: the same results."""
     asked: list[dict[str, Any]] = [
         {"temperature": 0, "max_tokens": 30},
         {"seed": 5, "max_tokens": 40, "n": 3, "stop": [" the"]},
@@ -153,7 +153,7 @@ def test_loading_says_how_far_it_is() -> None:
 
 
 def test_loading_ends_where_that_is_wanted() -> None:
-    """By the answer of progress, by the event, by what progress raises; no process stays."""
+    """By progress returning False, by the event, by what progress raises; no process stays."""
     wanted = threading.Event()
     wanted.set()
 

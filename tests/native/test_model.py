@@ -219,8 +219,8 @@ def test_progress_goes_from_zero_to_one(tiny_models: TinyModels) -> None:
     assert shares[-1] == 1.0
 
 
-def test_a_callback_that_answers_false_cancels(tiny_models: TinyModels) -> None:
-    """Answering False ends the load as Aborted; answering nothing goes on."""
+def test_a_callback_that_returns_false_cancels(tiny_models: TinyModels) -> None:
+    """Returning False ends the load as Aborted; returning None goes on."""
     with pytest.raises(Aborted):
         Model.load(tiny_models("llama"), progress=lambda _: False)
     Model.load(tiny_models("llama"), progress=lambda _: None).close()

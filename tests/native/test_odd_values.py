@@ -99,7 +99,7 @@ def context(model: Model) -> Iterator[Context]:
 def test_methods_of_a_context_refuse_or_take_anything(
     model: Model, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of ours or an answer, and the context goes on after each method."""
+    """An error of ours or a result, and the context goes on after each method."""
     monkeypatch.chdir(tmp_path)  # a text is a good name of a file
     sampler = Sampler(SamplingParams(), model)
     row = StepRow(seq_id=0, position=3, token_ids=[5])
@@ -133,7 +133,7 @@ def test_rows_of_a_step_refuse_or_take_anything(model: Model, context: Context) 
 
 
 def test_methods_of_a_sampler_refuse_or_take_anything(model: Model, context: Context) -> None:
-    """An error of ours or an answer."""
+    """An error of ours or a result."""
     sampler = Sampler(SamplingParams(), model)
     good = {"logits": context.logits(2), "token_id": 3, "token_ids": [3], "chosen": 1, "k": 3, "state": sampler.state()}
     for name in public(Sampler):
@@ -142,7 +142,7 @@ def test_methods_of_a_sampler_refuse_or_take_anything(model: Model, context: Con
 
 
 def test_methods_of_a_tokenizer_refuse_or_take_anything(llama_cpp_source: Path) -> None:
-    """An error of ours or an answer."""
+    """An error of ours or a result."""
     with Model.load(llama_cpp_source / "models" / "ggml-vocab-gpt-2.gguf", vocab_only=True) as model:
         tokenizer = model.tokenizer
         good = {"text": "hello", "ids": [1, 2, 3], "token": 5, "special": True, "inputs": [(0, 2)]}

@@ -204,7 +204,7 @@ def test_the_preempted_go_on_as_if_they_had_never_stopped(tiny_models: TinyModel
             assert_same(one, llm.generate(prompt, **ask, cache_prompt=False), kind)
 
 
-def test_a_part_of_a_large_saved_range_fails_nobody(tiny_models: TinyModels) -> None:
+def test_a_part_of_a_large_saved_range_fails_no_request(tiny_models: TinyModels) -> None:
     """A few tokens of a long range are wanted while there is no room for all of it: they are computed."""
     path = tiny_models("llama")
     with LLM(path, **{**OPTIONS, "n_ctx": 256}) as llm:
@@ -428,8 +428,8 @@ def test_parts_of_what_is_only_saved_whole_are_refused(tiny_models: TinyModels, 
         goes_on(context)
 
 
-def test_cells_are_the_same_object_to_everybody(llama_context: Context) -> None:
-    """What was saved cannot be changed by whoever holds it."""
+def test_cells_are_the_same_object_for_every_caller(llama_context: Context) -> None:
+    """What was saved cannot be changed through a reference."""
     llama_context.decode(ids(10))
     state = llama_context.save_cells(0, 0, 10, scratch_seq_id=3)
     with pytest.raises(ValueError, match="read-only"):

@@ -112,7 +112,7 @@ context.close()
 
 
 def test_a_fork_while_another_thread_computes_leaves_a_child_that_can_close_and_exit(tiny_models: TinyModels) -> None:
-    """The other thread holds the context's mutex and counts as a call; in the child neither keeps anybody."""
+    """The other thread holds the context's mutex and counts as a call; in the child neither blocks a caller."""
     code = """
 model = Model.load(path)
 context = Context(model, n_ctx=1024, n_batch=1024, n_threads=2)

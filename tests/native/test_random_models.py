@@ -114,7 +114,7 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_split_set_is_the_same_model(tmp_path: Path) -> None:
-    """A set of three parts loads from its first part and answers as the single file does."""
+    """A set of three parts loads from its first part and gives what the single file does."""
     parts = write_split_model(tmp_path / "tiny.gguf", LlamaSpec(), parts=3)
     assert [part.name for part in parts] == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     whole = write_model(tmp_path / "whole.gguf", LlamaSpec())

@@ -53,14 +53,14 @@ def test_philox_gives_the_published_known_answers() -> None:
     """The generator agrees with the known-answer vectors of its authors."""
     ones = 0xFFFFFFFF
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
-    answers = {
+    vectors = {
         ((0, 0, 0, 0), (0, 0)): (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
         ((ones, ones, ones, ones), (ones, ones)): (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
         (pi, (0xA4093822, 0x299F31D0)): (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     }
-    for (counter, key), answer in answers.items():
-        assert tuple(_native.philox(list(counter), *key)) == answer
-        assert philox(counter, key) == answer
+    for (counter, key), expected in vectors.items():
+        assert tuple(_native.philox(list(counter), *key)) == expected
+        assert philox(counter, key) == expected
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ KINDS = ("llama", "gemma3", "mamba", "falcon-h1")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: TinyModels, tmp_path: Path) -> None:
-    """All but the last token come from the file, and the answer is the same."""
+    """All but the last token come from the file, and the completion is the same."""
     model = paceline.Model.load(tiny_models(kind))
     with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
         before = llm.generate(PROMPT, max_tokens=12, temperature=0)
@@ -92,7 +92,7 @@ def test_damaged_files_are_refused(tmp_path: Path, tiny_models: TinyModels) -> N
             other.load_prefix("good")
 
 
-def test_a_sound_file_of_nothing_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path) -> None:
     """A range without tokens has no place in memory; asked to take it in, the engine's thread would fail with all requests."""
     with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
         llm.generate(PROMPT, max_tokens=1)
@@ -121,7 +121,7 @@ def test_without_room_in_host_memory_a_prefix_is_not_said_to_be_loaded(isolation
 
 
 def test_two_threads_may_save_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes aside for itself, so the file is whole whoever comes last."""
+    """Each writes to a temporary file of its own, so the file is whole whichever is last."""
     both = threading.Barrier(2)
     write = Path.write_bytes
 

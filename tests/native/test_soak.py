@@ -1,4 +1,4 @@
-"""A worker process that is killed again and again under all kinds of load: everybody gets an ending, and nothing is lost.
+"""A worker process that is killed again and again under all kinds of load: every request ends, and nothing is lost.
 
 PACELINE_SOAK_S: for how many seconds; by default short.
 """

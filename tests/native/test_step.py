@@ -85,7 +85,7 @@ def test_a_sampler_has_accepted_what_it_drew(model: Model, context: Context) -> 
 
 
 def test_several_samplers_share_one_row_of_logits(model: Model, context: Context) -> None:
-    """N answers to one prompt: each draws by its own seed and choice, as it would alone."""
+    """N choices of one prompt: each draws by its own seed and choice, as it would alone."""
     params = SamplingParams(temperature=1.5, top_k=0, top_p=1, min_p=0, seed=5)
     samplers = tuple(Sampler(params, model, choice=choice) for choice in range(6))
     draws = context.step([StepRow(seq_id=0, position=0, token_ids=[1, 2, 3], samplers=samplers)]).rows[0].draws

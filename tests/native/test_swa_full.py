@@ -164,7 +164,7 @@ def test_a_copied_part_goes_on_as_if_computed(gemma: Model, context: Context) ->
 
 
 def test_positions_behind_the_window_outlast_gaps_in_memory(gemma: Model, context: Context) -> None:
-    """Where others leave and come, free cells are used and nobody's early positions are, though its window left them."""
+    """Where others leave and come, free cells are used and no sequence's early positions are, though its window left them."""
     for seed in range(3):
         computed(context, ids(100, seed), seed)
     for _ in range(12):

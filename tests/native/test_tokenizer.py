@@ -35,7 +35,7 @@ def _load(path: Path) -> Tokenizer:
 
 @pytest.fixture
 def load(llama_cpp_source: Path) -> Load:
-    """Answers the tokenizer of a vocabulary by its short name; loaded once."""
+    """Return the tokenizer of a vocabulary by its short name; loaded once."""
     return lambda name: _load(llama_cpp_source / "models" / f"ggml-vocab-{name}.gguf")
 
 
@@ -115,7 +115,7 @@ def test_nul_bytes_are_part_of_the_text(load: Load) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "gpt-2", "qwen2", "gemma-4"])
-def test_decoding_answers_the_encoded_text(load: Load, llama_cpp_source: Path, name: str) -> None:
+def test_decoding_returns_the_encoded_text(load: Load, llama_cpp_source: Path, name: str) -> None:
     """Vocabularies that lose nothing give every text of the vectors back."""
     tokenizer = load(name)
     for text, ids in _vectors(llama_cpp_source, name):
@@ -182,7 +182,7 @@ def test_special_tokens_by_name(load: Load) -> None:
 
 
 def test_generation_ends_with_every_end_token(load: Load) -> None:
-    """End of text and end of turn are both in the set, and nothing else answers yes."""
+    """End of text and end of turn are both in the set, and nothing else is."""
     tokenizer = load("llama-bpe")
     assert {tokenizer.eos, tokenizer.eot} <= tokenizer.eog_ids
     assert all(tokenizer.is_eog(token) for token in tokenizer.eog_ids)
@@ -190,7 +190,7 @@ def test_generation_ends_with_every_end_token(load: Load) -> None:
 
 
 def test_flags_and_kind_come_from_the_vocabulary(load: Load) -> None:
-    """What the file says about special tokens and its kind is answered as it is."""
+    """What the file says about special tokens and its kind is returned unchanged."""
     assert [load(name).vocab_type for name in ONE_OF_A_KIND] == ["bpe", "spm", "wpm", "ugm", "bpe", "bpe"]
     assert load("llama-spm").add_bos and not load("llama-spm").add_eos and not load("gpt-2").add_bos
     assert load("nomic-bert-moe").add_eos
@@ -294,7 +294,7 @@ def test_another_thread_runs_while_text_is_encoded(load: Load) -> None:
 
 
 def test_threads_share_one_tokenizer(load: Load) -> None:
-    """Many threads that encode and decode at once get the answers that one gets alone."""
+    """Many threads that encode and decode at once get the results that one gets alone."""
     tokenizer, text = load("deepseek-llm"), "The quick brown fox, 世界! " + "a" * 2_000
     alone = tokenizer.encode(text)
     results: list[tuple[list[int], str]] = []

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.engine_world import Outcome, World
-from tests.stream_reference import expected_answer
+from tests.stream_reference import expected_output
 
 from paceline.errors import Aborted, DecodeError
 from paceline.kv_cache import offload
@@ -57,7 +57,7 @@ STOPS = st.lists(st.sampled_from([" ", "e", "th", "he", "\n", "é", "ta", "t"]),
 
 @st.composite
 def samplings(draw: st.DrawFn) -> dict[str, Any]:
-    """What decides an answer."""
+    """What decides an output."""
     max_tokens = draw(st.none() | st.integers(0, 30))
     least = 30 if max_tokens is None else max_tokens
     options: dict[str, Any] = {"max_tokens": max_tokens}
@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3))
     def fail_operations(self, times: int) -> None:
-        """Copies, loads and saves fail: nobody notices."""
+        """Copies, loads and saves fail: no request notices."""
         self.num_broken = times
 
     @precondition(lambda self: self.open())
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=SHARED, num_tokens=st.integers(1, 3), sharing=st.just({}) | SHARING)
     def ask(self, prompt: list[int], num_tokens: int, sharing: dict[str, Any]) -> None:
-        """Somebody asks something short, and has a while."""
+        """Submit a short request and let it run for a while."""
         self.submit(prompt, {"max_tokens": num_tokens}, {}, sharing)
         self.tick(6)
 
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
         assert reason not in BY_ITSELF or scored == wanted
 
     def judge_cached(self, outcome: Outcome) -> None:
-        """Usage names what really came from others, and nothing did where nobody may."""
+        """Usage names what really came from other requests, and is zero where sharing is off."""
         usage, request = outcome.chunks[-1].usage, outcome.request
         assert usage is not None
         assert (usage.cached_tokens == 0) == (usage.cached_from is None)
@@ -358,7 +358,7 @@ class Machine(RuleBasedStateMachine):
         drawn, params = outcome.drawn(choice), outcome.request.params
         assert drawn == alone.drawn(choice)[: len(drawn)]
         vocabulary = self.world.vocabulary
-        expected = expected_answer(
+        expected = expected_output(
             drawn,
             pieces=vocabulary.pieces_special if outcome.request.options.special else vocabulary.pieces,
             ends=() if params.ignore_eos else {EOS},
@@ -434,7 +434,7 @@ def lone(make: str, asked: str) -> Outcome:
 def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
     strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Places, cells and counts add up after each tick, nothing is left, nobody notices the others."""
+    """Places, cells and counts add up after each tick, nothing is left, no request notices the others."""
     monkeypatch.setattr(offload, "_MIN_TRANSFER_TOKENS", 2)  # small paths leave in parts, too
     monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
@@ -448,7 +448,7 @@ def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_traffic_hits_every_source(kind: str) -> None:
-    """Of what the machine asks, drawn with a fixed seed: beginnings come from wherever they can, and answers stay the same."""
+    """The machine's requests, drawn with a fixed seed: prefixes come from wherever they can, and outputs stay the same."""
     counts: Counter[str] = Counter()
     rng = random.Random(5)
     make: dict[str, Any] = {"kind": kind, "num_cells": 70, "eos_every": 25}

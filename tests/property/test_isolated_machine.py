@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.isolated_world import IsolatedWorld, Told
-from tests.stream_reference import expected_answer
+from tests.stream_reference import expected_output
 
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
@@ -222,9 +222,9 @@ class Machine(RuleBasedStateMachine):
         assert told.terminal.usage.completion_tokens >= sum(len(choice[0]) for choice in told.summary())
 
     def cut_off(self, told: Told, drawn: list[int], reason: FinishReason) -> tuple[str, Any]:
-        """Text and stop of an answer that ended after these tokens for a reason from outside."""
+        """Text and stop of a completion that ended after these tokens for a reason from outside."""
         params = told.request.params
-        expected = expected_answer(
+        expected = expected_output(
             drawn,
             pieces=self.world.worker.backend.vocabulary.pieces,
             ends={EOS},
@@ -258,7 +258,7 @@ def lone(make: str, asked: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_dies_each_request_ends_once_and_says_what_it_says_alone(kind: str) -> None:
-    """Workers check themselves after every tick, counts add up after every step, and nothing is left of anybody."""
+    """Workers check themselves after every tick, counts add up after every step, and nothing is left of any request."""
     machine = type("Machine", (Machine,), {"kind": kind})
     run_state_machine_as_test(
         machine,

@@ -1,4 +1,4 @@
-"""Whatever a request wants and whenever its worker dies, the reader is told what he would have been told without."""
+"""Whatever a request wants and whenever its worker dies, the reader gets what it would have got without the death."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "a
 
 @dataclass
 class Telling:
-    """Feeds an answer as ticks do: after each token a chunk, if there is one, and the last one at the end."""
+    """Feeds an output as ticks do: after each token a chunk, if there is one, and the last one at the end."""
 
-    answer: OutputProcessor
+    processor: OutputProcessor
     chunks: list[StreamChunk]
     num_told: int | None = None
     untold: list[TokenLogprobs] = field(default_factory=list)
 
     def tell(self, tokens: list[int]) -> FinishReason | None:
         for token in tokens:
-            reason = self.answer.take(token, TokenLogprobs(-float(token)))
+            reason = self.processor.take(token, TokenLogprobs(-float(token)))
             if reason is not None:
-                self.answer.finish()
-                self.chunks.append(self.answer.last_chunk(reason, None))
+                self.processor.finish()
+                self.chunks.append(self.processor.last_chunk(reason, None))
                 return reason
-            chunk = self.answer.chunk()
+            chunk = self.processor.chunk()
             if chunk is None:
-                self.untold += self.answer.latest_logprobs(1)
+                self.untold += self.processor.latest_logprobs(1)
                 continue
             self.chunks.append(chunk)
-            self.num_told, self.untold = self.answer.num_generated, list(self.answer.latest_logprobs(99))
+            self.num_told, self.untold = self.processor.num_generated, list(self.processor.latest_logprobs(99))
         return None
 
 
@@ -67,10 +67,10 @@ def joined(chunks: list[Any]) -> Any:
     special=st.booleans(),
     interval=st.sampled_from([1, 1, 2, 5, 1000]),
 )
-def test_an_answer_resumed_anywhere_tells_the_same(
+def test_an_output_resumed_anywhere_is_the_same(
     tokens: list[int], stop: list[str], min_tokens: int, cut: int, special: bool, interval: int
 ) -> None:
-    """In the middle of a character, of a stop or of an interval: what is told joins to what an undisturbed one tells."""
+    """In the middle of a character, of a stop or of an interval: the chunks join to those of an undisturbed run."""
     params = SamplingParams(stop=stop, min_tokens=min_tokens, max_tokens=None, logprobs=0)
     options = RequestOptions(special=special, interval=interval)
     script = [*tokens, 10]
@@ -83,7 +83,7 @@ def test_an_answer_resumed_anywhere_tells_the_same(
     first = Telling(new(), [])
     if first.tell(script[:cut]) is None:
         second = Telling(new(), first.chunks)
-        second.answer.resume(script[:cut], first.num_told, first.untold)
+        second.processor.resume(script[:cut], first.num_told, first.untold)
         second.tell(script[cut:])
     assert joined(first.chunks) == joined(undisturbed.chunks)
 
@@ -122,7 +122,7 @@ def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
     deaths=st.sets(st.integers(0, 120), max_size=12),
     options=st.sampled_from([{}, {"kind": "recurrent"}, {"num_seq_ids": 2}, {"num_cells": 300, "num_seq_ids": 6}]),
 )
-def test_deaths_change_nothing_that_is_told(
+def test_deaths_change_nothing_in_the_output(
     wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
 ) -> None:
     """Ids, texts, logprobs, reasons, stops and counts are those of an engine that nothing happened to."""
@@ -150,7 +150,7 @@ def test_deaths_change_nothing_that_is_told(
 def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
     wanted: list[dict[str, Any]], happenings: list[tuple[int, str, int]]
 ) -> None:
-    """Whatever is told is the beginning of what would have been told; each ends once, and nothing is left open."""
+    """Every output is the beginning of what it would have been; each ends once, and nothing is left open."""
     expected = [one.summary() for one in play(wanted, set(), {})]
     world = IsolatedWorld(eos_every=60, num_cells=1024)
     told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
@@ -180,7 +180,7 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
 @settings(max_examples=60, deadline=None)
 @given(one=requests, after=st.integers(1, 60))
 def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, Any], after: int) -> None:
-    """A request that is cancelled while there is no worker has told what one that is cancelled in an engine has."""
+    """A request that is cancelled while there is no worker has the output of one that is cancelled in an engine."""
     prompt, max_tokens = one.pop("prompt"), one.pop("max_tokens")
     ended = []
     for is_front in (True, False):
@@ -204,7 +204,7 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
 
 
 def test_who_comes_when_the_engine_has_given_up_goes_on_with_the_next() -> None:
-    """A worker that takes nothing any more is about to go; its reader is not told that there is no engine."""
+    """A worker that takes nothing any more is about to exit; its reader does not get an error that there is no engine."""
     world = IsolatedWorld(eos_every=10**9)
     before = world.submit([65, 66], max_tokens=5)
     world.worker.inbox.close()

@@ -91,10 +91,10 @@ def test_plans_keep_the_contract(strategy: BatchStrategy, view: SchedulerView, b
 
 @pytest.mark.parametrize("strategy", [DecodeMaximal(), PrefillPriority(), Balanced()])
 @given(views(), BUDGETS)
-def test_no_token_of_the_budget_is_left_where_somebody_wants_it(
+def test_no_token_of_the_budget_is_left_where_a_sequence_wants_it(
     strategy: BatchStrategy, view: SchedulerView, budget: int
 ) -> None:
-    """All but the paced strategy fill the budget, or give everybody all it may have."""
+    """All but the paced strategy fill the budget, or give every sequence all it may have."""
     limits = sum(one.limit for one in view.sequences)
     assert sum(planned(strategy, view, budget).values()) == min(budget, limits)
 
@@ -111,7 +111,7 @@ def test_balanced_gives_each_side_half_where_it_wants_it(view: SchedulerView, bu
 
 @given(views(), BUDGETS)
 def test_paced_gives_every_decoder_its_row_where_the_budget_has_room(view: SchedulerView, budget: int) -> None:
-    """Everybody who decodes has a row where they fit beside the least share of the prompts."""
+    """Every decoder has a row where they fit beside the least share of the prompts."""
     decoders = [one.key for one in view.sequences if one.is_decoding]
     tokens = planned(Paced(), view, budget)
     if budget >= len(decoders) + 16:
@@ -160,7 +160,7 @@ LOADS = st.builds(
 @EVERY
 @settings(max_examples=30, deadline=None)
 @given(LOADS, st.integers(0, 100))
-def test_everybody_is_done_although_others_keep_coming(strategy: BatchStrategy, load: TrialLoad, seed: int) -> None:
+def test_every_request_is_done_although_others_keep_coming(strategy: BatchStrategy, load: TrialLoad, seed: int) -> None:
     """No sequence is in its slot for longer than a fair share of the work takes."""
     trial = StrategyTrial(load, seed)
     while trial.num_done < 3 * load.num_slots or trial.num_rest_of(3 * load.num_slots):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine_world import Outcome, World
-from tests.stream_reference import Expected, expected_answer
+from tests.stream_reference import Expected, expected_output
 
 from paceline.output import Vocabulary
 from paceline.streaming import END, FinishReason, StreamChannel, StreamChunk
@@ -54,7 +54,7 @@ def scripts(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
 
 
 def reference(tokens: list[int], options: dict[str, Any], cut_off: FinishReason | None = None) -> Expected:
-    return expected_answer(
+    return expected_output(
         tokens,
         pieces=PIECES,
         ends=ENDS,

@@ -54,7 +54,7 @@ def placed(chunk: StreamChunk, index: int, reason: FinishReason | None = None) -
 
 
 def note(pushed: dict[int, Pushed], chunk: StreamChunk) -> int:
-    """Adds a chunk to the lists; answers the index of its first token."""
+    """Add a chunk to the lists; return the index of its first token."""
     mine = pushed[chunk.choice]
     index = len(mine.ids)
     mine.ids += chunk.token_ids

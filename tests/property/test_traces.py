@@ -79,7 +79,7 @@ def test_a_damaged_line_is_refused_or_is_another_event(event: TraceEvent, data: 
 @settings(deadline=None)
 @given(st.lists(EVENT, max_size=12))
 def test_any_events_have_a_picture(events: list[TraceEvent]) -> None:
-    """Also where they make no sense together: ends without beginnings, ticks that overlap, rows of nobody."""
+    """Also where they make no sense together: ends without beginnings, ticks that overlap, rows of no sequence."""
     assert draw(Trace(tuple(events))).startswith("<svg ")
 
 

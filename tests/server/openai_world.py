@@ -19,7 +19,7 @@ from paceline.server.settings import ServerSettings
 
 NAMES = ("tale", "vendor/other")
 FOREVER: dict[str, Any] = {"ignore_eos": True, "top_k": 5}
-"""So that an answer goes on to its limit."""
+"""So that a completion goes on to its limit."""
 
 
 class Watch(Instrument):

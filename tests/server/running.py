@@ -76,7 +76,7 @@ class RunningServer:
         return httpx.AsyncClient(base_url=self.url, timeout=LONG_S, **options)
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine on the server's loop, and answers what it does."""
+        """Run a coroutine on the server's loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LONG_S)
 
     def call(self, function: Callable[[], Any]) -> Any:

@@ -39,7 +39,7 @@ def test_the_servers_pooling_holds_where_a_request_does_not_say(server: OpenAISe
 @pytest.mark.parametrize("server", ["none"], indirect=True)
 def test_a_pooling_that_makes_no_one_vector_is_told(server: OpenAIServer) -> None:
     """With the way out, which works."""
-    answer = ask(server)
-    assert answer.status_code == 400
-    assert "--pooling none" in answer.json()["error"]["message"]
+    response = ask(server)
+    assert response.status_code == 400
+    assert "--pooling none" in response.json()["error"]["message"]
     assert ask(server, pooling="mean").status_code == 200

@@ -11,12 +11,12 @@ pytestmark = pytest.mark.native
 def test_a_loaded_server_is_healthy_live_and_ready(client: httpx.Client) -> None:
     """All three say ok, and /v1/health does as /health."""
     for path in ("/health", "/v1/health", "/health/ready"):
-        answer = client.get(path)
-        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        response = client.get(path)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
     assert client.get("/health/live").json()["status"] == "ok"
     for path in ("/health", "/v1/health", "/health/live", "/health/ready"):
-        answer = client.head(path)
-        assert (answer.status_code, answer.content) == (200, b"")
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
 
 
 def test_an_unknown_route_is_refused_in_the_shape_of_its_api(client: httpx.Client) -> None:

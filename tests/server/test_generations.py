@@ -1,4 +1,4 @@
-"""What one HTTP request sets going: answered, streamed, refused, cancelled, and given up when its client goes."""
+"""Requests end to end: completed, streamed, refused, cancelled, and aborted when the client disconnects."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_streamed_text_is_the_collected_text(worlds: Any) -> None:
     world = worlds()
     for count in (1, 3):
         whole = world.post(prompts=prompts(count), sampling={"max_tokens": 20}).json()["texts"]
-        answer = world.post(prompts=prompts(count), sampling={"max_tokens": 20}, stream=True)
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        *parts, done = events(answer.text)
+        response = world.post(prompts=prompts(count), sampling={"max_tokens": 20}, stream=True)
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *parts, done = events(response.text)
         assert done == "[DONE]"
         texts = [""] * count
         for part in map(json.loads, parts):
@@ -44,10 +44,10 @@ def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: 
     world.engine.running.hold()
     with world.raw(prompts=prompts(1)):
         world.engine.running.wait_for_pass()
-        answer = world.post(prompts=prompts(2), stream=True)
-        assert answer.status_code == 429
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert answer.json()["error"]["code"] == "queue_full"
+        response = world.post(prompts=prompts(2), stream=True)
+        assert response.status_code == 429
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert response.json()["error"]["code"] == "queue_full"
         assert world.client.get("/health/ready").status_code == 503
         world.engine.running.backend.gate.set()
         assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.LENGTH, FinishReason.CANCELLED}
@@ -56,15 +56,15 @@ def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: 
 def test_more_prompts_than_the_server_ever_takes_are_a_400(worlds: Any) -> None:
     """Trying again would not help, so it is not called a full queue."""
     world = worlds(num_slots=1, max_queue=1)
-    answer = world.post(prompts=prompts(3))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_params")
+    response = world.post(prompts=prompts(3))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_params")
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> None:
     """In OpenAI's words, with llama-server's members."""
-    answer = worlds().post(prompts=["x" * 6000], stream=True)
-    assert answer.status_code == 400
-    told = answer.json()["error"]
+    response = worlds().post(prompts=["x" * 6000], stream=True)
+    assert response.status_code == 400
+    told = response.json()["error"]
     assert (told["code"], told["n_prompt_tokens"], told["n_ctx"]) == ("context_length_exceeded", 6000, 5000)
 
 
@@ -108,8 +108,8 @@ def test_a_hang_up_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None
     """The client has read some of it and breaks off."""
     world = worlds(num_slots=1)
     world.engine.hold_after(5)
-    with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS)) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+    with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS)) as response:
+        assert next(response.iter_lines()).startswith("data: ")
     world.server.until(lambda: world.server.service.request_registry.count == 0)
     world.engine.running.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
@@ -122,35 +122,35 @@ def test_a_failing_pass_ends_a_stream_with_one_error_and_then_done(worlds: Any) 
     """After a 200 there is one terminal event, and the mark of the end."""
     world = worlds()
     world.engine.running.faults.next_passes.extend([DecodeError("/secret/place broke")] * 5)
-    answer = world.post(**streamed())
-    assert answer.status_code == 200
-    *_, last, done = events(answer.text)
+    response = world.post(**streamed())
+    assert response.status_code == 200
+    *_, last, done = events(response.text)
     assert json.loads(last)["error"]["code"] == "decode_error"
     assert "/secret" not in last
     assert done == "[DONE]"
-    assert answer.text.count('"error"') == 1
+    assert response.text.count('"error"') == 1
 
 
 def test_a_failing_pass_is_a_500_where_nothing_was_streamed(worlds: Any) -> None:
     """With our code, in the API's shape."""
     world = worlds()
     world.engine.running.faults.next_passes.extend([DecodeError("broke")] * 5)
-    answer = world.post(prompts=prompts(1))
-    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    response = world.post(prompts=prompts(1))
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
 
 def test_a_route_that_cannot_render_ends_its_stream_in_order(worlds: Any) -> None:
     """The request is cancelled, its client reads an error that tells nothing of the inside."""
     world = worlds(num_cells=400_000)
-    answer = world.post(**streamed(sampling=ENDLESS), broken=True)
-    *_, last, done = events(answer.text)
+    response = world.post(**streamed(sampling=ENDLESS), broken=True)
+    *_, last, done = events(response.text)
     assert json.loads(last)["error"]["code"] == "internal_error"
     assert done == "[DONE]"
     assert world.engine.ends.reason() is FinishReason.CANCELLED
 
 
 def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
-    """Whatever it had begun, and whoever was to read it."""
+    """Whatever it had begun, with or without a reader."""
     world = worlds(num_cells=400_000)
     assert world.client.post("/v1/left", json={"prompts": prompts(2)}).status_code == 500
     assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED}
@@ -159,7 +159,7 @@ def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
-    """A stream ends with the code, another answer has a status."""
+    """A stream ends with the code; a response without a stream has a status."""
     world = worlds()
     world.engine.running.hold()
     body = {"prompts": prompts(1), "stream": streaming, "options": {"queue_timeout_s": 1e-9}, "sampling": ENDLESS}
@@ -180,9 +180,9 @@ def test_a_request_is_cancelled_by_its_id(worlds: Any) -> None:
     world = worlds()
     world.engine.hold_after(5)
     headers = {"x-request-id": "mine/1"}
-    with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS), headers=headers) as answer:
-        assert answer.headers["x-request-id"] == "mine/1"
-        lines = answer.iter_lines()
+    with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS), headers=headers) as response:
+        assert response.headers["x-request-id"] == "mine/1"
+        lines = response.iter_lines()
         next(lines)
         done = httpx.post(world.server.url + "/v1/requests/mine%2F1/cancel")
         assert done.json() == {"id": "mine/1", "cancelled": True}
@@ -194,8 +194,8 @@ def test_a_request_is_cancelled_by_its_id(worlds: Any) -> None:
     assert again.json()["cancelled"] is False
 
 
-def test_a_cancelled_request_that_does_not_stream_is_answered_so(worlds: Any) -> None:
-    """Its client waits for one answer and gets one."""
+def test_a_cancelled_request_that_does_not_stream_gets_one_response(worlds: Any) -> None:
+    """Its client gets one response, with the error."""
     world = worlds()
     world.engine.running.hold()
     with world.raw(prompts=prompts(1), sampling=ENDLESS, request_id="x") as waiting:
@@ -225,8 +225,8 @@ def test_a_waiting_stream_says_that_it_lives(worlds: Any) -> None:
     """Comments come while it waits, also before the first token."""
     world = worlds({"heartbeat_s": 0.01})
     world.engine.running.hold()
-    with world.client.stream("POST", "/v1/probe", json=streamed()) as answer:
-        lines = answer.iter_lines()
+    with world.client.stream("POST", "/v1/probe", json=streamed()) as response:
+        lines = response.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
         world.engine.running.backend.gate.set()
         assert list(lines)[-2] == "data: [DONE]"
@@ -242,8 +242,8 @@ def test_a_reader_that_stops_reading_loses_its_stream_and_the_slot_is_free(world
 
 def test_choices_of_one_prompt_come_in_one_stream(worlds: Any) -> None:
     """Each with its number and its end."""
-    answer = worlds().post(**streamed(sampling={"n": 2, "seed": 1, "temperature": 1.0, "max_tokens": 5}))
-    parts = [json.loads(part) for part in events(answer.text)[:-1]]
+    response = worlds().post(**streamed(sampling={"n": 2, "seed": 1, "temperature": 1.0, "max_tokens": 5}))
+    parts = [json.loads(part) for part in events(response.text)[:-1]]
     assert {part["choice"] for part in parts} == {0, 1}
     assert sum(part["reason"] == "length" for part in parts) == 2
 
@@ -253,7 +253,7 @@ def streamed(**more: Any) -> dict[str, Any]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the answer's end, which closes nothing: the last chunk, or as many bytes as its head says."""
+    """Read to the end of a response on an open connection: the last chunk, or as many bytes as the head announces."""
     told = b""
     while not is_whole(told):
         part = connection.recv(65536)

@@ -40,13 +40,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(autouse=True)
 def unharmed(target: RunningServer) -> Iterator[None]:
-    """Afterwards nothing is open, no slot is taken, and the next one gets an answer."""
+    """Check that nothing is open, no slot is taken, and the next request completes."""
     yield
     target.until(lambda: target.service.request_registry.count == 0 and target.engine.num_open == 0)
     target.until(lambda: target.service.in_flight.count == 0)
     assert not any(slot.is_processing for slot in target.engine.slots())
-    answer = httpx.post(target.url + "/v1/completions", json={"prompt": "Once", "max_tokens": 2}, timeout=60)
-    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
+    response = httpx.post(target.url + "/v1/completions", json={"prompt": "Once", "max_tokens": 2}, timeout=60)
+    assert (response.status_code, response.json()["usage"]["completion_tokens"]) == (200, 2)
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def client(target: RunningServer) -> Iterator[httpx.Client]:
         yield client
 
 
-def refusal(answer: httpx.Response, status: int = 400) -> str:
+def refusal(response: httpx.Response, status: int = 400) -> str:
     """The message of a refusal, which is short, valid text, and says nothing of the inside."""
-    assert answer.status_code == status, answer.text
-    message: str = answer.json()["error"]["message"]
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]["message"]
     assert 0 < len(message) <= 2000
     assert "Traceback" not in message
     assert str(Path(__file__).parents[2]) not in message
@@ -115,10 +115,10 @@ def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx
         ("/apply-template", f"{{{message}{lists}}}]}}"),
         ("/detokenize", f'{{"tokens":{lists}}}'),
     ):
-        answer = client.post(path, content=body)
-        assert answer.status_code in (200, 400), (path, answer.text[:200])
-        if answer.status_code == 400:
-            refusal(answer)
+        response = client.post(path, content=body)
+        assert response.status_code in (200, 400), (path, response.text[:200])
+        if response.status_code == 400:
+            refusal(response)
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "word " * 2_000_000, " " * 10_000_000], ids=["aaa", "10 MB", "blanks"])
@@ -127,11 +127,11 @@ def test_huge_texts_are_refused_with_their_length(client: httpx.Client, text: st
     for path, field in ROUTES.items():
         if path == "/infill":  # the demo model has no tokens for it
             continue
-        answer = client.post(path, content=json.dumps({field: text}).encode())
-        if path == "/tokenize" and answer.status_code == 200:
-            assert len(answer.json()["tokens"]) > 1000
+        response = client.post(path, content=json.dumps({field: text}).encode())
+        if path == "/tokenize" and response.status_code == 200:
+            assert len(response.json()["tokens"]) > 1000
         else:
-            assert re.search(r"\d{5,} (tokens|characters)", refusal(answer))
+            assert re.search(r"\d{5,} (tokens|characters)", refusal(response))
     chat = {"messages": [{"role": "user", "content": text}]}
     assert re.search(r"\d{5,} (tokens|characters)", refusal(client.post("/v1/chat/completions", json=chat)))
 
@@ -178,8 +178,8 @@ def test_nul_bytes_and_strange_letters_are_text(client: httpx.Client) -> None:
 
 def test_of_a_field_that_is_there_twice_the_last_counts(client: httpx.Client) -> None:
     """As with most readers of JSON."""
-    answer = client.post("/tokenize", content=b'{"content": "a", "content": ""}')
-    assert answer.json() == {"tokens": []}
+    response = client.post("/tokenize", content=b'{"content": "a", "content": ""}')
+    assert response.json() == {"tokens": []}
 
 
 def test_content_types_do_not_matter_to_what_is_no_browser(client: httpx.Client) -> None:
@@ -217,8 +217,8 @@ def test_names_of_saved_slots_lead_nowhere_else(client: httpx.Client, target: Ru
     ):
         body = json.dumps({"filename": name})
         for action in ("save", "restore"):
-            answer = client.post(f"/slots/0?action={action}", content=body)
-            assert answer.status_code == 400 or (name == "~" and action == "save"), answer.text
+            response = client.post(f"/slots/0?action={action}", content=body)
+            assert response.status_code == 400 or (name == "~" and action == "save"), response.text
     assert {entry.name for entry in folder.iterdir()} <= {"~"}
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
@@ -228,7 +228,7 @@ def test_names_of_saved_slots_lead_nowhere_else(client: httpx.Client, target: Ru
 
 @pytest.fixture
 def say(target: RunningServer) -> Callable[..., bytes]:
-    """Sends bytes on a connection of its own, and answers all that comes until the server closes it."""
+    """Send bytes on a connection of its own and return all that comes until the server closes it."""
 
     def said(*parts: bytes, half_close: bool = True) -> bytes:
         with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
@@ -253,7 +253,7 @@ SMALL = b'{"prompt": "a", "n_predict": 1}'
 
 
 def status(told: bytes) -> int:
-    """Of the first answer; 0 where there is none."""
+    """Return the status of the first response; 0 where there is none."""
     return int(told.split(b" ", 2)[1]) if told.startswith(b"HTTP/1.") else 0
 
 
@@ -301,7 +301,7 @@ def test_a_request_that_ends_in_the_middle_is_forgotten(say: Any, head: bytes) -
 
 
 def test_a_half_closed_connection_is_one_that_was_closed(say: Any) -> None:
-    """Its request is answered or given up; either way nothing goes on."""
+    """Its request completes or is cancelled; either way nothing goes on."""
     head = b"content-length: 49\r\n\r\n"
     say(POST + head + b'{"prompt": "a", "n_predict": 400, "stream": true}')
     say(POST + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL)
@@ -325,8 +325,8 @@ def test_methods_that_are_none_are_refused(say: Any) -> None:
         assert status(told) in expected, (line, told)
 
 
-def test_older_versions_of_http_get_answers(say: Any) -> None:
-    """1.0 without a host, closed after the answer; what came before it is refused."""
+def test_older_versions_of_http_get_responses(say: Any) -> None:
+    """1.0 without a host, closed after the response; what came before it is refused."""
     assert status(say(b"GET /health HTTP/1.0\r\n\r\n", half_close=False)) == 200
     assert status(say(b"GET /health\r\n\r\n", half_close=False)) in (0, 200, 400)
     assert status(say(b"GET /health HTTP/9.9\r\n" + CLOSE + b"\r\n", half_close=False)) == 400
@@ -387,7 +387,7 @@ def test_a_path_of_a_megabyte_is_refused(say: Any) -> None:
     )
 
 
-def test_requests_behind_each_other_are_answered_in_order(say: Any) -> None:
+def test_pipelined_requests_get_responses_in_order(say: Any) -> None:
     """A hundred on one connection, sent at once."""
     head = b"POST /completion HTTP/1.1\r\nhost: localhost\r\n"
     ask = head + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL
@@ -405,7 +405,7 @@ def test_a_client_that_leaves_pipelined_requests_frees_them_all(target: RunningS
             connection.sendall(ask * 20)
 
 
-def test_who_sends_byte_by_byte_is_answered_like_the_others(target: RunningServer) -> None:
+def test_a_request_sent_byte_by_byte_is_served_like_the_others(target: RunningServer) -> None:
     """As long as it is within its time."""
     data = POST + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL
     with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
@@ -416,7 +416,7 @@ def test_who_sends_byte_by_byte_is_answered_like_the_others(target: RunningServe
 
 
 def test_a_thousand_idle_connections_do_not_block_others(target: RunningServer, client: httpx.Client) -> None:
-    """They are there, and the others are answered as before; when they are gone they cost nothing."""
+    """While they are open, other requests are served as before; once closed, they cost nothing."""
     wanted = 1000
     count = min(wanted, room_for_connections(2 * wanted))
     begun = [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n", POST + b"content-length: 1000\r\n\r\n{"]

@@ -29,10 +29,10 @@ def test_the_port_is_open_while_the_model_loads() -> None:
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.service.progress = 0.25
-        answer = client.get("/health")
-        assert answer.status_code == 503
+        response = client.get("/health")
+        assert response.status_code == 503
         error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
-        assert answer.json() == {"error": error, "status": "loading", "progress": 0.25}
+        assert response.json() == {"error": error, "status": "loading", "progress": 0.25}
         assert client.get("/health/live").status_code == 200
         assert client.get("/health/ready").status_code == 503
         assert "loading, 25%" in client.get("/").text
@@ -49,9 +49,9 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_folder(kind: type[Exc
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.do(server.service.loaded.wait())
         for path in ("/health", "/health/live", "/health/ready"):
-            answer = client.get(path)
-            assert answer.status_code == 503
-            assert "model file model.gguf: no such file" in answer.json()["error"]["message"]
+            response = client.get(path)
+            assert response.status_code == 503
+            assert "model file model.gguf: no such file" in response.json()["error"]["message"]
 
 
 def test_an_engine_that_has_ended_is_neither_healthy_nor_live_nor_ready() -> None:
@@ -63,7 +63,7 @@ def test_an_engine_that_has_ended_is_neither_healthy_nor_live_nor_ready() -> Non
             assert client.get(path).status_code == 503
 
 
-def test_a_draining_server_takes_nothing_new_and_answers_what_it_has() -> None:
+def test_a_draining_server_refuses_new_requests_and_completes_running_ones() -> None:
     """Health goes on, cancelling as well."""
     engine = StandInEngine()
     from tests.server import probe
@@ -116,9 +116,9 @@ def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, numb
     program = programs(0.05)
     program.wait_for("is ready")
     body = {"prompts": ["a"], "stream": True, "sampling": {"max_tokens": None}}
-    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as answer:
+    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as response:
         program.signal(number)
-        *_, last, _, done, _ = answer.iter_lines()
+        *_, last, _, done, _ = response.iter_lines()
     assert json.loads(last.removeprefix("data: "))["error"]["code"] in ("shutdown", "engine_stopped")
     assert done == "data: [DONE]"
     assert program.code() == 0
@@ -129,8 +129,8 @@ def test_a_second_signal_ends_at_once(programs: Any) -> None:
     program = programs(LONG_S)
     program.wait_for("is ready")
     body = {"prompts": ["a"], "stream": True}
-    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as answer:
-        assert answer.status_code == 200
+    with httpx.stream("POST", program.url + "/v1/probe", json=body, timeout=LONG_S) as response:
+        assert response.status_code == 200
         program.signal(signal.SIGTERM)
         program.wait_for("ending")
         program.signal(signal.SIGTERM)
@@ -218,8 +218,8 @@ def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeyp
         assert world.client.get("/health/live").json() == {"status": "ok", "state": "ticking"}
         hanging = replace(world.engine.heartbeat(), is_alive=False)
         monkeypatch.setattr(world.engine, "heartbeat", lambda: hanging)
-        answer = world.client.get("/health/live")
-        assert (answer.status_code, answer.json()["state"]) == (503, "ticking")
+        response = world.client.get("/health/live")
+        assert (response.status_code, response.json()["state"]) == (503, "ticking")
         world.engine.running.backend.gate.set()
 
 
@@ -231,9 +231,9 @@ def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monk
     live = world.client.get("/health/live")
     assert (live.status_code, live.json()) == (200, {"status": "ok", "state": "crash_loop"})
     for path in ("/health", "/v1/health", "/health/ready"):
-        answer = world.client.get(path)
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "4")
-        error = answer.json()["error"]
+        response = world.client.get(path)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "4")
+        error = response.json()["error"]
         assert (error["code"], error["type"]) == (503, "unavailable_error")
         assert error["message"] == "the engine's worker process crashed 7 times in a row; restart in 3.2 s"
     told = world.client.get("/health").json()
@@ -250,9 +250,9 @@ def test_a_crash_loop_whose_next_worker_loads_says_so(worlds: Any, monkeypatch: 
     world = worlds()
     looping = replace(world.engine.heartbeat(), state="crash_loop", num_crashes=3)
     monkeypatch.setattr(world.engine, "heartbeat", lambda: looping)
-    answer = world.client.get("/health/ready")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["message"].endswith("crashed 3 times in a row; the next one loads")
+    response = world.client.get("/health/ready")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"].endswith("crashed 3 times in a row; the next one loads")
 
 
 def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> None:
@@ -288,6 +288,6 @@ def test_who_comes_while_it_loads_is_told_how_long_that_goes_on(monkeypatch: Any
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.service.progress = 0.25
         monkeypatch.setattr(server.service, "_loading_since_s", time.monotonic() - 10_000)
-        answer = client.post("/tokenize", json={"content": "a"})
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+        response = client.post("/tokenize", json={"content": "a"})
+        assert (response.status_code, response.headers["retry-after"]) == (503, "60")
         llm.load.set()

@@ -20,14 +20,14 @@ def read_to_end(connection: Any) -> bytes:
     return told
 
 
-def test_without_a_key_only_public_routes_answer(worlds: Any) -> None:
+def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
     """The others say how to send one."""
     client = worlds({"api_keys": KEYS}).client
     assert [client.get(path).status_code for path in ("/", "/health", "/v1/health", "/health/ready")] == [200] * 4
     for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"authorization": "Bearer"}):
-        answer = client.post("/v1/probe", json={"prompts": prompts(1)}, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-        assert answer.headers["www-authenticate"] == "Bearer"
+        response = client.post("/v1/probe", json={"prompts": prompts(1)}, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
     told = client.post("/completion", json={}).json()["error"]
     assert (told["code"], told["type"]) == (401, "authentication_error")
 
@@ -52,8 +52,8 @@ def test_a_request_is_cancelled_by_its_own_tenant_only(worlds: Any) -> None:
     body = {"prompts": prompts(1), "stream": True}
     with world.client.stream("POST", "/v1/probe", json=body, headers={**first, "x-request-id": "r"}):
         for headers, expected in ((second, False), (first, True)):
-            answer = world.client.post("/v1/requests/r/cancel", headers=headers)
-            assert answer.json() == {"id": "r", "cancelled": expected}
+            response = world.client.post("/v1/requests/r/cancel", headers=headers)
+            assert response.json() == {"id": "r", "cancelled": expected}
     world.engine.running.backend.gate.set()
 
 
@@ -61,13 +61,13 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
     """Whether it says its length or comes in pieces."""
     client = worlds({"max_body_bytes": 1000}).client
     for content in (b"x" * 1001, iter([b"x" * 600] * 3)):
-        answer = client.post("/completion", content=content)
-        assert answer.status_code == 413
-        assert "limit is 1000" in answer.json()["error"]["message"]
+        response = client.post("/completion", content=content)
+        assert response.status_code == 413
+        assert "limit is 1000" in response.json()["error"]["message"]
 
 
 def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
-    """Until one of them is answered, or its client hangs up; what needs no body goes on."""
+    """Until one of them has its response, or its client disconnects; requests without a body are served meanwhile."""
     world = worlds({"max_body_bytes": 600, "max_total_body_bytes": 1000})
     world.engine.running.hold()
     body = {"prompts": ["x" * 550], "stream": True}
@@ -146,7 +146,7 @@ def test_what_is_no_http_is_refused(worlds: Any) -> None:
         assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_pipelined_requests_are_answered_in_order(worlds: Any) -> None:
+def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
     """On one connection, one after the other."""
     with worlds().socket() as connection:
         ask = "GET {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n"
@@ -168,14 +168,14 @@ def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
 
 
 def test_an_internal_error_reveals_no_details(worlds: Any, caplog: Any) -> None:
-    """The answer has an id, the log has the rest."""
+    """The response has an id, the log has the rest."""
     world = worlds()
     with caplog.at_level(logging.ERROR, "paceline.server"):
-        answer = world.client.post("/v1/broken", json={})
-    assert answer.status_code == 500
-    assert "secret" not in answer.text
-    assert "Traceback" not in answer.text
-    assert answer.headers["x-request-id"] in caplog.text
+        response = world.client.post("/v1/broken", json={})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert "Traceback" not in response.text
+    assert response.headers["x-request-id"] in caplog.text
     assert "/home/somebody/secret is broken" in caplog.text
 
 
@@ -189,8 +189,8 @@ def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any)
     for origin in ("https://elsewhere.example", "null", f"http://elsewhere.example/{client.base_url.host}"):
         page = {"origin": origin}
         for headers in (form, {}, {"content-type": ""}, {"content-type": "text/plain; x=/json"}):
-            answer = client.post("/v1/probe", content=body, headers={**headers, **page})
-            assert answer.status_code == 415
+            response = client.post("/v1/probe", content=body, headers={**headers, **page})
+            assert response.status_code == 415
         assert client.post("/v1/requests/x/cancel", headers=page).status_code == 415
         assert client.post("/v1/probe", content=body, headers={"content-type": "application/json", **page}).is_success
 
@@ -203,7 +203,7 @@ def test_pages_of_the_server_itself_may_leave_the_type_out(worlds: Any) -> None:
 
 
 def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
-    """With it, the named origins may read answers and errors, and ask before they send."""
+    """With it, the named origins may read responses and errors, and send preflights."""
     page = {"origin": "https://page.example"}
     call = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     closed = worlds().client
@@ -211,9 +211,9 @@ def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
     assert closed.options("/v1/probe", headers=call).status_code == 405
     client = worlds({"cors_origins": ("https://page.example",), "api_keys": KEYS}).client
     assert client.options("/v1/probe", headers=call).status_code == 200
-    answer = client.post("/v1/probe", json={}, headers=page)
-    assert answer.status_code == 401
-    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    response = client.post("/v1/probe", json={}, headers=page)
+    assert response.status_code == 401
+    assert response.headers["access-control-allow-origin"] == "https://page.example"
     other = client.get("/health", headers={"origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
 
@@ -252,33 +252,33 @@ def test_a_prefix_goes_before_every_route(worlds: Any) -> None:
     client = worlds({"root_path": "/llm", "api_keys": KEYS}).client
     assert client.get("/llm/health").status_code == 200
     assert client.post("/llm/v1/probe", json={}).status_code == 401
-    answer = client.get("/llm/v1/nothing", headers={"x-api-key": "second"})
-    assert answer.json()["error"]["code"] == "not_found"
+    response = client.get("/llm/v1/nothing", headers={"x-api-key": "second"})
+    assert response.json()["error"]["code"] == "not_found"
     assert 'href="/llm/health"' in client.get("/llm/").text
 
 
 def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
     """It names the model and points to the routes."""
-    answer = worlds().client.get("/")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "paceline-demo" in answer.text
-    assert "//" not in answer.text
+    response = worlds().client.get("/")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "paceline-demo" in response.text
+    assert "//" not in response.text
 
 
-def test_without_a_key_only_the_servers_own_names_are_answered(worlds: Any) -> None:
+def test_without_a_key_only_the_servers_own_names_are_served(worlds: Any) -> None:
     """On every route, whatever it is for, and before a body is read; a page that had its name lead here learns nothing."""
     world = worlds({"max_body_bytes": 10})
     elsewhere = {"host": "page.example:8080", "origin": "http://page.example:8080"}
     for path in ("/", "/health", "/docs", "/openapi.json", "/metrics", "/v1/models", "/slots", "/nothing"):
-        answer = world.client.get(path, headers=elsewhere)
-        assert (answer.status_code, "--allowed-hosts" in answer.text) == (403, True), path
+        response = world.client.get(path, headers=elsewhere)
+        assert (response.status_code, "--allowed-hosts" in response.text) == (403, True), path
     assert world.client.post("/v1/probe", content=b"x" * 20, headers=elsewhere).status_code == 403
     assert world.client.options("/v1/probe", headers=elsewhere).status_code == 403
     for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "llm.localhost"):
         assert world.client.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_other_names_are_answered_where_they_were_given_or_a_key_is_asked_for(worlds: Any) -> None:
+def test_other_names_are_served_where_they_were_given_or_a_key_is_required(worlds: Any) -> None:
     """No web page knows a key; allowed names count with keys as well."""
     named = {"host": "llm.example.org"}
     for settings, expected in (
@@ -295,19 +295,19 @@ def test_the_page_of_the_api_has_every_route_and_field_and_loads_nothing(worlds:
     """So it is there without a network; behind a prefix its links are too."""
     client = worlds({"root_path": "/llm"}).client
     document = client.get("/llm/openapi.json").json()
-    answer = client.get("/llm/docs")
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
+    response = client.get("/llm/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
     for part in ("//", "<script", "<link", "src=", "url(", "@import"):
-        assert part not in answer.text
+        assert part not in response.text
     for path in document["paths"]:
-        assert f"<code>{path}</code>" in answer.text
+        assert f"<code>{path}</code>" in response.text
     for schema in document["components"]["schemas"].values():
         for field in schema["properties"]:
-            assert f"<code>{field}</code>" in answer.text
-    anchors = {part.partition('"')[0] for part in answer.text.split('href="#')[1:]}
-    assert anchors <= {part.partition('"')[0] for part in answer.text.split('id="')[1:]}
-    assert 'href="/llm/openapi.json"' in answer.text
+            assert f"<code>{field}</code>" in response.text
+    anchors = {part.partition('"')[0] for part in response.text.split('href="#')[1:]}
+    assert anchors <= {part.partition('"')[0] for part in response.text.split('id="')[1:]}
+    assert 'href="/llm/openapi.json"' in response.text
 
 
 def test_the_pages_of_the_api_can_be_switched_off(worlds: Any) -> None:

@@ -26,7 +26,7 @@ def over(path: Path) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=LONG_S)
 
 
-def test_a_server_answers_at_every_address(programs: Any, tmp_path: Path) -> None:
+def test_a_server_listens_at_every_address(programs: Any, tmp_path: Path) -> None:
     """Addresses of both families and a Unix socket, whose file is gone when the server has ended."""
     path = tmp_path / "llm.sock"
     hosts = ["127.0.0.1", str(path)]
@@ -38,9 +38,9 @@ def test_a_server_answers_at_every_address(programs: Any, tmp_path: Path) -> Non
     with over(path) as client:
         assert client.get("/health").json() == {"status": "ok"}
         body = {"prompts": ["a"], "stream": True, "sampling": {"max_tokens": None}}
-        with client.stream("POST", "/v1/probe", json=body) as answer:
+        with client.stream("POST", "/v1/probe", json=body) as response:
             program.signal(signal.SIGTERM)
-            assert list(answer.iter_lines())[-2] == "data: [DONE]"
+            assert list(response.iter_lines())[-2] == "data: [DONE]"
     assert program.code() == 0
     assert not path.exists()
 

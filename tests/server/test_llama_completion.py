@@ -26,26 +26,26 @@ FRESH = {"n_predict": 8, "temperature": 0, "cache_prompt": False}
 
 
 def complete(client: httpx.Client, prompt: Any = PROMPT, **fields: Any) -> Any:
-    """The answer to a completion, greedy, of eight tokens and computed afresh unless it says otherwise."""
-    answer = client.post("/completion", json={"prompt": prompt, **FRESH, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    """Return the response to a completion: greedy, eight tokens, computed afresh unless the fields say otherwise."""
+    response = client.post("/completion", json={"prompt": prompt, **FRESH, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def streamed(client: httpx.Client, prompt: Any = PROMPT, **fields: Any) -> list[dict[str, Any]]:
     """The events of a completion."""
     body = {"prompt": prompt, "stream": True, **FRESH, **fields}
-    with client.stream("POST", "/completion", json=body) as answer:
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        return [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+    with client.stream("POST", "/completion", json=body) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line]
 
 
 def refused(client: httpx.Client, status: int = 400, path: str = "/completion", **fields: Any) -> dict[str, Any]:
     """The error of a request."""
-    answer = client.post(path, json={"prompt": PROMPT, **fields})
-    assert answer.status_code == status, answer.text
-    error: dict[str, Any] = answer.json()["error"]
+    response = client.post(path, json={"prompt": PROMPT, **fields})
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
     assert error["code"] == status
     return error
 
@@ -57,7 +57,7 @@ def test_control_tokens_have_text_where_the_server_was_told_so() -> None:
     with RunningServer(settings) as server, server.client() as client:
         shown, hidden = complete(client, **asked), complete(client, **asked, special=False)
         assert (shown["content"], hidden["content"]) == ("<|im_start|>" * 2, "")
-        tokens = [[one["token"] for one in answer["completion_probabilities"]] for answer in (shown, hidden)]
+        tokens = [[one["token"] for one in completion["completion_probabilities"]] for completion in (shown, hidden)]
         assert tokens == [["<|im_start|>"] * 2, [""] * 2]
         body = {"prompt": PROMPT, "max_tokens": 2, "allowed_token_ids": [4085]}
         assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "<|im_start|>" * 2
@@ -66,35 +66,36 @@ def test_control_tokens_have_text_where_the_server_was_told_so() -> None:
 # ---- whole
 
 
-def test_an_answer_has_what_llama_servers_has(client: httpx.Client) -> None:
+def test_a_completion_has_the_fields_of_llama_server(client: httpx.Client) -> None:
     """Every member, of the type that it has there."""
-    answer = complete(client, return_tokens=True)
-    num_prompt = answer["tokens_evaluated"]
-    assert answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] == num_prompt
-    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == len(answer["tokens"]) == 8
-    assert (answer["stop"], answer["stop_type"], answer["stopping_word"], answer["index"]) == (True, "limit", "", 0)
-    assert (answer["truncated"], answer["has_new_line"], answer["model"]) == (False, False, "paceline-demo")
-    assert (answer["prompt"], answer["tokens_cached"]) == (PROMPT, num_prompt + 7)
-    assert answer["generation_settings"]["n_predict"] == 8
-    assert "completion_probabilities" not in answer
-    assert "warnings" not in answer
+    completion = complete(client, return_tokens=True)
+    num_prompt = completion["tokens_evaluated"]
+    assert completion["timings"]["prompt_n"] + completion["timings"]["cache_n"] == num_prompt
+    assert completion["timings"]["predicted_n"] == completion["tokens_predicted"] == len(completion["tokens"]) == 8
+    assert (completion["stop"], completion["stop_type"], completion["stopping_word"]) == (True, "limit", "")
+    assert completion["index"] == 0
+    assert (completion["truncated"], completion["has_new_line"], completion["model"]) == (False, False, "paceline-demo")
+    assert (completion["prompt"], completion["tokens_cached"]) == (PROMPT, num_prompt + 7)
+    assert completion["generation_settings"]["n_predict"] == 8
+    assert "completion_probabilities" not in completion
+    assert "warnings" not in completion
     assert complete(client)["tokens"] == []
 
 
 def test_the_older_path_does_the_same(client: httpx.Client) -> None:
     """POST /completions."""
-    answer = client.post("/completions", json={"prompt": PROMPT, "n_predict": 3})
-    assert answer.json()["tokens_predicted"] == 3
+    response = client.post("/completions", json={"prompt": PROMPT, "n_predict": 3})
+    assert response.json()["tokens_predicted"] == 3
 
 
 def test_a_prompt_may_be_text_or_ids_or_both(client: httpx.Client) -> None:
-    """One prompt is answered by an object, several by a list in their order."""
+    """One prompt gives an object, several give a list in their order."""
     ids = client.post("/tokenize", json={"content": PROMPT, "add_special": True}).json()["tokens"]
     wanted = complete(client)["content"]
     for prompt in (ids, {"prompt_string": PROMPT}, [PROMPT], [*ids[:2], *ids[2:]]):
         assert complete(client, prompt)["content"] == wanted
-    answers = complete(client, [ids, PROMPT, {"prompt_string": PROMPT}])
-    assert [(one["index"], one["content"]) for one in answers] == [(0, wanted), (1, wanted), (2, wanted)]
+    completions = complete(client, [ids, PROMPT, {"prompt_string": PROMPT}])
+    assert [(one["index"], one["content"]) for one in completions] == [(0, wanted), (1, wanted), (2, wanted)]
     mixed = complete(client, [1, 2, 3, " Once", 7, " upon"])
     assert isinstance(mixed["content"], str)
 
@@ -122,27 +123,27 @@ def test_one_seed_draws_one_text_and_others_draw_others(client: httpx.Client) ->
 
 def test_choices_differ_and_are_numbered_prompt_by_prompt(client: httpx.Client) -> None:
     """n_cmpl of them for each prompt."""
-    answers = complete(client, [PROMPT, OTHER], n_cmpl=3, seed=5, **ANY)
-    assert [one["index"] for one in answers] == list(range(6))
-    assert [one["prompt"] for one in answers] == [PROMPT] * 3 + [OTHER] * 3
-    assert len({one["content"] for one in answers[:3]}) == len({one["content"] for one in answers[3:]}) == 3
+    completions = complete(client, [PROMPT, OTHER], n_cmpl=3, seed=5, **ANY)
+    assert [one["index"] for one in completions] == list(range(6))
+    assert [one["prompt"] for one in completions] == [PROMPT] * 3 + [OTHER] * 3
+    assert len({one["content"] for one in completions[:3]}) == len({one["content"] for one in completions[3:]}) == 3
 
 
 def test_only_the_fields_that_were_asked_for_come(client: httpx.Client) -> None:
     """Unnested where a name has a slash."""
     fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
-    answer = complete(client, response_fields=fields)
-    assert set(answer) == set(fields[:3])
-    assert answer["generation_settings/n_predict"] == 8
+    completion = complete(client, response_fields=fields)
+    assert set(completion) == set(fields[:3])
+    assert completion["generation_settings/n_predict"] == 8
 
 
-def test_a_stop_word_ends_the_answer_and_is_not_in_it(client: httpx.Client) -> None:
+def test_a_stop_word_ends_the_completion_and_is_not_in_it(client: httpx.Client) -> None:
     """It is told beside it."""
     text = complete(client, n_predict=24)["content"]
     word = text.split()[3]
-    answer = complete(client, n_predict=24, stop=["never comes", word])
-    assert (answer["stop_type"], answer["stopping_word"]) == ("word", word)
-    assert answer["content"] == text[: text.index(word)]
+    completion = complete(client, n_predict=24, stop=["never comes", word])
+    assert (completion["stop_type"], completion["stopping_word"]) == ("word", word)
+    assert completion["content"] == text[: text.index(word)]
 
 
 def test_the_models_own_end_is_eos(client: httpx.Client) -> None:
@@ -151,12 +152,12 @@ def test_the_models_own_end_is_eos(client: httpx.Client) -> None:
 
 
 def test_without_an_end_the_context_is_filled(client: httpx.Client) -> None:
-    """Then the answer is truncated; and the tokens that would end it are shown as never coming."""
+    """The completion is truncated, and the tokens that would end it have a bias of never."""
     n_ctx = client.get("/props").json()["default_generation_settings"]["n_ctx"]
-    answer = complete(client, n_predict=-1, ignore_eos=True)
-    assert (answer["truncated"], answer["stop_type"]) == (True, "limit")
-    assert answer["tokens_evaluated"] + answer["tokens_predicted"] >= n_ctx
-    biases = answer["generation_settings"]["logit_bias"]
+    completion = complete(client, n_predict=-1, ignore_eos=True)
+    assert (completion["truncated"], completion["stop_type"]) == (True, "limit")
+    assert completion["tokens_evaluated"] + completion["tokens_predicted"] >= n_ctx
+    biases = completion["generation_settings"]["logit_bias"]
     assert biases
     assert {one["bias"] for one in biases} == {None}
     assert complete(client)["generation_settings"]["logit_bias"] == []
@@ -164,8 +165,8 @@ def test_without_an_end_the_context_is_filled(client: httpx.Client) -> None:
 
 def test_no_tokens_may_be_asked_for(client: httpx.Client) -> None:
     """n_predict 0 computes the prompt alone."""
-    answer = complete(client, n_predict=0)
-    assert (answer["content"], answer["tokens_predicted"], answer["stop_type"]) == ("", 0, "limit")
+    completion = complete(client, n_predict=0)
+    assert (completion["content"], completion["tokens_predicted"], completion["stop_type"]) == ("", 0, "limit")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: httpx.Client) -> None:
@@ -202,8 +203,8 @@ def test_probabilities_are_told_of_every_token(client: httpx.Client) -> None:
 
 def test_probabilities_after_sampling_add_up(client: httpx.Client) -> None:
     """Those that cannot come are not told, and all of those that can make one."""
-    answer = complete(client, n_probs=10, n_predict=5, temperature=1, top_k=5, post_sampling_probs=True)
-    for entry in answer["completion_probabilities"]:
+    completion = complete(client, n_probs=10, n_predict=5, temperature=1, top_k=5, post_sampling_probs=True)
+    for entry in completion["completion_probabilities"]:
         probabilities = [one["prob"] for one in entry["top_probs"]]
         assert 0 < entry["prob"] <= 1
         assert min(probabilities) > 0
@@ -219,12 +220,12 @@ def test_banned_tokens_do_not_come(client: httpx.Client, is_object: bool, as_tex
     if as_text:
         banned = [client.post("/detokenize", json={"tokens": [one]}).json()["content"] for one in banned]
     form: Any = {str(one): False for one in banned} if is_object else [[one, False] for one in banned]
-    answer = complete(client, logit_bias=form, return_tokens=True)
-    assert not set(free["tokens"][:2]) & set(answer["tokens"])
+    completion = complete(client, logit_bias=form, return_tokens=True)
+    assert not set(free["tokens"][:2]) & set(completion["tokens"])
 
 
 def test_grammars_and_schemas_hold(client: httpx.Client) -> None:
-    """The answer is of their language, also the empty schema's."""
+    """The output matches the grammar or the schema, also the empty schema."""
     assert complete(client, grammar='root ::= "yes" | "no"', n_predict=-1)["content"] in ("yes", "no")
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
     assert set(json.loads(complete(client, json_schema=schema, n_predict=100)["content"])) == {"a"}
@@ -232,7 +233,7 @@ def test_grammars_and_schemas_hold(client: httpx.Client) -> None:
 
 
 def test_a_keyword_of_a_schema_that_is_not_enforced_is_refused(client: httpx.Client) -> None:
-    """By its path, and not answered with text that ignores it."""
+    """The error names the keyword's path; it does not complete with text that ignores it."""
     assert "#/patternProperties" in refused(client, json_schema={"patternProperties": {"^(?=x)": {}}})["message"]
 
 
@@ -261,19 +262,19 @@ def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
 
 
 def test_what_was_ignored_is_told(client: httpx.Client) -> None:
-    """In the answer, or in the last event of a stream."""
+    """In the response, or in the last event of a stream."""
     warnings = complete(client, foo=1, n_keep=4, top_p=2)["warnings"]
     assert [any(name in one for one in warnings) for name in ("foo", "n_keep", "top_p")] == [True] * 3
     assert streamed(client, foo=1)[-1]["warnings"] == complete(client, foo=1)["warnings"]
 
 
-def test_a_line_ends_the_answer_where_it_may(client: httpx.Client) -> None:
+def test_a_line_ends_the_completion_where_it_may(client: httpx.Client) -> None:
     """By indent: nothing of the line that begins too far left is told, streamed or not."""
     grammar = {"grammar": 'root ::= "ab\\n  cd\\n ef" [a-z]*', "n_predict": 40, "n_indent": 2}
-    answer = complete(client, **grammar)
-    assert (answer["content"], answer["stop_type"], answer["truncated"]) == ("ab\n  cd\n ", "limit", False)
+    completion = complete(client, **grammar)
+    assert (completion["content"], completion["stop_type"], completion["truncated"]) == ("ab\n  cd\n ", "limit", False)
     events = streamed(client, **grammar)
-    assert "".join(one["content"] for one in events) == answer["content"]
+    assert "".join(one["content"] for one in events) == completion["content"]
     assert events[-1]["stop_type"] == "limit"
 
 
@@ -292,9 +293,9 @@ def test_options_of_the_engine_are_taken(client: httpx.Client) -> None:
 def test_a_long_prompt_is_cut_where_the_request_says_how(client: httpx.Client) -> None:
     """What is told of it is what was computed."""
     prompt = [20 + number % 200 for number in range(3000)]
-    answer = complete(client, prompt, truncate="right")
-    assert answer["tokens_evaluated"] == answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] < 3000
-    assert client.post("/detokenize", json={"tokens": prompt}).json()["content"].startswith(answer["prompt"])
+    completion = complete(client, prompt, truncate="right")
+    assert completion["tokens_evaluated"] == completion["timings"]["prompt_n"] + completion["timings"]["cache_n"] < 3000
+    assert client.post("/detokenize", json={"tokens": prompt}).json()["content"].startswith(completion["prompt"])
 
 
 def test_a_request_that_runs_out_of_time_is_an_error(client: httpx.Client) -> None:
@@ -321,7 +322,7 @@ def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) ->
 # ---- streamed
 
 
-def test_a_stream_tells_the_same_answer_and_ends_once(client: httpx.Client) -> None:
+def test_a_stream_has_the_same_completion_and_ends_once(client: httpx.Client) -> None:
     """Events with stop false, then exactly one with stop true; no event that is not JSON."""
     whole, events = complete(client, n_predict=24, return_tokens=True), streamed(client, n_predict=24)
     assert [one["stop"] for one in events] == [False] * (len(events) - 1) + [True]
@@ -340,8 +341,8 @@ def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
     events = streamed(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)
     assert sorted(one["index"] for one in events if one["stop"]) == [0, 1, 2, 3]
     whole = complete(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)
-    for index, answer in enumerate(whole):
-        assert "".join(one["content"] for one in events if one["index"] == index) == answer["content"]
+    for index, completion in enumerate(whole):
+        assert "".join(one["content"] for one in events if one["index"] == index) == completion["content"]
 
 
 def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> None:
@@ -404,11 +405,11 @@ def test_progress_of_the_prompt_is_told_where_asked(client: httpx.Client) -> Non
 
 def test_a_gap_is_filled(client: httpx.Client) -> None:
     """The prompt is made of both sides in the model's own tokens."""
-    answer = client.post(
+    response = client.post(
         "/infill", json={"input_prefix": "One day, ", "input_suffix": " was happy.", "prompt": "a fox", "n_predict": 8}
     )
-    assert answer.status_code == 200
-    prompt = answer.json()["prompt"]
+    assert response.status_code == 200
+    prompt = response.json()["prompt"]
     assert prompt.startswith("<|fim_prefix|>One day, a fox<|fim_suffix|>")
     assert prompt.endswith("<|fim_middle|>")
 
@@ -430,7 +431,7 @@ def test_a_gap_has_two_sides(client: httpx.Client, sides: dict[str, Any]) -> Non
     assert "input_" in refused(client, path="/infill", **sides)["message"]
 
 
-def test_more_answers_than_the_server_takes_are_refused(client: httpx.Client, server: RunningServer) -> None:
+def test_more_completions_than_the_server_takes_are_refused(client: httpx.Client, server: RunningServer) -> None:
     """Before any of them has a slot's number: prompts, and prompts times choices."""
     assert "300 prompts" in refused(client, prompt=["a"] * 300)["message"]
     assert "2 times 200" in refused(client, prompt=["a", "b"], n_cmpl=200)["message"]

@@ -1,4 +1,4 @@
-"""The commands of the guide for llama-server's endpoints: each is answered."""
+"""The commands of the guide for llama-server's endpoints succeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "llama_server.md"
 ADDRESS = "http://127.0.0.1:8080"
 
 
-def test_every_command_of_the_guide_is_answered(tmp_path: Path) -> None:
+def test_every_command_of_the_guide_succeeds(tmp_path: Path) -> None:
     """In their order, as some build on others."""
     text = GUIDE.read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
@@ -29,5 +29,5 @@ def test_every_command_of_the_guide_is_answered(tmp_path: Path) -> None:
         for line in lines:
             words = shlex.split(line)
             (url,) = [word for word in words if word.startswith(ADDRESS)]
-            answer = client.post(url.removeprefix(ADDRESS), json=json.loads(words[words.index("-d") + 1]))
-            assert answer.status_code == 200, (line, answer.text)
+            response = client.post(url.removeprefix(ADDRESS), json=json.loads(words[words.index("-d") + 1]))
+            assert response.status_code == 200, (line, response.text)

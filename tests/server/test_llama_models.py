@@ -60,9 +60,9 @@ def styled(models: Path) -> Iterator[httpx.Client]:
 
 
 def embedded(client: httpx.Client, **body: Any) -> Any:
-    answer = client.post("/embedding", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = client.post("/embedding", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_text_becomes_a_list_of_one_vector_of_length_one(embedder: httpx.Client) -> None:
@@ -127,9 +127,9 @@ def test_vectors_are_normalised_as_asked(embedder: httpx.Client) -> None:
 )
 def test_what_cannot_be_embedded_is_refused(embedder: httpx.Client, body: dict[str, Any]) -> None:
     """In llama-server's shape."""
-    answer = embedder.post("/embedding", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] in ("invalid_request_error", "exceed_context_size_error")
+    response = embedder.post("/embedding", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] in ("invalid_request_error", "exceed_context_size_error")
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -144,8 +144,8 @@ def test_without_pooling_every_token_has_a_vector(models: Path, isolation: str) 
         for one, rows in zip(found, expected, strict=True):
             assert np.array(one["embedding"]) == pytest.approx(rows, abs=1e-4)
         assert np.linalg.norm(expected[0], axis=1) != pytest.approx(1, abs=1e-3)
-        answer = client.post("/embedding", json={"input": [[5] * 100] * 8000})
-        assert (answer.status_code, "without pooling" in answer.json()["error"]["message"]) == (400, True)
+        response = client.post("/embedding", json={"input": [[5] * 100] * 8000})
+        assert (response.status_code, "without pooling" in response.json()["error"]["message"]) == (400, True)
         assert embedded(client, input="the cat") == [found[0]]
 
 
@@ -158,15 +158,15 @@ def test_a_list_names_what_was_ignored_in_its_first_member(embedder: httpx.Clien
 
 def test_a_model_that_embeds_does_not_write(embedder: httpx.Client) -> None:
     """501, as what it cannot do."""
-    answer = embedder.post("/completion", json={"prompt": "the"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    response = embedder.post("/completion", json={"prompt": "the"})
+    assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def test_a_model_without_tokens_for_it_fills_no_gap(embedder: httpx.Client) -> None:
     """It says which are missing."""
-    answer = embedder.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
-    assert answer.status_code == 501
-    assert "Infill is not supported by this model" in answer.json()["error"]["message"]
+    response = embedder.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert response.status_code == 501
+    assert "Infill is not supported by this model" in response.json()["error"]["message"]
 
 
 def test_a_text_that_is_too_long_is_refused_or_cut(embedder: httpx.Client) -> None:
@@ -186,9 +186,9 @@ DOCUMENTS = ["the cat was in the house", "a", "and the", "of it to"]
 
 
 def ranked(client: httpx.Client, path: str = "/rerank", **body: Any) -> Any:
-    answer = client.post(path, json={"query": "the cat", **body})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = client.post(path, json={"query": "the cat", **body})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -> None:
@@ -197,9 +197,9 @@ def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -
     refused = reranker.post("/rerank", json={"query": "a cat", "documents": ["a", long]})
     assert refused.status_code == 400
     assert "too large" in refused.json()["error"]["message"]
-    answer = ranked(reranker, documents=["a", long], truncate="right")
-    assert sorted(one["index"] for one in answer["results"]) == [0, 1]
-    assert answer["usage"]["prompt_tokens"] < 600
+    response = ranked(reranker, documents=["a", long], truncate="right")
+    assert sorted(one["index"] for one in response["results"]) == [0, 1]
+    assert response["usage"]["prompt_tokens"] < 600
     wrong = reranker.post("/rerank", json={"query": "a", "documents": ["a"], "truncate": "up"})
     assert (wrong.status_code, "truncate" in wrong.json()["error"]["message"]) == (400, True)
 
@@ -207,13 +207,13 @@ def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
 def test_documents_are_ranked_best_first(reranker: httpx.Client, path: str) -> None:
     """Every one, by its place in the list."""
-    answer = ranked(reranker, path, documents=DOCUMENTS)
-    scores = [one["relevance_score"] for one in answer["results"]]
+    response = ranked(reranker, path, documents=DOCUMENTS)
+    scores = [one["relevance_score"] for one in response["results"]]
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) > 1
-    assert sorted(one["index"] for one in answer["results"]) == [0, 1, 2, 3]
-    assert (answer["object"], answer["model"]) == ("list", "reranker.gguf")
-    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 4
+    assert sorted(one["index"] for one in response["results"]) == [0, 1, 2, 3]
+    assert (response["object"], response["model"]) == ("list", "reranker.gguf")
+    assert response["usage"]["prompt_tokens"] == response["usage"]["total_tokens"] > 4
 
 
 def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
@@ -246,13 +246,13 @@ def test_documents_that_are_none_are_refused(reranker: httpx.Client, documents: 
 
 def written(client: httpx.Client, **fields: Any) -> str:
     body = {"prompt": [5, 6, 7], "n_predict": 16, "temperature": 0, "cache_prompt": False, **fields}
-    answer = client.post("/completion", json=body)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["content"])
+    response = client.post("/completion", json=body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["content"])
 
 
 def test_an_adapter_is_listed_by_its_file(styled: httpx.Client) -> None:
-    """Its folder is nobody's business."""
+    """Its folder is not shown."""
     (one,) = styled.get("/lora-adapters").json()
     assert (one["id"], one["path"]) == (0, "style.gguf")
 
@@ -273,12 +273,12 @@ def test_scales_can_be_set_for_all(styled: httpx.Client) -> None:
         assert (written(styled) == full) is (scale == 1.0)
 
 
-def test_an_answer_shows_the_scales_that_it_was_asked_for(styled: httpx.Client) -> None:
+def test_a_response_shows_the_scales_that_were_asked_for(styled: httpx.Client) -> None:
     """Those that are not there are named as ignored."""
     body = {"prompt": [5], "n_predict": 1, "lora": [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1}]}
-    answer = styled.post("/completion", json=body).json()
-    assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1.0}]
-    assert "adapter 3" in answer["warnings"][0]
+    response = styled.post("/completion", json=body).json()
+    assert response["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1.0}]
+    assert "adapter 3" in response["warnings"][0]
 
 
 # ---- chat templates
@@ -296,7 +296,7 @@ def test_a_model_whose_one_template_is_that_for_tools_can_chat(tmp_path: Path) -
 
 
 def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path) -> None:
-    """Every time, in an error of its own; whoever does not chat is served."""
+    """Every time, in an error of its own; requests without a chat template are served."""
     path = write_model(tmp_path / "m.gguf", KINDS["llama"], metadata={"tokenizer.chat_template": "{% if %}"})
     with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:
         for _ in range(2):

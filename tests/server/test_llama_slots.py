@@ -44,11 +44,11 @@ def slots(saving: RunningServer) -> Iterator[httpx.Client]:
 
 
 def complete(client: httpx.Client, prompt: list[int], **fields: Any) -> dict[str, Any]:
-    answer = client.post(
+    response = client.post(
         "/completion", json={"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True, **fields}
     )
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     return found
 
 
@@ -95,9 +95,9 @@ def test_slots_and_files_belong_to_a_tenant(tmp_path: Path) -> None:
 
 def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:
     """How much it held is told; then there is nothing to save."""
-    answer = complete(slots, FRANCE, id_slot=2)
+    completion = complete(slots, FRANCE, id_slot=2)
     erased = act(slots, 2, "erase").json()
-    assert erased == {"id_slot": 2, "n_erased": len(FRANCE) + answer["tokens_predicted"]}
+    assert erased == {"id_slot": 2, "n_erased": len(FRANCE) + completion["tokens_predicted"]}
     assert act(slots, 2, "erase").json()["n_erased"] == 0
     for body in (b"", b"{}", b'{"filename": null}'):
         assert slots.post("/slots/2?action=erase", content=body).json() == {"id_slot": 2, "n_erased": 0}
@@ -107,7 +107,7 @@ def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:
 
 
 def test_a_slot_is_chosen_where_none_is_named(slots: httpx.Client) -> None:
-    """And told in the answer; numbers beyond the last begin again."""
+    """The response names it; numbers beyond the last begin again."""
     assert complete(slots, FRANCE)["id_slot"] in range(4)
     assert complete(slots, FRANCE, id_slot=7)["id_slot"] == 3
 
@@ -118,8 +118,8 @@ def test_a_name_is_no_path(slots: httpx.Client, folder: Path, name: str) -> None
     complete(slots, FRANCE, id_slot=0)
     before = sorted(path.name for path in folder.parent.rglob("*"))
     for action in ("save", "restore"):
-        answer = act(slots, 0, action, filename=name)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        response = act(slots, 0, action, filename=name)
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
     assert sorted(path.name for path in folder.parent.rglob("*")) == before
 
 
@@ -127,10 +127,10 @@ def test_a_file_that_is_none_is_refused(slots: httpx.Client, folder: Path) -> No
     """Whether it is not there or not ours; no folder is told."""
     (folder / "damaged.bin").write_bytes(b"no state")
     for name in ("missing.bin", "damaged.bin"):
-        answer = act(slots, 0, "restore", filename=name)
-        assert answer.status_code == 400
-        assert "Unable to restore slot" in answer.json()["error"]["message"]
-        assert str(folder) not in answer.text
+        response = act(slots, 0, "restore", filename=name)
+        assert response.status_code == 400
+        assert "Unable to restore slot" in response.json()["error"]["message"]
+        assert str(folder) not in response.text
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_what_is_no_action_on_a_slot_is_refused(
     slots: httpx.Client, number: str, action: str, body: dict[str, Any]
 ) -> None:
     """In llama-server's shape."""
-    answer = act(slots, number, action, **body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    response = act(slots, number, action, **body)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> None:
@@ -164,9 +164,9 @@ def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotV
     """From now on the engine says that these are its slots."""
 
     def told() -> Future[SlotsSnapshot]:
-        answer: Future[SlotsSnapshot] = Future()
-        answer.set_result(SlotsSnapshot(slots, 0))
-        return answer
+        response: Future[SlotsSnapshot] = Future()
+        response.set_result(SlotsSnapshot(slots, 0))
+        return response
 
     monkeypatch.setattr(server.engine, "ask_slots", told)
 
@@ -200,10 +200,10 @@ def test_a_running_slot_says_what_it_does(
 def test_with_every_slot_taken_there_is_none(
     client: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks for one is refused, who only looks is not."""
+    """A request that asks for a free slot is refused; one that only looks is not."""
     listed(server, monkeypatch, BUSY)
-    answer = client.get("/slots", params={"fail_on_no_slot": 1})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "unavailable_error")
+    response = client.get("/slots", params={"fail_on_no_slot": 1})
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "unavailable_error")
     assert client.get("/slots").status_code == 200
 
 
@@ -212,8 +212,8 @@ def test_a_slot_shows_the_settings_of_its_request(client: httpx.Client) -> None:
     body = {"prompt": [5], "n_predict": -1, "ignore_eos": True, "stream": True}
     found: list[dict[str, Any]] = []
     for _ in range(50):
-        with client.stream("POST", "/completion", json=body) as answer:
-            lines = answer.iter_lines()  # kept, since to drop it is to hang up
+        with client.stream("POST", "/completion", json=body) as response:
+            lines = response.iter_lines()  # kept, since to drop it is to hang up
             next(lines)
             with httpx.Client(base_url=client.base_url) as other:
                 found = [one["params"] for one in other.get("/slots").json() if "params" in one]
@@ -226,10 +226,10 @@ def test_endpoints_that_are_off_say_so() -> None:
     """As llama-server does: 501, with the flag that turns them on."""
     settings = ServerSettings(engine_options=DEMO_ENGINE, slots=False, props=False)
     with RunningServer(settings) as running, running.client() as client:
-        for answer, flag in (
+        for response, flag in (
             (client.get("/slots"), "--slots"),
             (client.post("/props", json={}), "--props"),
             (act(client, 0, "erase"), "--slot-save-path"),
         ):
-            assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
-            assert flag in answer.json()["error"]["message"]
+            assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+            assert flag in response.json()["error"]["message"]

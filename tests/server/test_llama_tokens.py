@@ -15,9 +15,9 @@ TEXT = "What is the capital of France ?"
 
 def tokens(client: httpx.Client, content: Any, **fields: Any) -> list[Any]:
     """What a text is made of."""
-    answer = client.post("/tokenize", json={"content": content, **fields})
-    assert answer.status_code == 200, answer.text
-    found: list[Any] = answer.json()["tokens"]
+    response = client.post("/tokenize", json={"content": content, **fields})
+    assert response.status_code == 200, response.text
+    found: list[Any] = response.json()["tokens"]
     return found
 
 
@@ -68,8 +68,8 @@ def test_nothing_is_nothing(client: httpx.Client) -> None:
 )
 def test_what_is_neither_is_refused(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
     """In llama-server's shape."""
-    answer = client.post(path, json=body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_text_with_zero_bytes_and_of_any_length_is_taken(client: httpx.Client) -> None:
@@ -104,9 +104,9 @@ def test_props_say_what_runs(client: httpx.Client, server: RunningServer) -> Non
 def test_without_adapters_the_list_is_empty(client: httpx.Client) -> None:
     """And scales for some are named as ignored."""
     assert client.get("/lora-adapters").json() == []
-    answer = client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).json()
-    assert answer["success"] is True
-    assert "adapter 0" in answer["warnings"][0]
+    response = client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).json()
+    assert response["success"] is True
+    assert "adapter 0" in response["warnings"][0]
     assert client.post("/lora-adapters", json={"id": 0}).status_code == 400
 
 
@@ -118,8 +118,8 @@ def test_a_model_that_writes_neither_embeds_nor_reranks(client: httpx.Client) ->
         ("/rerank", {"query": "x", "documents": ["y"]}),
         ("/reranking", {"query": "x", "documents": ["y"]}),
     ):
-        answer = client.post(path, json=body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+        response = client.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def template(client: httpx.Client, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
@@ -131,11 +131,11 @@ USER = {"role": "user", "content": "What is today?"}
 
 
 def test_messages_become_the_text_of_a_prompt(client: httpx.Client, server: RunningServer) -> None:
-    """It ends where the assistant's answer begins, unless it says otherwise; nothing is generated."""
+    """The prompt ends where the assistant's message begins, unless the request says otherwise; nothing is generated."""
     system = {"role": "system", "content": "You are kind."}
-    answer = template(client, system, USER)
-    assert answer.status_code == 200, answer.text
-    prompt = answer.json()["prompt"]
+    response = template(client, system, USER)
+    assert response.status_code == 200, response.text
+    prompt = response.json()["prompt"]
     assert prompt == server.call(server.service.chat_template).render([system, USER]).text
     assert "What is today?" in prompt
     without = template(client, system, USER, add_generation_prompt=False).json()["prompt"]
@@ -146,9 +146,9 @@ def test_messages_become_the_text_of_a_prompt(client: httpx.Client, server: Runn
 def test_a_prompt_made_of_messages_can_be_completed(client: httpx.Client) -> None:
     """Its control tokens are parsed."""
     prompt = template(client, USER).json()["prompt"]
-    answer = client.post("/completion", json={"prompt": prompt, "n_predict": 4}).json()
-    assert answer["prompt"].endswith(prompt[-20:])
-    assert answer["tokens_evaluated"] < len(prompt)
+    response = client.post("/completion", json={"prompt": prompt, "n_predict": 4}).json()
+    assert response["prompt"].endswith(prompt[-20:])
+    assert response["tokens_evaluated"] < len(prompt)
 
 
 @pytest.mark.parametrize(
@@ -157,21 +157,21 @@ def test_a_prompt_made_of_messages_can_be_completed(client: httpx.Client) -> Non
 )
 def test_messages_that_are_none_are_refused(client: httpx.Client, messages: Any) -> None:
     """In llama-server's shape."""
-    answer = client.post("/apply-template", json={"messages": messages})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    response = client.post("/apply-template", json={"messages": messages})
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_tools_are_refused_and_no_tools_are_none(client: httpx.Client) -> None:
     """501, as what this server cannot do yet."""
     assert template(client, USER, tools=[]).status_code == 200
-    answer = template(client, USER, tools=[{"type": "function"}])
-    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    response = template(client, USER, tools=[{"type": "function"}])
+    assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 BEGUN = {"role": "assistant", "content": "Today is"}
 
 
-def test_an_answer_that_has_begun_is_where_the_prompt_ends(client: httpx.Client) -> None:
+def test_an_assistant_message_that_has_begun_is_where_the_prompt_ends(client: httpx.Client) -> None:
     """As llama-server has it; unless the request says that the message is whole."""
     begun = template(client, USER, BEGUN).json()["prompt"]
     assert begun.startswith(template(client, USER).json()["prompt"])

@@ -42,87 +42,87 @@ class Clients:
         self._port = port
 
     def whole(self) -> None:
-        """Reads an answer."""
-        assert self._answer("POST", COMPLETION, SHORT) == 200
+        """Read a whole response."""
+        assert self._status("POST", COMPLETION, SHORT) == 200
 
     def stream(self) -> None:
         """Reads a stream to its end."""
-        assert self._answer("POST", COMPLETION, {**SHORT, "stream": True}) == 200
+        assert self._status("POST", COMPLETION, {**SHORT, "stream": True}) == 200
 
     def chat(self) -> None:
         """As llama-server streams it."""
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-        assert self._answer("POST", "/v1/chat/completions", body) == 200
+        assert self._status("POST", "/v1/chat/completions", body) == 200
 
     def native(self) -> None:
         """llama-server's own stream."""
-        assert self._answer("POST", "/completion", {"prompt": "Once", "n_predict": 2, "stream": True}) == 200
+        assert self._status("POST", "/completion", {"prompt": "Once", "n_predict": 2, "stream": True}) == 200
 
     def several(self) -> None:
         """Two prompts at once."""
-        assert self._answer("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
+        assert self._status("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
 
     def refused(self) -> None:
         """What makes no sense."""
-        assert self._answer("POST", COMPLETION, {"prompt": 5.5}) == 400
+        assert self._status("POST", COMPLETION, {"prompt": 5.5}) == 400
 
     def nowhere(self) -> None:
         """What is not there."""
-        assert self._answer("GET", "/nothing", None) == 404
+        assert self._status("GET", "/nothing", None) == 404
 
     def tokens(self) -> None:
         """No generation."""
-        assert self._answer("POST", "/tokenize", {"content": "Once"}) == 200
+        assert self._status("POST", "/tokenize", {"content": "Once"}) == 200
 
     def scrape(self) -> None:
         """A question to the worker."""
-        assert self._answer("GET", "/metrics", None) == 200
+        assert self._status("GET", "/metrics", None) == 200
 
     def cancelled(self) -> None:
         """Has its stream ended by its id, and reads the end."""
-        with self._sent(LONG, request_id="mine") as answer:
-            answer.readline()
-            assert self._answer("POST", "/v1/requests/mine/cancel", {}) == 200
-            assert b"[DONE]" in answer.read()
+        with self._sent(LONG, request_id="mine") as response:
+            response.readline()
+            assert self._status("POST", "/v1/requests/mine/cancel", {}) == 200
+            assert b"[DONE]" in response.read()
 
     def left(self) -> None:
         """Hangs up within the stream."""
-        with self._sent(LONG) as answer:
-            answer.readline()
+        with self._sent(LONG) as response:
+            response.readline()
 
     def left_at_once(self) -> None:
         """Hangs up before there is a word."""
         self._raw(LONG).close()
 
     def reset(self) -> None:
-        """Has its answer, and then resets the connection instead of closing it."""
+        """Read the response, then reset the connection instead of closing it."""
         connection = self._raw(SHORT)
-        answer = b""
-        while not answer.endswith(b"}"):
+        response = b""
+        while not response.endswith(b"}"):
             part = connection.recv(65536)
             assert part
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 200 ")
+            response += part
+        assert response.startswith(b"HTTP/1.1 200 ")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> int:
+    def _status(self, method: str, path: str, body: dict[str, Any] | None) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
         connection.request(method, path, None if body is None else json.dumps(body))
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         connection.close()
-        return answer.status
+        return response.status
 
     @contextmanager
     def _sent(self, body: dict[str, Any], request_id: str = "any") -> Iterator[http.client.HTTPResponse]:
-        """The answer, of which the head was read."""
+        """Yield a response whose head was read."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
         connection.request("POST", COMPLETION, json.dumps(body), {"x-request-id": request_id})
-        answer = connection.getresponse()
-        assert answer.status == 200
-        yield answer
-        answer.close()
+        response = connection.getresponse()
+        assert response.status == 200
+        yield response
+        response.close()
         connection.close()
 
     def _raw(self, body: dict[str, Any]) -> socket.socket:
@@ -162,7 +162,7 @@ def counted() -> Counter[str]:
     for one in objects():
         if one is found:  # how much is in it by now depends on where the collector lists it
             continue
-        kind: Any = type(one)  # never isinstance, to which stand-ins of modules answer by loading what they stand for
+        kind: Any = type(one)  # not isinstance: a lazy module would load itself for it
         name = f"{kind.__module__}.{kind.__qualname__}"
         found[name] += 1
         if issubclass(kind, (dict, list, set, deque)):

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.native
 
 
 def scrape(client: httpx.Client, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    answer = client.get("/metrics", headers=headers)
-    assert answer.status_code == 200
+    response = client.get("/metrics", headers=headers)
+    assert response.status_code == 200
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(answer.text)
+        for family in text_string_to_metric_families(response.text)
         for sample in family.samples
     }
 
@@ -68,11 +68,11 @@ def test_requests_are_counted_by_route_and_status(client: httpx.Client) -> None:
 )
 def test_the_format_is_the_one_that_was_asked_for(client: httpx.Client, accept: str, content_type: str) -> None:
     """As the library negotiates it; the server's start is in a header spelt as llama-server spells it."""
-    answer = client.get("/metrics", headers={"accept": accept})
-    assert answer.headers["content-type"].startswith(content_type)
-    started = [value for name, value in answer.headers.raw if name == b"Process-Start-Time-Unix"]
+    response = client.get("/metrics", headers={"accept": accept})
+    assert response.headers["content-type"].startswith(content_type)
+    started = [value for name, value in response.headers.raw if name == b"Process-Start-Time-Unix"]
     assert [int(value) > 0 for value in started] == [True]
-    assert answer.text.endswith("# EOF\n") == ("openmetrics" in accept)
+    assert response.text.endswith("# EOF\n") == ("openmetrics" in accept)
 
 
 def test_a_server_whose_metrics_are_off_says_so() -> None:
@@ -81,16 +81,18 @@ def test_a_server_whose_metrics_are_off_says_so() -> None:
         RunningServer(ServerSettings(engine_options=DEMO_ENGINE, metrics=False)) as running,
         running.client() as client,
     ):
-        answer = client.get("/metrics")
-        error: dict[str, Any] = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["type"]) == (501, 501, "not_supported_error")
+        response = client.get("/metrics")
+        error: dict[str, Any] = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (501, 501, "not_supported_error")
 
 
 def test_streams_are_counted_by_their_bytes(client: httpx.Client) -> None:
     """What a client read is what was sent; soon none is open."""
     before = scrape(client)
-    with client.stream("POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 20, "stream": True}) as answer:
-        num_bytes = sum(map(len, answer.iter_raw()))
+    with client.stream(
+        "POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 20, "stream": True}
+    ) as response:
+        num_bytes = sum(map(len, response.iter_raw()))
     while (after := scrape(client))["paceline_http_streams_open", ()]:
         pass
     gained = after["paceline_http_streamed_bytes_total", ()] - before["paceline_http_streamed_bytes_total", ()]

@@ -15,7 +15,7 @@ from paceline.streaming import FinishReason
 
 pytestmark = pytest.mark.native
 
-# Of its answer to these the model is sure, so that noise in the kernels changes no token.
+# Its reply to these has a clear winner for each token, so that noise in the kernels changes no token.
 MESSAGES: Any = [
     {"role": "system", "content": "You tell tales."},
     {"role": "user", "content": "Tell me a story about a fox."},
@@ -45,22 +45,22 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.Ch
         return list(stream)
 
 
-def test_a_conversation_is_answered_as_its_template_says(world: OpenAIServer, client: openai.OpenAI) -> None:
+def test_a_conversation_is_rendered_by_its_template(world: OpenAIServer, client: openai.OpenAI) -> None:
     """By what the engine generates after the prompt that the model's own template makes."""
-    answer = chat(client, extra_body={"return_token_ids": True})
+    completion = chat(client, extra_body={"return_token_ids": True})
     chat_template = world.service.chat_template()
     ids = chat_template.encode(chat_template.render(MESSAGES))
-    (choice,) = answer.choices
+    (choice,) = completion.choices
     assert choice.model_extra is not None
     assert choice.model_extra["prompt_token_ids"] == ids
     assert world.engine.tokenizer.decode(choice.model_extra["token_ids"]) == choice.message.content
     assert (choice.message.role, choice.finish_reason, choice.logprobs) == ("assistant", "length", None)
-    assert (answer.object, answer.model, answer.id[:9]) == ("chat.completion", "tale", "chatcmpl-")
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 8)
+    assert (completion.object, completion.model, completion.id[:9]) == ("chat.completion", "tale", "chatcmpl-")
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids), 8)
 
 
-def test_an_answer_that_has_begun_is_continued_where_the_request_says_so(
+def test_an_assistant_message_that_has_begun_is_continued_where_the_request_says_so(
     world: OpenAIServer, client: openai.OpenAI
 ) -> None:
     """As OpenAI has it, an assistant's message is whole by itself."""
@@ -71,18 +71,18 @@ def test_an_answer_that_has_begun_is_continued_where_the_request_says_so(
         ({}, {}),
         ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
     ):
-        answer = chat(client, begun, extra_body={"return_token_ids": True, **asked})
+        completion = chat(client, begun, extra_body={"return_token_ids": True, **asked})
         rendered = chat_template.render(begun, **expected)
-        assert answer.choices[0].model_extra["prompt_token_ids"] == chat_template.encode(rendered)  # type: ignore[index]
+        assert completion.choices[0].model_extra["prompt_token_ids"] == chat_template.encode(rendered)  # type: ignore[index]
 
 
 def test_the_route_without_a_version_is_the_same(world: OpenAIServer) -> None:
     """As llama-server has it; its errors have OpenAI's shape, too."""
     body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
     with world.client() as client:
-        answers = [client.post(route, json=body).json() for route in ("/v1/chat/completions", "/chat/completions")]
+        responses = [client.post(route, json=body).json() for route in ("/v1/chat/completions", "/chat/completions")]
         refused = client.post("/chat/completions", json={**body, "n": 0})
-    first, second = (answer["choices"] for answer in answers)
+    first, second = (response["choices"] for response in responses)
     assert first == second
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
@@ -93,12 +93,12 @@ def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
     assert chat(client, parts).choices[0].message.content == chat(client).choices[0].message.content
 
 
-def test_without_a_limit_an_answer_ends_where_the_model_or_the_context_does(client: openai.OpenAI) -> None:
+def test_without_a_limit_a_completion_ends_where_the_model_or_the_context_does(client: openai.OpenAI) -> None:
     """And not after the number of tokens that the library has as its default."""
-    answer = chat(client, max_completion_tokens=None, extra_body={**FOREVER, "temperature": 0})
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    assert answer.usage.total_tokens >= 1024
+    completion = chat(client, max_completion_tokens=None, extra_body={**FOREVER, "temperature": 0})
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert completion.usage.total_tokens >= 1024
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1, "seed": 4}])
@@ -138,7 +138,7 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
     assert [one.logprob for one in told] == pytest.approx([one.logprob for one in content], abs=0.01)
 
 
-def test_a_json_schema_holds_the_answer_to_its_shape(client: openai.OpenAI) -> None:
+def test_a_json_schema_holds_the_output_to_its_shape(client: openai.OpenAI) -> None:
     """As response_format names it."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -149,7 +149,7 @@ def test_a_json_schema_holds_the_answer_to_its_shape(client: openai.OpenAI) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_keyword_of_a_schema_that_is_not_enforced_is_refused(client: openai.OpenAI, stream: bool) -> None:
-    """With a status and the keyword's path, and not with an answer that ignores it."""
+    """With a status and the keyword's path, and not with output that ignores it."""
     schema = {"type": "object", "properties": {"a": {"type": "object", "patternProperties": {"^(?=x)": {}}}}}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     with pytest.raises(openai.BadRequestError, match="#/properties/a/patternProperties") as refusal:
@@ -179,9 +179,9 @@ def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], pa
     """In OpenAI's shape, streamed or not."""
     for stream in (False, True):
         with world.client() as client:
-            answer = client.post("/v1/chat/completions", json={**body, "stream": stream})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
+            response = client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert response.status_code == 400
+        error = response.json()["error"]
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
@@ -204,8 +204,8 @@ def test_leaving_a_stream_cancels_its_request(world: OpenAIServer) -> None:
     assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
 
 
-def test_giving_up_on_a_whole_answer_cancels_its_request(world: OpenAIServer) -> None:
-    """A client that hangs up before anything was answered."""
+def test_giving_up_on_a_whole_completion_cancels_its_request(world: OpenAIServer) -> None:
+    """A client that disconnects before the response begins."""
 
     async def leave() -> None:
         async with world.async_openai() as client:

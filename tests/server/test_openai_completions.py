@@ -45,15 +45,15 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> ope
 
 def test_a_completion_is_what_the_library_generates(world: OpenAIServer, client: openai.OpenAI) -> None:
     """With the id of the request, the model that was asked, and what it took."""
-    answer = client.completions.with_raw_response.create(model="tale", prompt=PROMPT, temperature=0)
-    told = answer.parse()
+    response = client.completions.with_raw_response.create(model="tale", prompt=PROMPT, temperature=0)
+    told = response.parse()
     ids = world.engine.tokenizer.encode(PROMPT)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, max_tokens=16, temperature=0, parse_special=True)
     assert told.choices[0].text == expected.text
     assert (told.choices[0].index, told.choices[0].finish_reason, told.choices[0].logprobs) == (0, "length", None)
     assert (told.object, told.model) == ("text_completion", "tale")
-    assert told.id == f"cmpl-{answer.headers['x-request-id']}"
+    assert told.id == f"cmpl-{response.headers['x-request-id']}"
     assert told.system_fingerprint is not None
     assert told.usage is not None
     assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (len(ids), 16)
@@ -80,11 +80,11 @@ def test_a_prompt_may_be_text_ids_or_a_list_of_these(world: OpenAIServer, client
 def test_n_choices_of_each_prompt_are_numbered_through(client: openai.OpenAI) -> None:
     """Prompts are counted once in the usage, and the choices' tokens all."""
     prompts = ["Once upon a time", "The"]
-    answer = complete(client, prompts, n=2, seed=1, temperature=1, max_tokens=12, extra_body=FOREVER)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.choices[0].text != answer.choices[1].text
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 4 * 12
+    completion = complete(client, prompts, n=2, seed=1, temperature=1, max_tokens=12, extra_body=FOREVER)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    assert completion.choices[0].text != completion.choices[1].text
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 4 * 12
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1, "seed": 5}, {"stop": "bc a"}, {"echo": True}])
@@ -107,9 +107,9 @@ def test_the_usage_of_a_stream_comes_last_and_alone(world: OpenAIServer) -> None
     """Where it is asked for, all other events have a null in its place; then [DONE]."""
     body = {"prompt": PROMPT, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}, **FOREVER}
     with world.client() as client:
-        answer = client.post("/v1/completions", json=body)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        response = client.post("/v1/completions", json=body)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     events = [json.loads(line) for line in lines[:-1]]
     assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
@@ -123,13 +123,13 @@ def test_echo_with_logprobs_tells_what_the_library_tells(client: openai.OpenAI) 
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, params)
         tokens = [llm.tokenizer.decode([one]) for one in (*expected.prompt_token_ids, *expected.token_ids)]
-    answer = complete(client, max_tokens=4, echo=True, logprobs=2).choices[0]
+    choice = complete(client, max_tokens=4, echo=True, logprobs=2).choices[0]
     assert expected.prompt_logprobs is not None
     assert expected.logprobs is not None
-    told = answer.logprobs
+    told = choice.logprobs
     assert told is not None
     assert told.tokens == tokens
-    assert answer.text == expected.text == "".join(tokens)
+    assert choice.text == expected.text == "".join(tokens)
     assert told.token_logprobs is not None
     assert told.token_logprobs[0] is None
     own = [one.own for one in (*expected.prompt_logprobs, *expected.logprobs)]
@@ -139,28 +139,28 @@ def test_echo_with_logprobs_tells_what_the_library_tells(client: openai.OpenAI) 
     assert all(2 <= len(top) <= 3 for top in told.top_logprobs[1:])
 
 
-def test_a_prompt_can_be_scored_without_an_answer(client: openai.OpenAI) -> None:
+def test_a_prompt_can_be_scored_without_a_completion(client: openai.OpenAI) -> None:
     """As programs that evaluate models ask: no token generated, all of the prompt's told."""
-    answer = complete(client, max_tokens=0, echo=True, logprobs=1)
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (PROMPT, "length")
-    told = answer.choices[0].logprobs
+    completion = complete(client, max_tokens=0, echo=True, logprobs=1)
+    assert (completion.choices[0].text, completion.choices[0].finish_reason) == (PROMPT, "length")
+    told = completion.choices[0].logprobs
     assert told is not None
     assert "".join(told.tokens or ()) == PROMPT
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 0
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 0
 
 
 def test_a_suffix_makes_the_model_fill_in_the_middle(world: OpenAIServer, client: openai.OpenAI) -> None:
     """The prompt is what the vocabulary's tokens for that make of the two."""
-    answer = complete(client, "a b", suffix=" c d", extra_body={"return_token_ids": True}).choices[0]
+    choice = complete(client, "a b", suffix=" c d", extra_body={"return_token_ids": True}).choices[0]
     tokenizer = world.engine.tokenizer
     fim, encode = tokenizer.fim, tokenizer.encode
     expected = [fim.prefix, *encode("a b"), fim.suffix, *encode(" c d"), fim.middle]
-    assert answer.model_extra is not None
-    assert answer.model_extra["prompt_token_ids"] == expected
+    assert choice.model_extra is not None
+    assert choice.model_extra["prompt_token_ids"] == expected
 
 
-def test_an_answer_that_a_stop_ended_says_which(client: openai.OpenAI) -> None:
+def test_a_completion_that_a_stop_ended_names_the_stop(client: openai.OpenAI) -> None:
     """The text ends before it."""
     whole = complete(client, max_tokens=12).choices[0].text
     stop = whole[2:5]
@@ -190,18 +190,18 @@ def test_own_options_reach_the_engine(client: openai.OpenAI) -> None:
     assert set(choice.model_extra["token_ids"]) <= {300, 301}
 
 
-def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
+def test_a_seed_gives_the_same_completion_again(client: openai.OpenAI) -> None:
     """Streamed or not."""
     first, second = (complete(client, temperature=1, seed=3, extra_body=FOREVER).choices[0].text for _ in range(2))
     assert first == second
 
 
-def test_what_means_nothing_here_is_named_in_the_answer(client: openai.OpenAI) -> None:
-    """Also a model that there is none of, whose name the answer has."""
-    answer = complete(client, model="gpt-4", user="me")
-    assert answer.model == "gpt-4"
-    assert answer.model_extra is not None
-    assert answer.model_extra["warnings"] == [
+def test_ignored_fields_are_named_in_the_response(client: openai.OpenAI) -> None:
+    """Also a model that does not exist, whose name the response repeats."""
+    completion = complete(client, model="gpt-4", user="me")
+    assert completion.model == "gpt-4"
+    assert completion.model_extra is not None
+    assert completion.model_extra["warnings"] == [
         "user: accepted, and without a meaning here",
         "model: the one model here is 'tale'; it answered",
     ]
@@ -234,9 +234,9 @@ def test_a_refusal_has_openais_shape_and_comes_before_any_event(
     """Also where a stream was asked for."""
     streamed = {} if "stream_options" in body else {"stream": True}
     with world.client() as client:
-        answer = client.post("/v1/completions", json={"prompt": "a", **body, **streamed})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+        response = client.post("/v1/completions", json={"prompt": "a", **body, **streamed})
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert set(error) >= {"message", "type", "param", "code"}
 
@@ -256,24 +256,24 @@ def test_a_refusal_has_openais_shape_and_comes_before_any_event(
 def test_what_is_no_json_is_refused(world: OpenAIServer, body: bytes) -> None:
     """Numbers and letters that JSON has not are no JSON."""
     with world.client() as client:
-        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+        response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_body_of_very_many_fields_is_refused(world: OpenAIServer) -> None:
-    """Before anybody looks at them one by one."""
+    """Before the fields are looked at one by one."""
     with world.client() as client:
-        answer = client.post("/v1/completions", json=dict.fromkeys(map(str, range(2000)), 1))
-    assert answer.status_code == 400
-    assert "2000 fields" in answer.json()["error"]["message"]
+        response = client.post("/v1/completions", json=dict.fromkeys(map(str, range(2000)), 1))
+    assert response.status_code == 400
+    assert "2000 fields" in response.json()["error"]["message"]
 
 
 def test_a_large_body_is_read_like_a_small_one(world: OpenAIServer) -> None:
     """It is decoded in a thread."""
     with world.client() as client:
-        answer = client.post("/v1/completions", json={"prompt": "a", "stop": ["x"], "bad_words": ["y" * 200_000]})
-    assert answer.json()["error"]["param"] == "bad_words"
+        response = client.post("/v1/completions", json={"prompt": "a", "stop": ["x"], "bad_words": ["y" * 200_000]})
+    assert response.json()["error"]["param"] == "bad_words"
 
 
 def test_leaving_a_stream_cancels_its_request(world: OpenAIServer, client: openai.OpenAI) -> None:
@@ -336,7 +336,7 @@ def test_the_asynchronous_client_gets_the_same(world: OpenAIServer, client: open
     async def ask() -> list[str]:
         async with world.async_openai() as client:
             options: dict[str, Any] = {"model": "tale", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
-            answers = await asyncio.gather(*(client.completions.create(**options) for _ in range(6)))
-        return [answer.choices[0].text for answer in answers]
+            completions = await asyncio.gather(*(client.completions.create(**options) for _ in range(6)))
+        return [completion.choices[0].text for completion in completions]
 
     assert set(asyncio.run(ask())) == {complete(client).choices[0].text}

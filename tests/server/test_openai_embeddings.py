@@ -38,29 +38,29 @@ def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
 
 
 def embed(client: openai.OpenAI, given: Any = TEXTS, **options: Any) -> np.ndarray[Any, Any]:
-    answer = client.embeddings.create(model="tale", input=given, encoding_format="float", **options)
-    return np.array([one.embedding for one in answer.data])
+    response = client.embeddings.create(model="tale", input=given, encoding_format="float", **options)
+    return np.array([one.embedding for one in response.data])
 
 
 def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
     """Of length 1, in the order of the texts, with their tokens counted."""
-    answer = client.embeddings.create(model="tale", input=TEXTS)
+    response = client.embeddings.create(model="tale", input=TEXTS)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.embed(TEXTS)
         num_tokens = sum(len(llm.tokenizer.encode(text)) for text in TEXTS)
-    found = np.array([one.embedding for one in answer.data])
+    found = np.array([one.embedding for one in response.data])
     assert np.allclose(found, expected, atol=1e-2)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    assert [(one.index, one.object) for one in answer.data] == [(0, "embedding"), (1, "embedding")]
-    assert (answer.object, answer.model, answer.model_extra) == ("list", "tale", {})
-    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+    assert [(one.index, one.object) for one in response.data] == [(0, "embedding"), (1, "embedding")]
+    assert (response.object, response.model, response.model_extra) == ("list", "tale", {})
+    assert (response.usage.prompt_tokens, response.usage.total_tokens) == (num_tokens, num_tokens)
 
 
 def test_base64_has_the_very_same_numbers_as_floats(world: OpenAIServer, client: openai.OpenAI) -> None:
     """As little-endian float32."""
     with world.client() as http:
-        answer = http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
-    packed = base64.b64decode(answer["data"][0]["embedding"])
+        response = http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
+    packed = base64.b64decode(response["data"][0]["embedding"])
     numbers = struct.unpack(f"<{len(packed) // 4}f", packed)
     assert np.array_equal(np.float32(numbers), np.float32(embed(client, TEXTS[0])[0]))
 
@@ -88,10 +88,10 @@ def test_an_input_may_mix_texts_ids_and_objects(world: OpenAIServer) -> None:
     counts = []
     with world.client() as http:
         for one in given:
-            answer = http.post("/v1/embeddings", json={"input": one})
-            assert answer.status_code == 200, answer.text
-            counts.append([entry["index"] for entry in answer.json()["data"]])
-        whole = [entry["embedding"] for entry in answer.json()["data"]]
+            response = http.post("/v1/embeddings", json={"input": one})
+            assert response.status_code == 200, response.text
+            counts.append([entry["index"] for entry in response.json()["data"]])
+        whole = [entry["embedding"] for entry in response.json()["data"]]
     assert counts == [[0], [0, 1], [0], [0], [0, 1, 2, 3]]
     assert np.allclose(whole[0], whole[1], atol=1e-5)
     assert np.allclose(whole[0], whole[3], atol=1e-5)
@@ -110,10 +110,10 @@ def test_a_text_that_is_too_long_is_cut_where_truncate_says_so(world: OpenAIServ
     longest = world.engine.limits.max_embedding_tokens
     with world.client() as client:
         body = {"input": ["a " * (longest + 500), "b"], "truncate": "left"}
-        answer = client.post("/v1/embeddings", json=body)
+        response = client.post("/v1/embeddings", json=body)
         alone = client.post("/v1/embeddings", json={"input": "b"}).json()
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["prompt_tokens"] == longest + alone["usage"]["prompt_tokens"]
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["prompt_tokens"] == longest + alone["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,18 @@ def test_a_text_that_is_too_long_is_cut_where_truncate_says_so(world: OpenAIServ
 def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], param: str | None, code: str) -> None:
     """In OpenAI's shape."""
     with world.client() as client:
-        answer = client.post("/v1/embeddings", json=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        response = client.post("/v1/embeddings", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert (error["param"], error["code"]) == (param, code)
 
 
 def test_a_model_made_to_generate_embeds_only_where_the_server_was_told_so(server: RunningServer) -> None:
     """The refusal says how."""
     with server.client() as client:
-        answer = client.post("/v1/embeddings", json={"input": "a"})
-    assert answer.status_code == 400
-    assert "--embeddings" in answer.json()["error"]["message"]
+        response = client.post("/v1/embeddings", json={"input": "a"})
+    assert response.status_code == 400
+    assert "--embeddings" in response.json()["error"]["message"]
 
 
 def test_a_text_that_does_not_fit_is_called_too_large(world: OpenAIServer) -> None:
@@ -211,8 +211,8 @@ def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatc
             assert told.json()["cancelled"] is True
             return await call
 
-    answer = asyncio.run(cancel())
-    assert answer.json()["error"]["code"] == "cancelled"
+    response = asyncio.run(cancel())
+    assert response.json()["error"]["code"] == "cancelled"
 
 
 def test_the_model_is_listed_once_with_all_of_its_names(world: OpenAIServer, client: openai.OpenAI) -> None:

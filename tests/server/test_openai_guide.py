@@ -14,7 +14,9 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "openai.md"
 ADDRESS = "http://127.0.0.1:8080"
 
 
-def test_the_python_of_the_guide_prints_two_answers(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_guide_prints_two_completions(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whole and as a stream, with the URL of the tests' server in place of the guide's."""
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert ADDRESS in block

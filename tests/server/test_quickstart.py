@@ -1,4 +1,4 @@
-"""The quickstart's commands for a running server: each is answered."""
+"""The quickstart's curl commands succeed against a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
 ADDRESS = "http://127.0.0.1:8080"
 
 
-def test_every_curl_of_the_quickstart_is_answered() -> None:
+def test_every_curl_of_the_quickstart_succeeds() -> None:
     """With status 200, by the demo model and with embeddings, as the page starts the server."""
     text = PAGE.read_text(encoding="utf-8")
     assert "paceline serve --embeddings" in text
@@ -39,5 +39,5 @@ def test_every_curl_of_the_quickstart_is_answered() -> None:
     ):
         assert client.get("/health").status_code == 200
         for url in urls[1:]:
-            answer = client.post(url.removeprefix(ADDRESS), json=json.loads(next(bodies)))
-            assert answer.status_code == 200, (url, answer.text)
+            response = client.post(url.removeprefix(ADDRESS), json=json.loads(next(bodies)))
+            assert response.status_code == 200, (url, response.text)

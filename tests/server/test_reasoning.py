@@ -33,9 +33,9 @@ def prompts(client: httpx.Client, server: RunningServer, **body: Any) -> list[st
     """The prompt of a conversation, as /apply-template shows it and as a chat computes it."""
     shown = client.post("/apply-template", json={"messages": MESSAGES, **body}).json()["prompt"]
     asked = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **body}
-    answer = client.post("/v1/chat/completions", json=asked).json()
-    assert "warnings" not in answer
-    return [shown, server.engine.tokenizer.decode(answer["choices"][0]["prompt_token_ids"])]
+    response = client.post("/v1/chat/completions", json=asked).json()
+    assert "warnings" not in response
+    return [shown, server.engine.tokenizer.decode(response["choices"][0]["prompt_token_ids"])]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_the_effort_of_a_request_reaches_the_template(
 def test_an_effort_that_is_no_word_is_refused_by_name(server: RunningServer, path: str, effort: Any) -> None:
     """And the server goes on."""
     with server.client() as client:
-        answer = client.post(path, json={"messages": MESSAGES, "reasoning_effort": effort})
-        assert (answer.status_code, "reasoning_effort" in answer.json()["error"]["message"]) == (400, True)
+        response = client.post(path, json={"messages": MESSAGES, "reasoning_effort": effort})
+        assert (response.status_code, "reasoning_effort" in response.json()["error"]["message"]) == (400, True)
         assert prompts(client, server) == ["effort=low thinking=True Hi"] * 2

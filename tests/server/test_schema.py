@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"isolation": "thread", "num_slots": 4, "n_ctx": 160, "n
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose answers are short, with all that can be switched on. At the end nothing is open and every slot is free."""
+    """A server with short completions and every feature switched on. At the end nothing is open and every slot is free."""
     engine = {**SMALL, "state_folder": tmp_path_factory.mktemp("states")}
     options = ServerSettings(
         engine_options=engine, sampling={"max_tokens": 4}, props=True, embeddings=True, reranking=True
@@ -157,7 +157,7 @@ def test_every_route_of_the_document_is_tried(document: Any) -> None:
 
 
 @pytest.mark.parametrize(("route", "mode"), CASES, ids=lambda part: getattr(part, "name", part))
-def test_made_up_requests_get_answers_as_the_document_has_them(document: Any, route: str, mode: GenerationMode) -> None:
+def test_made_up_requests_get_responses_as_documented(document: Any, route: str, mode: GenerationMode) -> None:
     """Never a failure of the server's own, nothing of its inside, and a shape that the document knows."""
     method, path = route.split()
     cases = document[path][method].as_strategy(generation_mode=mode)
@@ -168,13 +168,13 @@ def test_made_up_requests_get_answers_as_the_document_has_them(document: Any, ro
 
 
 def examined(case: schemathesis.Case) -> None:
-    """One request and its answer."""
+    """One request and its response."""
     if isinstance(case.body, dict) and case.path in NEEDED:
         case.body = NEEDED[case.path] | case.body
-    check_answer(case, case.call(timeout=LONG_S))
+    check_response(case, case.call(timeout=LONG_S))
 
 
-def check_answer(case: schemathesis.Case, response: schemathesis.Response) -> None:
+def check_response(case: schemathesis.Case, response: schemathesis.Response) -> None:
     is_ours = response.status_code not in (501, 504)  # not supported; a time limit of its own
     checks = [*CONFORMS, not_a_server_error] if is_ours else CONFORMS
     case.validate_response(response, checks=checks)

@@ -1,4 +1,4 @@
-"""A server whose engine sleeps: what wakes it, and what is answered while it does."""
+"""A server whose engine sleeps: what wakes it, and which routes respond while it does."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ READ_ONLY = [
 ]
 
 
-def test_read_only_routes_are_answered_and_do_not_wake_it(sleeper: RunningServer) -> None:
+def test_read_only_routes_respond_and_do_not_wake_it(sleeper: RunningServer) -> None:
     """Health is well, and says that it sleeps; so do /props and /metrics."""
     until_asleep(sleeper)
     with sleeper.client() as client:
-        answers = {path: client.get(path) for path in READ_ONLY}
-        assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(READ_ONLY, 200)
+        responses = {path: client.get(path) for path in READ_ONLY}
+        assert {path: response.status_code for path, response in responses.items()} == dict.fromkeys(READ_ONLY, 200)
         assert client.options("/completion").status_code == 405
         assert client.post("/v1/requests/none/cancel").json()["cancelled"] is False
-    assert answers["/health"].json() == {"status": "ok"}
-    assert answers["/health/live"].json()["state"] == "sleeping"
-    assert answers["/props"].json()["is_sleeping"] is True
-    assert "\npaceline_engine_sleeping 1.0\n" in answers["/metrics"].text
-    assert "\npaceline_engine_alive 1.0\n" in answers["/metrics"].text
+    assert responses["/health"].json() == {"status": "ok"}
+    assert responses["/health/live"].json()["state"] == "sleeping"
+    assert responses["/props"].json()["is_sleeping"] is True
+    assert "\npaceline_engine_sleeping 1.0\n" in responses["/metrics"].text
+    assert "\npaceline_engine_alive 1.0\n" in responses["/metrics"].text
     assert sleeper.engine.heartbeat().state == "sleeping"
 
 
@@ -67,17 +67,17 @@ def test_read_only_routes_are_answered_and_do_not_wake_it(sleeper: RunningServer
     ],
 )
 def test_what_needs_the_model_wakes_it(path: str, body: dict[str, Any]) -> None:
-    """The request waits for the worker and is answered; afterwards it does not sleep until it has been idle again."""
+    """The request waits for the worker and completes; afterwards the engine does not sleep until it has been idle again."""
     settings = ServerSettings(engine_options={**OPTIONS, "sleep_idle_s": 1.0}, embeddings=True)
     with RunningServer(settings) as server, server.client() as client:
         until_asleep(server)
-        answer = client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
         server.until(lambda: server.engine.heartbeat().state in ("starting", "idle", "ticking"))
         until_asleep(server)
 
 
-def test_an_answer_after_a_sleep_is_the_one_before(sleeper: RunningServer) -> None:
+def test_a_completion_after_a_sleep_is_the_one_before(sleeper: RunningServer) -> None:
     """Streamed as well, and its tokens are counted with the others."""
     with sleeper.client() as client:
         texts = []
@@ -85,9 +85,9 @@ def test_an_answer_after_a_sleep_is_the_one_before(sleeper: RunningServer) -> No
             texts.append(client.post("/completion", json=BODY).json()["content"])
             until_asleep(sleeper)
         assert texts[0] == texts[1]
-        with client.stream("POST", "/completion", json={**BODY, "stream": True}) as answer:
-            assert answer.status_code == 200
-            assert "".join(answer.iter_text()).count("data: ") > 1
+        with client.stream("POST", "/completion", json={**BODY, "stream": True}) as response:
+            assert response.status_code == 200
+            assert "".join(response.iter_text()).count("data: ") > 1
         until_asleep(sleeper)
         lines = client.get("/metrics").text.splitlines()
         (line,) = [line for line in lines if line.startswith("llamacpp:tokens_predicted_total ")]
@@ -110,5 +110,5 @@ def test_a_request_that_is_refused_does_not_wake_it() -> None:
         assert client.post("/completion", json=BODY).status_code == 401
         assert client.post("/nothing", json=BODY, headers={"x-api-key": "k"}).status_code == 404
         assert server.engine.heartbeat().state == "sleeping"
-        answer: httpx.Response = client.post("/completion", json=BODY, headers={"x-api-key": "k"})
-        assert answer.status_code == 200
+        response: httpx.Response = client.post("/completion", json=BODY, headers={"x-api-key": "k"})
+        assert response.status_code == 200

@@ -32,9 +32,9 @@ def shared() -> Iterator[RunningServer]:
 def num_cached(server: RunningServer, who: str, path: str, **body: Any) -> int:
     """Tokens of the prompt that were there already."""
     headers = {"authorization": f"Bearer {KEYS[who].secret}"}
-    answer = httpx.post(server.url + path, json=body, headers=headers, timeout=60)
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
+    response = httpx.post(server.url + path, json=body, headers=headers, timeout=60)
+    assert response.status_code == 200, response.text
+    told = response.json()
     cached: int = (
         told["timings"]["cache_n"] if "timings" in told else told["usage"]["prompt_tokens_details"]["cached_tokens"]
     )

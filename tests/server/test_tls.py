@@ -25,7 +25,7 @@ def tls() -> Iterator[RunningServer]:
         yield running
 
 
-def test_a_client_that_trusts_the_certificate_is_answered(tls: RunningServer) -> None:
+def test_a_client_that_trusts_the_certificate_is_served(tls: RunningServer) -> None:
     """One that does not, or does not speak TLS, is not."""
     url = f"https://127.0.0.1:{tls.port}/health"
     trusting = ssl.create_default_context(cafile=CERTIFICATE)

@@ -26,7 +26,7 @@ class World:
         return self.client.post("/v1/probe", json=body)
 
     def raw(self, request_id: str = "some", **body: Any) -> socket.socket:
-        """A request whose answer nobody has read."""
+        """A request whose response was not read."""
         data = json.dumps(body).encode()
         connection = self.socket()
         headers = f"x-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"

@@ -23,7 +23,7 @@ class NamedFile:
 
 
 @pytest.mark.parametrize("value", [0, 3, 10, np.int32(3), np.uint8(10), np.int64(0)])
-def test_integer_answers_a_plain_int(value: Any) -> None:
+def test_integer_returns_a_plain_int(value: Any) -> None:
     """Python's and NumPy's integers come back as int, both bounds included."""
     result = validation.integer("top_k", value, 0, 10)
     assert result == value and type(result) is int
@@ -57,7 +57,7 @@ def test_hint_ends_the_message() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 1, np.float32(0.5), np.int8(1), Fraction(1, 3)])
-def test_number_answers_a_plain_float(value: Any) -> None:
+def test_number_returns_a_plain_float(value: Any) -> None:
     """Every real number in range comes back as float, both bounds included."""
     result = validation.number("top_p", value, 0, 1)
     assert result == float(value) and type(result) is float
@@ -175,13 +175,13 @@ def test_choice_suggests_the_nearest_option() -> None:
         [np.int64(0), 5, np.int8(9)],
     ],
 )
-def test_token_ids_answers_a_list_of_plain_ints(values: Any) -> None:
+def test_token_ids_returns_a_list_of_plain_ints(values: Any) -> None:
     """Sequences and integer arrays come back as a list of int."""
     result = validation.token_ids("prompt", values, 10)
     assert result == [0, 5, 9] and set(map(type, result)) == {int}
 
 
-def test_token_ids_answers_a_list_of_its_own() -> None:
+def test_token_ids_returns_a_list_of_its_own() -> None:
     """What the caller does to its list afterwards does not reach the result."""
     given = [1, 2]
     result = validation.token_ids("prompt", given, 10)
@@ -248,7 +248,7 @@ def test_path_refuses_what_no_file_can_be_called(value: str, words: str) -> None
         validation.path("file", value)
 
 
-def test_instance_answers_the_value_or_names_the_class() -> None:
+def test_instance_returns_the_value_or_names_the_class() -> None:
     """A subclass will do."""
     assert validation.instance("error", InvalidType("x"), InvalidParams).code == InvalidType("x").code
     with pytest.raises(InvalidType, match=r"^error must be an InvalidParams, not 3$"):

@@ -59,7 +59,7 @@ def live(streams: DemoStreams, *slots: int) -> LiveScreen:
     return LiveScreen(streams, board, num_slots=4, title="", keys=None)
 
 
-def test_what_comes_is_kept_by_answer_until_the_end() -> None:
+def test_text_is_kept_by_completion_until_the_end() -> None:
     """Text and tokens of two choices do not mix, and it is over only with the last chunk."""
     engine, streams = submitted({"prompt": "a", "n": 2})
     (running,) = streams
@@ -176,7 +176,7 @@ def test_speed_is_that_of_the_last_frames() -> None:
     assert [speed.at(count) for count in (10, 30, 70)] == [0, 20, 30]
 
 
-def test_results_are_one_line_an_answer() -> None:
+def test_results_are_one_line_a_completion() -> None:
     """Line breaks of a text are spaces, and the number names the request and its choice."""
     engine, streams = submitted("long", {"prompt": "b", "n": 2})
     engine.push(0, "a\n\nb", 0)

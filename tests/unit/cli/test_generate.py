@@ -24,9 +24,9 @@ def test_text_is_shown_as_it_comes_and_kept() -> None:
     """Each piece of text is shown once, the last chunk's as well; together they are the text."""
     shown: list[str] = []
     chunks = [chunk(0, "a", 1), chunk(1, "", 2), chunk(2, "🙂", 3), last(FinishReason.LENGTH, "b", 4)]
-    answer = collect(chunks, shown.append)
+    completion = collect(chunks, shown.append)
     assert shown == ["a", "🙂", "b"]
-    assert (answer.text, answer.token_ids, answer.finish_reason) == ("a🙂b", (1, 2, 3, 4), "length")
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("a🙂b", (1, 2, 3, 4), "length")
 
 
 def test_nothing_needs_to_be_shown() -> None:
@@ -40,7 +40,7 @@ def test_a_stop_string_is_told_and_the_models_own_end_is_not() -> None:
     assert collect([last(FinishReason.END, stop=2)], None).stop is None
 
 
-def test_a_stream_that_breaks_off_is_no_answer() -> None:
+def test_a_stream_that_breaks_off_is_no_completion() -> None:
     """Every stream ends with a terminal chunk; one that does not is our own error."""
     for chunks in ([], [chunk(0, "a", 1)]):
         with pytest.raises(AssertionError, match="terminal chunk"):
@@ -94,7 +94,7 @@ def test_usage_has_counts_and_seconds() -> None:
     }  # fmt: skip
 
 
-def test_an_answer_without_limit_needs_room_for_the_prompt_and_a_token() -> None:
+def test_a_completion_without_limit_needs_room_for_the_prompt_and_a_token() -> None:
     """A limit sets the size of the context; without one the prompt does."""
     assert positions_needed([1, 2], 10) == 12
     assert positions_needed([1, 2], None) == 3

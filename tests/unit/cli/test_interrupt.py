@@ -61,11 +61,11 @@ def test_a_call_that_begins_after_the_request_is_aborted_too() -> None:
         run(work)
 
 
-def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
+def test_an_abort_without_an_interrupt_is_an_error() -> None:
     """Without Ctrl-C, `Aborted` is not taken for an interrupt."""
 
     def work(_: StopSignal) -> None:
-        raise Aborted("somebody else")
+        raise Aborted("another thread")
 
     with pytest.raises(Aborted):
         run(work)

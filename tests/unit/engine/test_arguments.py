@@ -1,4 +1,4 @@
-"""Keywords, sorted by whom they are for; unknown ones are refused with the nearest known."""
+"""Keywords, sorted by their recipient; unknown ones are refused with the nearest known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_keyword_reaches_its_owner() -> None:
     ("name", "nearest"),
     [("num_slot", "num_slots"), ("nctx", "n_ctx"), ("n_gpu_layer", "n_gpu_layers"), ("Lora", "lora")],
 )
-def test_an_unknown_keyword_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+def test_the_error_for_an_unknown_keyword_names_the_nearest(name: str, nearest: str) -> None:
     """It is a TypeError that says what was meant."""
     with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
         engine_arguments({name: 1})
@@ -88,13 +88,13 @@ def test_every_field_of_a_request_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("max_token", "max_tokens"), ("priorty", "priority")])
-def test_an_unknown_request_keyword_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+def test_the_error_for_an_unknown_request_keyword_names_the_nearest(name: str, nearest: str) -> None:
     """A field that would be ignored is never accepted."""
     with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
         request_arguments(SamplingParams(), None, {name: 1})
 
 
-def test_an_answer_nobody_reads_before_its_end_wakes_nobody() -> None:
+def test_collected_output_comes_as_one_chunk() -> None:
     """Blocking generation takes one chunk, and what is about reading is refused with the way out."""
     params, options = collected_arguments(SamplingParams(), None, {"top_k": 3, "priority": 3})
     assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)

@@ -1,4 +1,4 @@
-"""Those who wait for answers: lists that share an engine with few places, and callers who leave."""
+"""Callers that wait for results: lists that share an engine with few places, and callers who leave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def within(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class OnePlace:
-    """An engine with one place, whose answers are there at once, and the place only when somebody waits for it."""
+    """An engine with one place, whose results are there at once, and the place only when a caller waits for it."""
 
     def __init__(self, running: Running, *, is_taken: bool = False) -> None:
         self._running, self.is_taken = running, is_taken
@@ -68,7 +68,7 @@ class _Released(StreamChannel):
 
 @pytest.mark.parametrize("run", [run_blocking, run_async])
 def test_a_list_waits_for_the_places_of_its_own_requests(run: Run) -> None:
-    """That an answer is there does not mean that its place is: nobody is refused in between."""
+    """That a result is there does not mean that its place is: no request is refused in between."""
     with Running() as running:
         outcomes = run(OnePlace(running), ["a", "b", "c"])
     assert [type(one) for one in outcomes] == [Completion] * 3
@@ -122,7 +122,7 @@ def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
 
 
 def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:
-    """The thread that makes it finds nobody who waits; also where its event loop is gone by then."""
+    """The thread that resolves it finds no waiter; also where its event loop is gone by then."""
     is_left, is_made = threading.Event(), threading.Event()
     made: Future[list[Any]] = Future()
 
@@ -144,7 +144,7 @@ def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:
     assert made.cancelled()
 
 
-def test_who_leaves_while_an_answer_is_computed_cancels_it() -> None:
+def test_a_caller_that_leaves_before_the_result_cancels_it() -> None:
     """The engine's future is cancelled with the task."""
     made: Future[list[Any]] = Future()
 
@@ -160,8 +160,8 @@ def test_who_leaves_while_an_answer_is_computed_cancels_it() -> None:
     assert made.cancelled()
 
 
-def test_an_answer_and_an_error_arrive() -> None:
-    """What the engine answers, or why it does not."""
+def test_a_result_and_an_error_arrive() -> None:
+    """The engine's result, or its error."""
     done: Future[list[Any]] = Future()
     done.set_result([1, 2])
 

@@ -92,7 +92,7 @@ def test_logprobs_are_one_a_token_and_none_for_a_stop() -> None:
 
 
 @pytest.mark.parametrize(("script", "taken"), [(b"xabc", b"bc"), ([*b"xabc", EOS], [*b"bc", EOS])])
-def test_a_stop_that_is_complete_when_the_answer_ends_is_why(script: list[int], taken: list[int]) -> None:
+def test_a_stop_that_is_complete_when_the_completion_ends_is_why(script: list[int], taken: list[int]) -> None:
     """A stop that a longer one might have displaced is the reason where length or the end come first."""
     world = World()
     outcome = world.submit([1], script=script, stop=["bc", "abcd"], max_tokens=max(4, len(script)))
@@ -245,8 +245,8 @@ def test_a_deadline_that_was_met_counts_no_more() -> None:
 # ---- failures
 
 
-def test_a_pass_that_fails_once_fails_nobody() -> None:
-    """Tried again in halves, it succeeds; nobody notices."""
+def test_a_pass_that_fails_once_fails_no_request() -> None:
+    """Tried again in halves, it succeeds; no request notices."""
     world = World()
     outcomes = [world.submit(f"hello {index}", max_tokens=10) for index in range(4)]
     world.faults.next_passes.append(DecodeError("once"))
@@ -257,7 +257,7 @@ def test_a_pass_that_fails_once_fails_nobody() -> None:
 
 
 def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
-    """`Aborted` is nobody's fault: every row is computed in the next tick."""
+    """`Aborted` is no row's fault: every row is computed in the next tick."""
     world = World()
     outcome = world.submit("hello", max_tokens=10)
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_the_poisonous_request_is_found_among_many() -> None:
 
 
 def test_a_failed_draw_ends_one_choice_of_several() -> None:
-    """The other answers of the same request go on, and the request ends once, as an error."""
+    """The other choices of the same request go on, and the request ends once, as an error."""
     world = World()
     outcome = world.submit("hello", n=3, max_tokens=5, ignore_eos=True)
     world.tick(4)
@@ -318,7 +318,7 @@ def test_a_strategy_that_fails_ends_those_it_was_asked_to_plan() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_memory_operation_that_fails_is_its_sequences_alone(times: int) -> None:
-    """Where a prompt cannot be taken over, that choice computes it itself; nobody fails, and all say what they always say."""
+    """Where a prompt cannot be shared, that choice computes it itself; no request fails, and every output stays the same."""
     world = World()
     copy, failures = world.backend.copy, [times]
 
@@ -340,7 +340,7 @@ def test_a_memory_operation_that_fails_is_its_sequences_alone(times: int) -> Non
         assert outcome.token_ids(choice) == alone.token_ids(choice)
 
 
-def test_a_backend_that_answers_too_little_is_noticed() -> None:
+def test_a_backend_that_returns_too_little_is_noticed() -> None:
     """Fewer outcomes than rows are a mistake that is raised, not shifted onto other rows."""
     world = World()
     outcomes = [world.submit(f"hello {index}") for index in range(3)]
@@ -388,7 +388,7 @@ def test_stop_ends_everything_before_the_next_pass() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_requests_that_each_need_half_of_the_memory_all_finish(kind: str) -> None:
-    """Under pressure one gives way and goes on later; nobody fails, and each reads as it does alone."""
+    """Under pressure one is preempted and goes on later; no request fails, and each output is the same as alone."""
     world = World(kind=kind, num_cells=40, limits={"num_slots": 8, "max_positions": 40})
     outcomes = [world.submit(f"{index} prompt", max_tokens=12, ignore_eos=True) for index in range(8)]
     world.run()
@@ -428,7 +428,7 @@ def test_pressure_takes_the_least_important_and_youngest() -> None:
     assert ended[0] is old
 
 
-def test_a_paused_reader_holds_up_nobody() -> None:
+def test_a_paused_reader_blocks_no_other() -> None:
     """Where only paused sequences run and others wait for room, one of them gives its slot away and goes on later."""
     world = World(limits={"num_slots": 1})
     paused = world.submit("paused", max_tokens=9, ignore_eos=True)
@@ -459,7 +459,7 @@ def test_a_freed_neighbours_cells_count() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_share_their_prompt_and_read_as_if_they_did_not(kind: str) -> None:
-    """N answers compute the prompt once and are what n single requests with these draws are."""
+    """N choices compute the prompt once and are what n single requests with these draws are."""
     world = World(kind=kind)
     outcome = world.submit("a prompt of some length", n=4, max_tokens=12, temperature=1, seed=7)
     world.run()
@@ -529,7 +529,7 @@ def test_a_finished_slot_is_taken_in_the_next_tick() -> None:
 
 
 def test_requests_of_all_kinds_share_a_batch() -> None:
-    """Different temperatures, stops, lengths and seeds run in one tick; nobody waits for his own kind."""
+    """Different temperatures, stops, lengths and seeds run in one tick; no request waits for others of its kind."""
     world = World(limits={"num_slots": 6})
     options = [
         {"temperature": 0},
@@ -547,13 +547,13 @@ def test_requests_of_all_kinds_share_a_batch() -> None:
         assert outcome.text() == world.alone("same prompt", **{"max_tokens": 20, **one}).text()
 
 
-def test_adapters_take_turns_and_nobody_starves() -> None:
+def test_adapters_take_turns_and_no_request_starves() -> None:
     """Sequences with different adapters run side by side, each with its own, and change what is said."""
     world = World(adapters=("one", "two"))
     sets: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": 1.0}, {"one": 0.5, "two": 0.5}]
     outcomes = [world.submit("hello", lora=lora, max_tokens=20, ignore_eos=True) for lora in sets]
     world.tick(30)
-    assert all(outcome.token_ids() for outcome in outcomes), "somebody waits for the others to finish"
+    assert all(outcome.token_ids() for outcome in outcomes), "a request waits for the others to finish"
     world.run()
     world.check_done()
     assert len({outcome.text() for outcome in outcomes}) == 4
@@ -648,7 +648,7 @@ def test_twenty_thousand_finished_requests_leave_nothing() -> None:
     assert not world.scheduler._requests
 
 
-def test_the_end_token_is_no_token_of_the_answer() -> None:
+def test_the_end_token_is_no_token_of_the_completion() -> None:
     """The end of generation is told by itself, and its number is that of the vocabulary."""
     world = World()
     outcome = world.submit([1], script=[65])
@@ -658,7 +658,7 @@ def test_the_end_token_is_no_token_of_the_answer() -> None:
 
 
 def test_a_paused_reader_gives_its_slot_to_those_who_wait() -> None:
-    """Beside a stream that goes on, one that waits for its reader holds nobody up; later both go on where they were."""
+    """Beside a stream that goes on, one that waits for its reader blocks no other; later both go on where they were."""
     world = World(limits={"num_slots": 2})
     paused = world.submit("the first one", max_tokens=60, ignore_eos=True)
     active = world.submit("the second one", max_tokens=60, ignore_eos=True)
@@ -675,8 +675,8 @@ def test_a_paused_reader_gives_its_slot_to_those_who_wait() -> None:
 
 
 @pytest.mark.parametrize("sooner", [{"priority": 0}, {"prompt_logprobs": 0}])
-def test_nobody_waits_for_a_prefix_that_may_come_late(sooner: dict[str, int]) -> None:
-    """A prompt that somebody less important computes, or slowly for its scores, is computed by whoever is more so."""
+def test_no_request_waits_for_a_prefix_that_may_come_late(sooner: dict[str, int]) -> None:
+    """A prompt that a less important request computes, or computes slowly for its scores, is not waited for."""
     world = World(strategy="prefill_priority", limits={"num_slots": 2, "n_batch": 16, "chunk_size": 16}, num_cells=4000)
     prompt = [65 + number % 7 for number in range(400)]
     slow = world.submit(prompt, max_tokens=1, **sooner)

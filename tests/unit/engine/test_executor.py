@@ -1,4 +1,4 @@
-"""Passes that fail are tried in halves; whose fault it is alone is told so, and nobody else."""
+"""Passes that fail are tried in halves; only the row at fault gets the error."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_culprit_is_found_and_only_culprits_fail(bad: tuple[int, ...]) -> N
 
 
 def test_an_aborted_pass_is_not_tried_again() -> None:
-    """Every row is told, nothing is split: whoever aborts does not want the other half either."""
+    """Every row gets the error, nothing is split: a caller that aborts does not want the other half either."""
 
     def step(names: list[int]) -> None:
         raise Aborted("stop")
@@ -157,7 +157,7 @@ def test_a_copy_that_fails_is_its_sequences_alone() -> None:
 
 
 def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is saved, nobody fails, and a log that fills up with it helps nobody."""
+    """Nothing is saved, no request fails, and the log is not filled with repeats."""
 
     class Full(Recording):
         def save(self, seq_id: int, start: int, end: int) -> Any:

@@ -139,7 +139,7 @@ def only_of(output: Any, finish: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_where_a_stream_cannot_be_ended_at_all_the_engine_ends_and_everything_else_with_it() -> None:
-    """All others end, requests are refused, what is asked is answered, and the memory is given back."""
+    """All others end, requests are refused, queries get a result, and the memory is given back."""
     engine = Running(eos_every=10**9)
     engine.hold()
     channels = [engine.submit("hello", max_tokens=None) for _ in range(3)]

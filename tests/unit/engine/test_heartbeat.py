@@ -62,7 +62,7 @@ def test_an_engine_s_thread_says_whether_it_ticks_or_waits() -> None:
 
 
 def test_a_loop_that_fails_says_so() -> None:
-    """Three failing ticks in a row end it, and nobody has to be asked."""
+    """Three failing ticks in a row end it, and no request to the engine is needed to know."""
     with Running() as engine:
         engine.runner._engine.tick = broken  # type: ignore[method-assign]
         engine.submit("one")

@@ -154,13 +154,13 @@ def test_waiting_for_the_last_request() -> None:
     inbox = Inbox(10)
     requests = [submit(inbox) for _ in range(3)]
     assert not inbox.wait_until_empty(0)
-    answers: list[bool] = []
-    waiter = threading.Thread(target=lambda: answers.append(inbox.wait_until_empty(LONG_S)))
+    results: list[bool] = []
+    waiter = threading.Thread(target=lambda: results.append(inbox.wait_until_empty(LONG_S)))
     waiter.start()
     for request in requests:
         inbox.ended(request.key)
     waiter.join(LONG_S)
-    assert answers == [True]
+    assert results == [True]
 
 
 def test_accepting_and_closing_exclude_each_other() -> None:

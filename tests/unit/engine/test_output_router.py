@@ -81,7 +81,7 @@ def test_each_submit_has_a_channel_of_its_own() -> None:
 
 
 def test_a_reader_that_waits_too_long_is_told_so() -> None:
-    """A wait that runs out answers TIMEOUT, takes nothing and changes nothing."""
+    """A wait that runs out returns TIMEOUT, takes nothing and changes nothing."""
     door = Door()
     request, channel = door.submit()
     assert channel.get(0.01) is TIMEOUT
@@ -119,7 +119,7 @@ def test_a_change_of_the_interval_reaches_the_engine() -> None:
 
 
 def test_the_last_of_racing_changes_is_the_last_command() -> None:
-    """Whoever sets it last, the engine ends up with the interval that the channel has."""
+    """Whichever thread sets it last, the engine ends up with the interval that the channel has."""
     door = Door()
     request, channel = door.submit()
 
@@ -205,7 +205,7 @@ def test_a_channel_cancelled_before_its_request_cancels_it() -> None:
 
 
 def test_a_refused_embedding_leaves_nothing_behind() -> None:
-    """Its key is known to nobody, and the next one is accepted when there is room."""
+    """Its key is unknown, and the next request is accepted when there is room."""
     door = Door(max_requests=1)
     first = door.embedding()
     future = door.router.submit_embedding(first)
@@ -229,7 +229,7 @@ def test_a_cancel_sets_the_flag_and_tells_the_engine_once() -> None:
     assert not channel.is_finished
 
 
-def test_a_cancel_after_the_end_tells_nobody() -> None:
+def test_a_cancel_after_the_end_notifies_no_listener() -> None:
     """A late cancel changes neither the reason nor anything in the engine."""
     door = Door()
     request, channel = door.submit()
@@ -281,7 +281,7 @@ def test_a_slow_reader_is_cut_off_where_the_request_says_so() -> None:
     assert channel.num_buffered == 2
 
 
-def test_a_reader_that_comes_back_after_the_end_wakes_nobody() -> None:
+def test_a_reader_that_comes_back_after_the_end_wakes_no_engine() -> None:
     """What is read of a finished stream tells the engine nothing."""
     door = Door(max_buffered_tokens=1)
     request, channel = door.submit()

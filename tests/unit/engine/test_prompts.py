@@ -91,7 +91,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(10, 90), (0, 100), (256, 50), (None, 50), (50, 50), (51, 50)])
-def test_truncation_leaves_room_for_the_answer(max_tokens: int | None, room: int) -> None:
+def test_truncation_leaves_room_for_the_completion(max_tokens: int | None, room: int) -> None:
     """For max_tokens, or half of the positions where that is more or unknown."""
     assert len(fit(1000, 100, max_tokens=max_tokens, truncate="left")) == room
 

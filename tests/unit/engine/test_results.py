@@ -89,7 +89,7 @@ def test_a_list_has_every_outcome() -> None:
 
 
 def test_embedding_takes_only_options_that_mean_something() -> None:
-    """Timeouts and how text becomes tokens are taken; sampling, streaming and a priority that nobody reads are refused."""
+    """Timeouts and tokenization options are taken; sampling, streaming and a priority without effect are refused."""
     taken = {"timeout_s": 2, "queue_timeout_s": 3, "request_id": "a", "add_special": False, "parse_special": True}
     assert embedding_options(taken) == RequestOptions(**taken)
     for name in ("interval", "lora", "max_tokens", "priority"):

@@ -31,7 +31,7 @@ def text_of(channel: StreamChannel) -> str:
 
 
 def test_submit_returns_while_the_engine_is_busy() -> None:
-    """A request is accepted while a pass runs, and its answer comes when there is one."""
+    """A request is accepted while a pass runs, and its result comes when there is one."""
     with Running() as engine:
         engine.hold()
         first = engine.submit("one", max_tokens=5)
@@ -89,7 +89,7 @@ def test_a_cancel_from_another_thread_frees_the_slot_in_one_tick() -> None:
 
 
 def test_consume_delivers_everything_and_the_terminal_chunk_after_a_cancel() -> None:
-    """Whoever cancels while another consumes loses nothing that was queued, and sees CANCELLED."""
+    """A thread that cancels while another consumes loses nothing that was queued, and sees CANCELLED."""
     with Running(eos_every=10**9) as engine:
         channel = engine.submit("on and on", max_tokens=None)
         seen: list[StreamChunk] = []
@@ -122,7 +122,7 @@ def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
 
 
 def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
-    """A caller that goes away does not keep others waiting until its answer is complete."""
+    """A caller that goes away does not keep others waiting until its completion is done."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         left = engine.submit("a long one", max_tokens=None)
         waiting = engine.submit("next", max_tokens=3, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
 
 
 def test_a_forgotten_stream_frees_its_slot() -> None:
-    """The collector ends what nobody can read any more."""
+    """The garbage collector cancels a stream that has no reader any more."""
     with Running(num_slots=1, eos_every=10**9) as engine:
         channel = engine.submit("a long one", max_tokens=None)
         channel.get(LONG_S)
@@ -222,7 +222,7 @@ def test_a_tick_that_raises_ends_all_and_the_thread_goes_on(caplog: pytest.LogCa
 
 
 def test_what_ended_before_its_turn_is_not_computed() -> None:
-    """A request that the engine had not taken in when a tick of its own failed has ended: nobody waits for it."""
+    """A request that the engine had not taken in when a tick of its own failed has ended: no caller waits for it."""
     with Running(eos_every=10**9) as engine:
 
         def broken(plan: Any, output: Any) -> Any:
@@ -313,7 +313,7 @@ def test_shutdown_wakes_readers_that_are_parked() -> None:
 
 
 def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
-    """After timeout_s what is left ends with SHUTDOWN; nobody waits for ever."""
+    """After timeout_s what is left ends with SHUTDOWN; no caller waits for ever."""
     engine = Running(num_slots=1, eos_every=10**9)
     engine.hold()
     channel = engine.submit("for ever", max_tokens=None)
@@ -341,7 +341,7 @@ def test_shutdown_joins_once_under_contention() -> None:
 
 
 def test_submit_racing_shutdown_never_strands_an_accepted_request() -> None:
-    """In two hundred rounds, whoever got a channel got a terminal chunk, and with drain a completed one."""
+    """In two hundred rounds, every channel got a terminal chunk, and with drain a completed one."""
     for round_number in range(200):
         engine = Running(num_slots=2, num_cells=100)
         drain = round_number % 2 == 0
@@ -477,7 +477,7 @@ def test_an_embedding_that_is_cancelled_raises_nothing_anywhere() -> None:
     assert issubclass(Cancelled, EngineError)
 
 
-def test_a_mistake_within_an_ending_leaves_nobody_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_within_an_ending_leaves_no_request_behind(caplog: pytest.LogCaptureFixture) -> None:
     """Even where requests cannot be ended in order, every stream ends, memory is emptied, and the engine goes on."""
     with Running() as engine:
 
@@ -531,8 +531,8 @@ def test_draining_waits_for_no_reader() -> None:
     assert channel.finish_reason is FinishReason.LENGTH
 
 
-def test_a_question_to_an_engine_that_has_ended_is_answered() -> None:
-    """Nobody waits for an answer that cannot come."""
+def test_a_query_to_an_engine_that_has_ended_gets_a_result() -> None:
+    """No caller waits for a result that cannot come."""
     engine = Running()
     engine.close()
     future = engine.router.ask(Export(1, (), b""))

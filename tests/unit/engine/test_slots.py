@@ -63,7 +63,7 @@ def test_a_slot_says_what_its_sequence_is_at() -> None:
     assert idle == SlotView(id=1)
 
 
-def test_whoever_has_no_slot_is_counted_as_waiting() -> None:
+def test_a_request_without_a_slot_is_counted_as_waiting() -> None:
     """Sequences of the same request each count; a choice in a slot says which it is."""
     world = World(limits={"num_slots": 2}, eos_every=10**9)
     world.submit("abc", n=3, max_tokens=None)
@@ -96,8 +96,8 @@ def test_a_slot_says_how_much_came_from_memory() -> None:
     assert found.num_cached == outcome.request.num_cached > 0
 
 
-def test_an_engine_with_a_thread_answers_between_two_ticks() -> None:
-    """Not in the pass that runs: whoever asks waits for it, and finds what came of it."""
+def test_an_engine_with_a_thread_replies_between_two_ticks() -> None:
+    """Not during the pass that runs: the caller waits for it, and sees its outcome."""
     with Running(num_slots=2, eos_every=10**9) as engine:
         engine.hold()
         channel = engine.submit("on and on", max_tokens=None)
@@ -113,8 +113,8 @@ def test_an_engine_with_a_thread_answers_between_two_ticks() -> None:
         assert found.num_processing == 0
 
 
-def test_an_engine_that_is_closed_answers_with_that() -> None:
-    """Nobody waits for ever."""
+def test_a_query_to_a_closed_engine_raises() -> None:
+    """No caller waits for ever."""
     with Running() as engine:
         engine.close()
         with pytest.raises(EngineStopped):
@@ -154,25 +154,25 @@ async def asked(engine: WorkerEngine) -> SlotsSnapshot:
     return await asyncio.wrap_future(engine.ask_slots())
 
 
-def test_whoever_stops_waiting_for_an_answer_hinders_nobody() -> None:
-    """The engine answers a future that was cancelled, and goes on."""
+def test_a_caller_that_stops_waiting_for_a_future_disturbs_no_other() -> None:
+    """The engine resolves a future that was cancelled, and goes on."""
     with Running() as engine:
         engine.hold()
         channel = engine.submit("one")
         engine.wait_for_pass()
         question = engine.router.ask(Inspect(engine.inbox.next_key()))
-        answer = map_future(question, lambda found: found[0])
-        assert answer.cancel()
+        mapped = map_future(question, lambda found: found[0])
+        assert mapped.cancel()
         engine.backend.gate.set()
         assert question.result(LONG_S)
-        assert answer.cancelled()
+        assert mapped.cancelled()
         assert channel.wait_released(LONG_S)
 
 
-def test_an_answer_that_cannot_be_made_is_an_error_of_whoever_waits() -> None:
-    """Not of the thread that answers."""
+def test_a_mapping_function_that_raises_fails_the_mapped_future() -> None:
+    """Not the thread that resolves the original."""
     with Running() as engine:
         question = engine.router.ask(Inspect(engine.inbox.next_key()))
-        answer = map_future(question, lambda found: found[1])
+        mapped = map_future(question, lambda found: found[1])
         with pytest.raises(IndexError):
-            answer.result(LONG_S)
+            mapped.result(LONG_S)

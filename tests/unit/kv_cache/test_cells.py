@@ -89,7 +89,7 @@ def cache_of(world: World) -> KVCache:
 
 
 def test_shared_cells_count_once() -> None:
-    """What is taken over costs no cells, whoever frees it first."""
+    """Shared cells cost nothing, whichever sequence frees them first."""
     cells = DeviceCells(3)
     cells.extend(0, 9)
     cells.share(0, 1, 9)
@@ -108,7 +108,7 @@ def test_shared_cells_count_once() -> None:
 
 
 def test_room_counts_what_will_be_needed() -> None:
-    """What is known and the next token of everybody is kept free; memory without cells always has room."""
+    """Cells for known tokens and the next token of every sequence are kept free; memory without cells always has room."""
     world, (one, other) = sequences("x" * 10, "y" * 10)
     cache = cache_of(world)
     cache.allocate(one, NO_MATCH, 0.0)

@@ -52,7 +52,7 @@ def test_an_idle_engine_tells_all_it_has_at_once(kind: str) -> None:
     world.check_done()
 
 
-def test_a_long_path_goes_out_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick saves more than fits it; in the end all is there, and who generates says what it says alone."""
     world = Rig(limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
@@ -75,7 +75,7 @@ def test_a_long_path_goes_out_in_parts_while_somebody_generates(monkeypatch: pyt
 
 
 def test_a_prompt_that_is_being_computed_is_not_waited_for() -> None:
-    """What was there when somebody asked goes out."""
+    """What was there when the export was asked for goes out."""
     world = Rig(limits={"chunk_size": 100})
     (sequence,) = world.begin(text(1000), 3).request.sequences
     world.tick(2)
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_being_computed_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("budget", [0, 100, 600, 700])
 def test_what_host_memory_cannot_hold_does_not_go_out(budget: int) -> None:
-    """Nobody waits for ever: the beginning that fits is told, or nothing."""
+    """The export ends: the beginning that fits is reported, or nothing."""
     world = Rig(limits={"host_bytes": budget * TOKEN_BYTES})
     world.ask(text(1024))
     key = world.export(text(1024))

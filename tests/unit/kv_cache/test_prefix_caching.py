@@ -1,4 +1,4 @@
-"""What the scheduler makes of memory: who shares with whom, what is computed, what is kept where, and what pressure does."""
+"""Prefix caching in the scheduler: which are shared, what is computed, what is cached where, and what pressure does."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture
 def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No idle cell may stay on the device, once somebody ticks."""
+    """Let no idle cell stay on the device once a tick runs."""
     monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
 
 
@@ -189,7 +189,7 @@ def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> 
         outcomes = [world.begin(history, 10) for history in histories]
         world.run()
         for index, outcome in enumerate(outcomes):
-            new = 40 if turn == 0 else 5 + 1  # the last answer's last token was never computed
+            new = 40 if turn == 0 else 5 + 1  # the last completion's last token was never computed
             assert world.told.prefilled[outcome.request.key] <= new + 1, (turn, index, world.shared(outcome))
             histories[index] = outcome.request.prompt + outcome.token_ids() + text(5, 100 + turn)
     world.check_says_as_alone(*outcomes)
@@ -224,7 +224,7 @@ def test_choices_of_a_request_without_cache_share_among_themselves(kind: str) ->
     outcome = world.ask(text(200), 2, n=3, cache_prompt=False)
     assert world.told.prefilled[outcome.request.key] == 199 + 3
     world.ask(text(200))
-    assert world.told.shared[-1][0] == outcome.request.key  # nobody else
+    assert world.told.shared[-1][0] == outcome.request.key  # and no other request
     world.check_done()
 
 
@@ -241,7 +241,7 @@ def test_salts_tenants_and_adapters_share_nothing(kind: str, other: dict[str, An
     running = world.begin(prompt, 20)
     foreign = world.begin(prompt, 20, **other)
     world.tick()
-    assert foreign.is_started  # it waits for nobody
+    assert foreign.is_started  # it waits for no other request
     world.run()
     assert world.computed(foreign) == 100 + 19
     assert world.shared(foreign) == []
@@ -286,7 +286,7 @@ def test_a_prompt_that_is_scored_reads_nothing_and_serves_others() -> None:
     world.check_done()
 
 
-# ---- waiting for somebody who computes
+# ---- waiting for a sequence that computes the prefix
 
 
 def promised(**options: Any) -> tuple[Rig, Outcome, Outcome]:
@@ -330,7 +330,7 @@ def too_late(world: Rig, first: Outcome) -> None:
 
 
 @pytest.mark.parametrize("accident", [cancelled, slow, poisoned, too_late])
-def test_a_promise_that_is_broken_holds_up_nobody(accident: Callable[[Rig, Outcome], None]) -> None:
+def test_a_broken_promise_blocks_no_request(accident: Callable[[Rig, Outcome], None]) -> None:
     """Whatever ends the one who computes, the one who waited goes on from what there is."""
     world, first, second = promised()
     accident(world, first)
@@ -343,7 +343,7 @@ def test_a_promise_that_is_broken_holds_up_nobody(accident: Callable[[Rig, Outco
     world.check_done()
 
 
-def test_nobody_waits_for_a_paused_one() -> None:
+def test_no_request_waits_for_a_paused_one() -> None:
     """Its reader may never come back."""
     world, first, second = promised()
     world.pause(first)
@@ -356,7 +356,7 @@ def test_nobody_waits_for_a_paused_one() -> None:
     world.check_done()
 
 
-def test_a_promiser_that_gives_way_holds_up_nobody() -> None:
+def test_a_promiser_that_is_preempted_blocks_no_request() -> None:
     """A preempted one and who waited for it go on one after the other, and both end."""
     world, first, second = promised(num_cells=230)
     world.pause(first)
@@ -420,7 +420,7 @@ def operations_of(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody generates, a tick moves one piece; the path leaves the device with the last, and comes back whole."""
+    """While a sequence generates, a tick moves one piece; the prefix leaves the device with the last, and comes back whole."""
     world = Rig(strategy="decode_maximal")
     done = operations_of(world, monkeypatch)
     prompt = text(2 * _PIECE + 76)
@@ -444,7 +444,7 @@ def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatc
 
 
 def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on a token takes a millisecond to save; answers a list of how many are saved, tick by tick."""
+    """Make a token take a millisecond to save from now on; return a list of how many are saved, tick by tick."""
     save, tick, counts = world.backend.save, world.engine.tick, [0]
 
     def save_slowly(seq_id: int, start: int, end: int) -> FakeState:
@@ -475,7 +475,7 @@ class KnownCost:
 
 
 @pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
-def test_so_many_idle_cells_stay_on_the_device_as_slow_nobody_down(per_cell_s: float, most: int) -> None:
+def test_only_as_many_idle_cells_stay_on_the_device_as_slow_no_decode_down(per_cell_s: float, most: int) -> None:
     """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
     world = Rig(strategy="decode_maximal", num_seq_ids=20)
     cost: Any = KnownCost(per_cell_s)
@@ -500,7 +500,9 @@ def learn_to_save(world: Rig) -> None:
     world.run()
 
 
-def test_who_waits_for_room_gets_it_in_parts_while_somebody_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
     world = Rig(num_cells=600, limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
@@ -528,7 +530,7 @@ def test_who_waits_for_room_gets_it_in_parts_while_somebody_generates(monkeypatc
     world.check_done()
 
 
-def test_nobody_who_generates_means_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_generating_sequence_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all are paused or waiting, what is in the way goes at once."""
     world = Rig(num_cells=600)
     counts = slow_saves(world, monkeypatch)
@@ -586,7 +588,7 @@ def test_a_path_that_host_memory_cannot_hold_leaves_the_device_all_the_same(
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_a_save_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path leaves the device unsaved, and is computed again when somebody wants it."""
+    """The prefix leaves the device unsaved, and is computed again by the next request for it."""
     world = Rig()
     num_tries = 0
 
@@ -744,7 +746,7 @@ def broken_load(world: Rig, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load that fails costs time and nothing else: nobody fails, and nobody is given what is not there."""
+    """A load that fails costs time and nothing else: no request fails, and none gets KV that is not there."""
     world = Rig(kind=kind, num_cells=128)
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -800,7 +802,7 @@ def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The strategy fails in the very tick in which the load does: what was to be loaded is nobody's."""
+    """The strategy fails in the very tick in which the load does: what was to be loaded belongs to no sequence."""
     world = Rig(kind=kind, num_cells=160)
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -815,7 +817,7 @@ def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monke
 
 
 def test_a_load_that_fails_in_an_embedding_tick_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts and prompts take turns; what a tick was to load counts, whoever's tick it is."""
+    """Text and prompt ticks alternate; the loads of a tick count, whichever kind it is."""
     world = Rig(num_cells=160)
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -1056,7 +1058,7 @@ def test_snapshots_serve_a_prompt_again_and_its_next_turn(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
-    """Submitted as soon as the answer has ended, before anything else was done, it goes on from there."""
+    """Submitted as soon as the completion has ended, before anything else was done, it goes on from there."""
     world = Rig(kind=kind)
     first = world.begin(text(100), 10)
     while first.terminal is None:

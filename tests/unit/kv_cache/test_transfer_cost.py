@@ -44,7 +44,7 @@ def test_saves_and_loads_are_learnt_apart() -> None:
 
 
 def test_a_tick_moves_what_fits_its_share() -> None:
-    """A tenth of the time between two tokens for what is in nobody's way, half of it for who waits; all where nobody waits."""
+    """A tenth of the inter-token time where no request waits for it, half where one does; all where no sequence decodes."""
     cost = TransferCost(0.2)
     moved(cost, save(1000), saving_s=0.1)
     assert cost.idle_tokens(is_generating=True) == 200

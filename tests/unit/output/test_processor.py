@@ -1,4 +1,4 @@
-"""One choice's answer: what ends it, and what of it is shown when."""
+"""One choice's output: what ends it, and what of it is shown when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECES = (*(bytes([byte]) for byte in range(256)), b"", b"\xc3\xa9")
 VOCABULARY = Vocabulary(PIECES, (*PIECES[:256], b"<eos>", PIECES[257]), frozenset({256}))
 
 
-def answer(*, special: bool = False, echo: str = "", **params: Any) -> OutputProcessor:
+def processor(*, special: bool = False, echo: str = "", **params: Any) -> OutputProcessor:
     return OutputProcessor(SamplingParams(**params), VOCABULARY, 0, RequestOptions(special=special), echo)
 
 
@@ -25,7 +25,7 @@ def take(one: OutputProcessor, data: bytes | list[int]) -> list[FinishReason | N
 
 def test_tokens_are_shown_as_they_come() -> None:
     """Every token's text is in the chunk after it; the index counts the tokens."""
-    one = answer()
+    one = processor()
     assert one.chunk() is None
     take(one, b"ab")
     chunk = one.chunk()
@@ -40,7 +40,7 @@ def test_tokens_are_shown_as_they_come() -> None:
 
 def test_an_unfinished_character_waits_and_comes_with_the_end() -> None:
     """Its ids go out at once; its text when it is whole, or as U+FFFD in the end."""
-    one = answer()
+    one = processor()
     take(one, b"\xf0\x9f\x99")
     chunk = one.chunk()
     assert chunk is not None
@@ -65,12 +65,12 @@ def test_an_unfinished_character_waits_and_comes_with_the_end() -> None:
 )
 def test_why_a_token_is_the_last(params: dict[str, Any], data: Any, reasons: list[FinishReason | None]) -> None:
     """The end, a stop, or the length, which is the weakest."""
-    assert take(answer(**params), data) == reasons
+    assert take(processor(**params), data) == reasons
 
 
 def test_a_stop_that_is_complete_at_the_end_counts() -> None:
     """One that a longer stop might have displaced stands when nothing more comes."""
-    one = answer(stop=["bc", "abcd"])
+    one = processor(stop=["bc", "abcd"])
     take(one, b"xabc")
     assert one.finish()
     assert (one.stop, one.stop_token_ids) == ("bc", (98, 99))
@@ -80,7 +80,7 @@ def test_a_stop_that_is_complete_at_the_end_counts() -> None:
 
 def test_an_end_within_a_held_back_stop_gives_everything_back() -> None:
     """A stop that was begun and not completed is text like any other."""
-    one = answer(stop=["###"])
+    one = processor(stop=["###"])
     assert take(one, b"a##")[-1] is None
     chunk = one.chunk()
     assert chunk is not None
@@ -93,7 +93,7 @@ def test_an_end_within_a_held_back_stop_gives_everything_back() -> None:
 
 def test_an_end_behind_a_complete_stop_is_part_of_it() -> None:
     """All tokens of the sequence are in token_ids or in stop_token_ids."""
-    one = answer(stop=["bc", "abcd"])
+    one = processor(stop=["bc", "abcd"])
     take(one, [97, 98, 99, 256])
     assert one.finish()
     assert (one.stop, one.stop_token_ids) == ("bc", (98, 99, 256))
@@ -101,7 +101,7 @@ def test_an_end_behind_a_complete_stop_is_part_of_it() -> None:
 
 def test_logprobs_go_out_with_their_tokens() -> None:
     """What is held back keeps its logprobs; a stop's are dropped with it."""
-    one = answer(stop=["bx"], logprobs=0)
+    one = processor(stop=["bx"], logprobs=0)
     for token in b"abc":
         one.take(token, TokenLogprobs(-float(token)))
         chunk = one.chunk()
@@ -115,7 +115,7 @@ def test_logprobs_go_out_with_their_tokens() -> None:
 
 def test_stops_are_armed_after_min_tokens_within_a_character() -> None:
     """A character that began before min_tokens is shown whole, and no stop is seen in it."""
-    one = answer(stop=["\u00e9", "b"], min_tokens=1)
+    one = processor(stop=["\u00e9", "b"], min_tokens=1)
     assert take(one, b"\xc3\xa9a") == [None, None, None]
     chunk = one.chunk()
     assert chunk is not None
@@ -127,17 +127,17 @@ def test_stops_are_armed_after_min_tokens_within_a_character() -> None:
 
 def test_echo_comes_first_and_once() -> None:
     """The prompt's text is in the first chunk, or in the last where nothing else came."""
-    one = answer(echo="prompt ")
+    one = processor(echo="prompt ")
     take(one, b"a")
     chunk = one.chunk()
     assert chunk is not None
     assert chunk.text == "prompt a"
-    assert answer(echo="prompt").last_chunk(FinishReason.CANCELLED, None).text == "prompt"
+    assert processor(echo="prompt").last_chunk(FinishReason.CANCELLED, None).text == "prompt"
 
 
 def test_control_tokens_show_where_asked_for() -> None:
     """`special` chooses the pieces."""
-    one = answer(special=True, ignore_eos=True)
+    one = processor(special=True, ignore_eos=True)
     take(one, [97, 256])
     chunk = one.chunk()
     assert chunk is not None
@@ -145,13 +145,13 @@ def test_control_tokens_show_where_asked_for() -> None:
 
 
 def test_chunks_wait_for_as_many_tokens_as_the_interval_says() -> None:
-    """Nobody is told of fewer; the last chunk has whatever is left (edge rule 20)."""
-    answer = OutputProcessor(SamplingParams(), VOCABULARY, 0, RequestOptions(interval=3), "")
+    """No chunk has fewer; the last chunk has whatever is left (edge rule 20)."""
+    output = OutputProcessor(SamplingParams(), VOCABULARY, 0, RequestOptions(interval=3), "")
     sizes = []
     for _ in range(7):
-        answer.take(97, None)
-        chunk = answer.chunk()
+        output.take(97, None)
+        chunk = output.chunk()
         sizes.append(0 if chunk is None else len(chunk.token_ids))
-    answer.finish()
-    last = answer.last_chunk(FinishReason.CANCELLED, None)
+    output.finish()
+    last = output.last_chunk(FinishReason.CANCELLED, None)
     assert (sizes, last.token_ids, last.index, last.text) == ([0, 0, 3, 0, 0, 3, 0], (97,), 6, "a")

@@ -1,4 +1,4 @@
-"""Sets of adapters take turns by time, and nobody waits for the first to finish."""
+"""Sets of adapters take turns by time, and no set waits until the first one is done."""
 
 from __future__ import annotations
 

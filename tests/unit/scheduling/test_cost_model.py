@@ -184,7 +184,7 @@ def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
 
 
 def test_a_change_seen_while_decoding_counts_for_prompts_too() -> None:
-    """A machine that became twice as slow while nobody sent a prompt is not asked too much by the next one."""
+    """A machine that became twice as slow while no prompt came does not get too long a tick with the next one."""
     pace, random = TickCostModel(), Random(4)
     observe_mixed(pace, random, fast_cpu)
     for _ in range(30):

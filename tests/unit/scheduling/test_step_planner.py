@@ -1,4 +1,4 @@
-"""Limits of a tick, and a strategy's answer made rows: every breach is named."""
+"""Limits of a tick, and a strategy's allocations made into rows: every breach is named."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ EVERY = pytest.mark.parametrize("strategy", [DecodeMaximal(), PrefillPriority(),
 
 @EVERY
 def test_a_tick_with_room_for_all_holds_all(strategy: BatchStrategy) -> None:
-    """Where everything fits, everybody gets what it may have."""
+    """Where everything fits, every sequence gets what it may have."""
     tokens = planned(strategy, 512, decoder(0), decoder(1, limit=5), prompt(2, 100), prompt(3, 60, limit=20))
     assert tokens == {0: 1, 1: 5, 2: 100, 3: 20}
 
@@ -98,14 +98,14 @@ def test_decoders_that_do_not_all_fit_take_turns(strategy: BatchStrategy, budget
 
 
 @EVERY
-def test_drafts_wait_until_everybody_has_a_token(strategy: BatchStrategy) -> None:
+def test_drafts_wait_until_every_sequence_has_a_token(strategy: BatchStrategy) -> None:
     """Proposed tokens take only what is left once each sequence has a row."""
     assert planned(strategy, 5, *(decoder(key, limit=3) for key in range(3))) == {0: 3, 1: 1, 2: 1}
 
 
 @EVERY
 def test_a_budget_of_one_serves_both_sides_in_time(strategy: BatchStrategy) -> None:
-    """With one token a tick, decoders and a prompt both get one within twenty ticks, whoever had the last one."""
+    """With one token a tick, decoders and a prompt both get one within twenty ticks, whichever had the last one."""
     last_ticks = {0: TICK - 1, 1: TICK - 1, 2: TICK - 1}
     served = []
     for tick in range(TICK, TICK + 20):
@@ -150,7 +150,7 @@ def test_prefill_priority_lets_decoders_wait_while_prompts_fill_the_tick() -> No
     assert planned(PrefillPriority(), 100, *sequences) == {2: 70, 3: 29, 0: 1}
 
 
-def test_prefill_priority_lets_nobody_wait_for_ever() -> None:
+def test_prefill_priority_starves_no_decoder() -> None:
     """A decoder whose last row is eight ticks ago comes before the prompts, the others do not."""
     sequences = (decoder(0, last_tick=TICK - 7), decoder(1, last_tick=TICK - 8), prompt(2, 70))
     assert planned(PrefillPriority(), 50, *sequences) == {1: 1, 2: 49}
@@ -158,7 +158,7 @@ def test_prefill_priority_lets_nobody_wait_for_ever() -> None:
 
 
 def test_prefill_priority_is_more_patient_with_a_small_budget() -> None:
-    """Where a row for everybody takes five ticks, decoders wait ten, so that prompts keep half of the tokens."""
+    """Where a row for every decoder takes five ticks, decoders wait ten, so that prompts keep half of the tokens."""
     decoders = [decoder(key, last_tick=TICK - 9) for key in range(10)]
     assert planned(PrefillPriority(), 2, *decoders, prompt(10, 70)) == {10: 2}
     decoders = [decoder(key, last_tick=TICK - 10) for key in range(10)]
@@ -237,13 +237,13 @@ def test_paced_fills_a_tile_where_that_is_worth_it(below_s: float, tile_s: float
     assert shares[4] == num_prefill
 
 
-def test_paced_keeps_to_the_longest_tick_while_nobody_decodes() -> None:
+def test_paced_keeps_to_the_longest_tick_while_nothing_decodes() -> None:
     """A tile that takes a little longer is not filled, however much faster prompts would come."""
     shares = planned(Paced(), 2048, prompt(4, 2000), cost=TiledCost(0.005, 0.12), max_tick_s=0.1)
     assert shares[4] == 20
 
 
-def test_paced_makes_large_ticks_while_nobody_decodes() -> None:
+def test_paced_makes_large_ticks_while_nothing_decodes() -> None:
     """Then the longest tick is the bound, not the time between two tokens."""
     assert planned(Paced(), 2048, prompt(0, 1000), prompt(1, 1000)) == {0: 512, 1: 478}
     assert planned(Paced(), 2048, prompt(0, 1000), max_tick_s=0.11) == {0: 100}
@@ -301,6 +301,6 @@ def test_bad_constants_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [DecodeMaximal, PrefillPriority])
 def test_patience_is_at_least_one_tick(kind: type[DecodeMaximal | PrefillPriority]) -> None:
-    """Nobody can be late before it could have had a row."""
+    """A decoder cannot be late before it could have had a row."""
     with pytest.raises(InvalidParams, match="patience"):
         kind(patience=0)

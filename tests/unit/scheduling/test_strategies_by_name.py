@@ -66,12 +66,12 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_a_name_is_a_shipped_strategy(name: str, kind: type) -> None:
-    """Each of the four names answers an object of its class, which is a `BatchStrategy`."""
+    """Each of the four names gives an object of its class, which is a `BatchStrategy`."""
     strategy = resolve_strategy(name)
     assert type(strategy) is kind and isinstance(strategy, BatchStrategy)
 
 
-def test_an_object_is_answered_as_it_is() -> None:
+def test_an_object_is_returned_as_it_is() -> None:
     """A strategy itself is not copied."""
     strategy = Paced(least_tokens=4)
     assert resolve_strategy(strategy) is strategy
@@ -101,7 +101,7 @@ def test_an_entry_point_names_a_strategy(own_module: str, monkeypatch: pytest.Mo
         resolve_strategy("their")
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_out() -> None:
+def test_the_error_for_an_unknown_name_has_the_nearest_and_the_ways_out() -> None:
     """The error shows the names, the nearest of them, and how to give one's own."""
     with pytest.raises(
         InvalidParams, match=r"strategy must be one of .* not 'pacd'; did you mean 'paced'\?.*module:attr"

@@ -43,7 +43,7 @@ def raising(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> 
 @pytest.mark.parametrize("name", ["balanced", "decode_maximal", "paced", "prefill_priority"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_shipped_strategies_pass(name: str, seed: int) -> None:
-    """All four keep every rule and starve nobody."""
+    """All four keep every rule and starve no sequence."""
     check_strategy(name, seed=seed)
 
 
@@ -160,13 +160,13 @@ class Ordered:
         pytest.param(lambda one: one.key % 5, id="by key"),
     ],
 )
-def test_a_strategy_that_starves_somebody_is_found(key: Callable[[Any], Any]) -> None:
-    """Somebody who is never served while others keep coming is named."""
+def test_a_strategy_that_starves_a_sequence_is_found(key: Callable[[Any], Any]) -> None:
+    """A sequence that is never served while others keep coming is named."""
     with pytest.raises(StrategyError, match=r"Ordered starves sequence \d+, which has not finished after \d+ ticks"):
         check_strategy(Ordered(key))
 
 
-def test_first_come_first_served_starves_nobody() -> None:
+def test_first_come_first_served_starves_no_sequence() -> None:
     """The plainest fair order passes."""
     check_strategy(Ordered(lambda one: one.order))
 

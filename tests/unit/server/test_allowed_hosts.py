@@ -52,7 +52,7 @@ def status(names: tuple[str, ...], *hosts: str) -> Any:
         "",
     ],
 )
-def test_addresses_and_localhost_are_answered(host: str) -> None:
+def test_addresses_and_localhost_are_served(host: str) -> None:
     """With a port and without; no name at all is fine too."""
     assert status((), host) == 200
     assert status(()) == 200
@@ -87,7 +87,7 @@ def test_other_names_are_refused_before_anything_is_read(host: str) -> None:
     assert "--allowed-hosts" in error["message"]
 
 
-def test_names_that_were_given_are_answered() -> None:
+def test_names_that_were_given_are_served() -> None:
     """In any case of letters, with their port; and of those below a name only where they were meant."""
     names = ("LLM.example.org", "*.lan", "one.")
     for host in ("llm.example.org:80", "Llm.Example.Org.", "box.lan", "a.b.lan:1", "one", "localhost"):
@@ -96,7 +96,7 @@ def test_names_that_were_given_are_answered() -> None:
         assert status(names, host) == 403
 
 
-def test_any_name_is_answered_where_that_is_wanted() -> None:
+def test_any_name_is_served_where_that_is_wanted() -> None:
     """By a star."""
     assert status(("*",), "evil.example") == 200
 

@@ -61,7 +61,7 @@ def test_a_prompt_that_is_too_long_is_told_in_both_apis_own_words() -> None:
     }  # fmt: skip
 
 
-def test_an_error_that_nobody_foresaw_tells_nothing_of_itself() -> None:
+def test_an_unexpected_error_shows_no_details() -> None:
     """Neither its words nor its kind."""
     told = str(llama_error_body(api_error_of(ZeroDivisionError("/srv/secret"))))
     assert "secret" not in told
@@ -91,7 +91,7 @@ def test_a_callers_own_words_are_shown_as_they_are() -> None:
 
 
 def test_messages_can_be_carried_and_end() -> None:
-    """A lone surrogate is replaced, and nobody is sent a book."""
+    """A lone surrogate is replaced, and a very long message is cut."""
     assert clean_message("a\ud800") == "a?"
     assert len(clean_message("x" * 100_000)) == 2000
     msgspec.json.encode(openai_error_body(api_error_of(errors.InvalidParams("\udfff" * 5000))))

@@ -17,19 +17,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class World:
-    """Middleware with a budget of 100 bytes, 60 for one body; its application answers when `gate` is set."""
+    """Middleware with a budget of 100 bytes, 60 for one body; its application responds when `gate` is set."""
 
     def __init__(self, app: App | None = None) -> None:
         self.budget, self.gate, self.bodies = ByteBudget(100), asyncio.Event(), 0
-        self._middleware = BodyReader(app or self._answer, 60, 60.0, self.budget, lambda: 7)
+        self._middleware = BodyReader(app or self._respond, 60, 60.0, self.budget, lambda: 7)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.bodies += len((await receive())["body"])
         await self.gate.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def ask(self, *parts: bytes, length: int | None = None, hangs_up: bool = False) -> dict[str, Any]:
-        """The start of the answer; empty where there is none."""
+        """Return the start of the response; empty where there is none."""
         messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
         messages.append({"type": "http.disconnect"} if hangs_up else {"type": "http.request", "body": b""})
         sent: list[Message] = []
@@ -86,7 +86,7 @@ def test_what_a_hang_up_leaves_half_read_comes_back() -> None:
 
 
 def test_what_a_failing_or_cancelled_request_had_comes_back() -> None:
-    """However its answer ends."""
+    """However its response ends."""
 
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("broken")
@@ -126,18 +126,18 @@ def test_a_refusal_holds_nothing_while_it_is_sent() -> None:
     asyncio.run(main())
 
 
-def test_the_body_is_not_kept_for_as_long_as_its_request_is_answered() -> None:
+def test_the_body_is_released_before_the_response_is_complete() -> None:
     """Once it was handed over, it is the application's."""
 
     async def main() -> None:
         references: list[int] = []
 
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
             fresh, handed_over = {"body": bytes(49)}, await receive()
             references.append(sys.getrefcount(fresh.pop("body")))
             references.append(sys.getrefcount(handed_over.pop("body")))
 
-        await World(answer).ask(b"x" * 50)
+        await World(app).ask(b"x" * 50)
         assert references[0] == references[1]
 
     asyncio.run(main())

@@ -21,7 +21,7 @@ def ask(
     headers: tuple[str, ...] = ("*",),
     credentials: bool = False,
 ) -> tuple[int, dict[str, str]]:
-    """Status and headers of an answer. The application answers 401 without headers; preflights do not reach it."""
+    """Status and headers of a response. The application responds 401 without headers; preflights do not reach it."""
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +47,7 @@ LOCAL = ["http://localhost", "http://localhost:8080", "https://127.0.0.1", "http
 
 @pytest.mark.parametrize("origin", LOCAL)
 def test_localhost_is_every_port_of_this_machine(origin: str) -> None:
-    """Its origin is echoed, in answers to preflights and to others."""
+    """Its origin is echoed, in responses to preflights and to others."""
     assert ask(origin, "localhost")[1]["access-control-allow-origin"] == origin
     assert ask(origin, "localhost", method="GET")[1]["access-control-allow-origin"] == origin
     assert ask(origin, PAGE, "localhost")[1]["access-control-allow-origin"] == origin
@@ -69,7 +69,7 @@ def test_other_origins_are_not_localhost(origin: str) -> None:
     assert "access-control-allow-origin" not in ask(origin, "localhost", method="GET")[1]
 
 
-def test_a_preflight_is_answered_before_keys_are_asked_for() -> None:
+def test_a_preflight_is_handled_before_keys_are_asked_for() -> None:
     """It has all headers that a browser needs."""
     status, headers = ask(PAGE, PAGE)
     assert status == 200

@@ -102,9 +102,9 @@ def told(snapshot: MetricsSnapshot) -> Values:
 def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: Any) -> None:
     """Each number and each bucket of a snapshot is read back by the library's own parser, in the format that was asked for."""
     snapshot = busy_world().metrics.snapshot()
-    answer = exposed(snapshot).scrape(accept)
-    assert answer.content_type.startswith(content_type)
-    found = values(answer.body.decode(), parse)
+    response = exposed(snapshot).scrape(accept)
+    assert response.content_type.startswith(content_type)
+    found = values(response.body.decode(), parse)
     ours = {place: value for place, value in found.items() if place[0].startswith(tuple(NAMES))}
     if parse is text_string_to_metric_families:  # OpenMetrics writes bounds in another way
         assert ours == told(snapshot)

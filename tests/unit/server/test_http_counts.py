@@ -1,4 +1,4 @@
-"""What the counting middleware sees of an answer, whatever the application behind it does."""
+"""What the counting middleware sees of a response, whatever the application behind it does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(metrics: HttpMetrics) -> dict[Any, Any]:
     return {(one.name, *[value for _, value in one.labels]): one.value for one in metrics.samples()}
 
 
-def test_a_stream_is_open_until_its_answer_is_over() -> None:
+def test_a_stream_is_open_until_its_response_is_over() -> None:
     """Its bytes count as they go."""
     metrics = HttpMetrics()
 
@@ -58,7 +58,7 @@ def test_a_stream_is_open_until_its_answer_is_over() -> None:
     assert found[server_metrics.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
 
 
-def test_an_answer_that_is_no_stream_has_no_bytes_here() -> None:
+def test_a_response_that_is_no_stream_has_no_bytes_here() -> None:
     """A request that matched no route counts as other, like an unknown method."""
     metrics = HttpMetrics()
 
@@ -87,7 +87,7 @@ def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
     assert found[server_metrics.REQUESTS, "other", "GET", "200"] == 1
 
 
-def test_a_client_that_left_before_its_answer_is_told_apart() -> None:
+def test_a_client_that_left_before_its_response_is_counted_apart() -> None:
     """Nothing was sent: 499."""
     metrics = HttpMetrics()
 

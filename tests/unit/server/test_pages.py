@@ -45,7 +45,7 @@ def document(schema: dict[str, Any] | None = None, **operation: Any) -> dict[str
     }
 
 
-def test_operations_stand_under_their_tags_with_what_they_take_and_answer() -> None:
+def test_operations_stand_under_their_tags_with_their_parameters_and_responses() -> None:
     """Its links lead to parts of the page, or to routes behind the prefix."""
     page = Page(
         api_page(
@@ -53,7 +53,7 @@ def test_operations_stand_under_their_tags_with_what_they_take_and_answer() -> N
                 description="With `stream` more.",
                 parameters=[{"name": "b", "in": "path", "required": True, "schema": {"type": "string"}}],
                 requestBody={"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ABody"}}}},
-                responses={"200": {"description": "The answer", "content": {"text/plain": {}}}},
+                responses={"200": {"description": "The response", "content": {"text/plain": {}}}},
             ),
             "/llm",
         )
@@ -66,7 +66,7 @@ def test_operations_stand_under_their_tags_with_what_they_take_and_answer() -> N
         "Do it",
         "With stream more.",
         "bstring, in the path, required",
-        "200text/plainThe answer",
+        "200text/plainThe response",
     ):
         assert part in text
     assert page.texts.count("stream") == 1

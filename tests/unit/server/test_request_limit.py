@@ -18,7 +18,7 @@ def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
     service: Any = SimpleNamespace(is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17)
     statuses: list[Any] = []
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         if not scope["inner"]:
             statuses.append(await ask(inner=True))
@@ -26,7 +26,7 @@ def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    limit = RequestLimit(answer, service, max_requests=1)
+    limit = RequestLimit(app, service, max_requests=1)
 
     async def ask(*, inner: bool) -> list[Message]:
         sent: list[Message] = []

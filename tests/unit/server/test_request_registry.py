@@ -41,7 +41,7 @@ def test_what_was_removed_is_not_found() -> None:
 
 
 def test_all_can_be_cancelled() -> None:
-    """Whoever they are."""
+    """Of every tenant."""
     requests, several = RequestRegistry(CompletionRate()), [One("a"), One("a", "t"), One("b")]
     for one in several:
         requests.add(one)

@@ -192,7 +192,7 @@ def test_cancelling_the_task_that_reads_cancels_the_request() -> None:
 
 
 def test_a_forgotten_stream_cancels() -> None:
-    """Nobody can read it any more."""
+    """It has no reader any more."""
 
     async def main() -> None:
         door = OpenFrontDoor()
@@ -248,7 +248,7 @@ def test_a_task_cancelled_just_when_it_has_opened_leaves_no_request_running() ->
     asyncio.run(main())
 
 
-def test_a_refusal_that_nobody_waits_for_is_forgotten() -> None:
+def test_a_refusal_without_a_reader_is_dropped() -> None:
     """A task cancelled while it opens leaves no unseen exception behind."""
     complaints: list[object] = []
 

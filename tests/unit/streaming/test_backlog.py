@@ -94,7 +94,7 @@ def test_a_reader_falls_behind_above_the_limit_and_is_back_at_half() -> None:
     assert backlog.num_times_behind == 2
 
 
-def test_tokens_that_cannot_be_taken_yet_put_nobody_behind() -> None:
+def test_tokens_that_cannot_be_taken_yet_put_no_reader_behind() -> None:
     """With an interval beyond the limit a request would otherwise wait for a reader who waits for it."""
     backlog = Backlog(interval=10, limit=2)
     for index in range(9):
@@ -105,7 +105,7 @@ def test_tokens_that_cannot_be_taken_yet_put_nobody_behind() -> None:
     assert not backlog.is_behind
 
 
-def test_without_a_limit_nobody_is_behind() -> None:
+def test_without_a_limit_no_reader_is_behind() -> None:
     """The limit is off by default."""
     backlog = Backlog()
     for index in range(1000):

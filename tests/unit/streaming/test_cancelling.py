@@ -46,7 +46,7 @@ def test_a_cancel_after_the_end_changes_nothing() -> None:
 
 
 def test_a_cancel_before_attach_reaches_the_engine_at_attach() -> None:
-    """Nobody has to look for a cancel that came early."""
+    """A cancel that came early needs no polling."""
     calls: list[int] = []
     channel = StreamChannel.create()
     channel.cancel()
@@ -272,7 +272,7 @@ def attached() -> StreamSender:
     return StreamChannel.create().attach()
 
 
-def test_a_channel_that_nobody_holds_cancels() -> None:
+def test_a_channel_without_references_cancels() -> None:
     """The engine's end does not keep the reader's alive, and works on without it."""
     sender = attached()
     gc.collect()

@@ -213,7 +213,7 @@ def test_a_backlog_may_be_read_while_the_engine_is_told_of_it() -> None:
     assert taken == [TIMEOUT, delta(0, 1, 2)]  # the inner read recorded its own first
 
 
-def test_a_limit_without_anybody_to_tell_can_be_looked_at() -> None:
+def test_a_limit_without_a_listener_can_be_looked_at() -> None:
     """The callback may be missing."""
     channel = StreamChannel.create()
     sender = channel.attach(max_buffered_tokens=1)
@@ -223,7 +223,7 @@ def test_a_limit_without_anybody_to_tell_can_be_looked_at() -> None:
     assert not sender.is_behind
 
 
-def test_after_the_end_nobody_is_told_of_a_backlog() -> None:
+def test_after_the_end_a_backlog_is_not_reported() -> None:
     """What a late reader takes is no news to the engine."""
     calls: list[bool] = []
     channel = StreamChannel.create()

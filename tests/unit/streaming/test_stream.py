@@ -156,7 +156,7 @@ def test_a_closed_stream_reads_no_more() -> None:
 
 
 def test_a_forgotten_stream_cancels() -> None:
-    """Nobody can read it any more."""
+    """It has no reader any more."""
     stream, sender = pair()
     sender.push(delta(0, 1))
     del stream

@@ -147,7 +147,7 @@ def test_whatever_the_threads_do_a_reader_gets_everything_in_order(
 
 
 def test_cancel_races_the_natural_end() -> None:
-    """Whoever is first, there is one terminal chunk with one reason, and everything before it."""
+    """Whichever is first, there is one terminal chunk with one reason, and everything before it."""
     for _ in range(100):
         channel = StreamChannel.create()
         barrier = threading.Barrier(2)

@@ -107,7 +107,7 @@ def test_scores_do_not_depend_on_chunks() -> None:
 
 
 def test_a_failing_pass_keeps_nothing() -> None:
-    """What `fail` answers is raised and no row was computed; what `fail_row` answers is that row's alone."""
+    """What `fail` returns is raised and no row was computed; what `fail_row` returns is that row's alone."""
     errors: list[Exception | None] = [DecodeError("no"), None]
     backend = FakeBackend(fail=lambda number, rows: errors[number - 1], fail_row=lambda row: DecodeError("row"))
     one = Placed(backend, 0)

@@ -15,7 +15,7 @@ def memory(kind: Kind = "attention", num_cells: int = 20) -> FakeMemory:
 
 
 def test_cells_are_shared_by_copies_and_freed_with_the_last_holder() -> None:
-    """A copy costs nothing; a cell is free when nobody holds it."""
+    """A copy costs nothing; a cell is free when no sequence holds it."""
     one = memory()
     one.append(0, 0, [1, 2, 3])
     one.copy(0, 1, 2)

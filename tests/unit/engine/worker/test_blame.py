@@ -21,7 +21,7 @@ def crash(blame: Blame, seen: set[int] | None, started: set[int]) -> int | None:
 
 
 def test_a_kill_from_outside_gives_everything_to_the_next_worker_at_once() -> None:
-    """Nobody is blamed, and the order stays."""
+    """No request is blamed, and the order stays."""
     blame = running(1, 2, 3)
     assert blame.died(is_crash=False, seen={1, 2}, started={1, 2, 3}) is None
     blame.add(4)
@@ -77,7 +77,7 @@ def test_a_crash_without_the_one_on_probation_makes_others_suspects_and_keeps_it
     assert blame.take() == [2]
 
 
-def test_new_requests_wait_until_nobody_is_suspected() -> None:
+def test_new_requests_wait_until_no_request_is_suspected() -> None:
     """One of them may kill next, and the one on probation would be taken for it. So do those that had not started."""
     blame = running(1, 2)
     crash(blame, {1}, {1})
@@ -88,7 +88,7 @@ def test_new_requests_wait_until_nobody_is_suspected() -> None:
     assert blame.take() == [2, 3]
 
 
-def test_where_nobody_knows_the_pass_all_that_ran_are_suspects() -> None:
+def test_where_the_pass_is_unknown_all_that_ran_are_suspects() -> None:
     """And where none had started, all that were handed over."""
     blame = running(1, 2, 3)
     crash(blame, None, {2, 3})
@@ -140,7 +140,7 @@ def test_exactly_the_poisonous_ones_are_found(count: int, poison: set[int], batc
         if keys <= blamed | ended:
             break
         batch = (batches[turn % len(batches)] & with_worker) or with_worker
-        assert batch, "nobody may run, and some have not ended"
+        assert batch, "no request may run, and some have not ended"
         started |= batch
         if batch & poison:
             guilty = crash(blame, batch, started)

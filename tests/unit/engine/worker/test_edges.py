@@ -42,7 +42,7 @@ def test_a_black_box_keeps_as_many_keys_as_it_has_room_for() -> None:
     box.close()
 
 
-def test_a_forked_child_gives_a_black_box_back_whoever_was_reading_it() -> None:
+def test_a_forked_child_gives_a_black_box_back_whichever_thread_was_reading_it() -> None:
     """The lock of a thread that is not there is never let go."""
     box = BlackBox.create()
     box._closing.acquire()
@@ -69,7 +69,7 @@ def test_last_words_are_the_last_lines_in_bounded_room() -> None:
 
 
 def test_sending_never_waits_and_keeps_the_order() -> None:
-    """What a full socket does not take goes out when there is room; whoever watches is told."""
+    """What a full socket does not take goes out when there is room; the watcher is notified."""
     ours, theirs = socket.socketpair()
     told = threading.Event()
     link, other = Link(ours, told.set), Link(theirs)
@@ -86,7 +86,7 @@ def test_sending_never_waits_and_keeps_the_order() -> None:
     assert not link.is_backed_up
     link.close()
     assert other.receive() is None
-    other.send(b"nobody is there")
+    other.send(b"no reader left")
     other.send(b"and that is no error")
     other.close()
 

@@ -178,7 +178,7 @@ def test_an_error_without_a_code_of_its_own_comes_over_as_its_base() -> None:
 
 
 def test_a_prompt_that_is_too_long_keeps_its_numbers() -> None:
-    """Whoever answers for it tells how much too long."""
+    """The error has the prompt's length and the limit."""
     sent = messages.Happened([messages.Failed(3, PromptTooLong("too long", 7, 5))])
     (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
     assert (part.error.num_tokens, part.error.max_tokens) == (7, 5)

@@ -21,8 +21,8 @@ class Listener:
         self.heard.append(message)
 
 
-def test_who_asks_while_everything_ends_is_answered_once() -> None:
-    """Whoever comes too late ends what is left, perhaps in the middle of the ending itself: nobody is answered twice."""
+def test_a_query_during_shutdown_gets_one_result() -> None:
+    """A late caller ends what is left, perhaps in the middle of the ending itself: no future is resolved twice."""
     questions, worker, late = Questions(lambda: None), Listener(), []
     for _ in range(3):
         questions.ask_stats().add_done_callback(lambda _: late.append(questions.ask_slots()))

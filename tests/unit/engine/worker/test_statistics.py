@@ -56,7 +56,7 @@ def test_counters_go_on_over_a_death_and_gauges_do_not() -> None:
 
 
 def test_a_request_has_a_slot_in_the_front_until_it_ends() -> None:
-    """However it ends; nothing is kept of it, and nobody is taken for running when all have ended."""
+    """However it ends; nothing is kept of it, and no request counts as running when all have ended."""
     metrics, clock = Metrics(), ManualClock()
     watch = RequestsWatch(metrics, clock)
     request = Request(

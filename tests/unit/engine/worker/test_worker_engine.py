@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_request_is_raised_at_submit() -> None:
 
 
 def test_a_request_that_cannot_go_to_another_process_ends_alone() -> None:
-    """Options are plain values; should one not be, its request fails, and nobody else notices."""
+    """Options are plain values; should one not be, its request fails, and no other request notices."""
     with engine() as one:
         other = start(one, "hello", max_tokens=200)
         options = RequestOptions()
@@ -568,7 +568,7 @@ def test_an_engine_that_is_closed_has_not_given_up() -> None:
 
 @pytest.mark.parametrize("babble", [b"\x00\x00\x00\x02\xff\xff", b"\xff\xff\xff\xff"], ids=["message", "length"])
 def test_a_worker_that_stops_speaking_sense_is_replaced(babble: bytes, tmp_path: Path) -> None:
-    """Bytes that are no message, or no length of one, end the worker, and nobody's request."""
+    """Bytes that are no message, or no length of one, end the worker, and no request."""
     options = {"once": str(tmp_path / "babbled"), "babble": babble.hex()}
     with engine(backend=FAULTY, backend_options=options) as one:
         assert read(start(one, "hello", max_tokens=200))[:2] == undisturbed("hello", max_tokens=200)
@@ -576,7 +576,7 @@ def test_a_worker_that_stops_speaking_sense_is_replaced(babble: bytes, tmp_path:
 
 
 def test_a_worker_whose_engine_gives_up_is_replaced() -> None:
-    """It leaves by itself, after it has told whom it failed; later requests have a new one."""
+    """It exits by itself, after it has reported the requests that failed; later requests have a new one."""
     with engine(backend="tests.faulty_backend:make_forgetful", num_slots=2) as one:
         first = one.worker_pid
         while one.worker_pid == first:
@@ -620,7 +620,7 @@ def test_a_poisonous_request_is_named_and_the_others_go_on(number: int) -> None:
 
 
 def test_a_request_that_kills_while_it_is_made_ready_is_named_too() -> None:
-    """In the preparing thread nobody is in a pass; the box says whose turn it was."""
+    """In the preparing thread no request is in a pass; the black box names the request whose turn it was."""
     with engine(backend=FAULTY) as one:
         good = start(one, "good", max_tokens=300)
         bad = start(one, [65, HIDDEN_POISON], max_tokens=10)
@@ -652,7 +652,7 @@ def test_poisonous_texts_fail_alone() -> None:
         assert len(good.result()) == 1
 
 
-def test_a_crash_that_does_not_come_again_fails_nobody(tmp_path: Path) -> None:
+def test_a_crash_that_does_not_come_again_fails_no_request(tmp_path: Path) -> None:
     """All suspects get through their probation, and their streams equal the undisturbed."""
     with engine(backend=FAULTY, backend_options={"once": str(tmp_path / "died")}) as one:
         channels = [start(one, f"good {index}", max_tokens=200, seed=index) for index in range(8)]
@@ -692,7 +692,7 @@ def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
 
 
 def test_losing_an_engine_ends_its_worker() -> None:
-    """Nobody has to call close."""
+    """Without a call of close."""
     one = fake_worker_engine(backend_options=LONG)
     pid, thread = one.worker_pid, one._supervisor._thread
     assert pid is not None
@@ -735,7 +735,7 @@ def run_apart(code: str) -> subprocess.Popen[str]:
 
 
 def wait_until_gone(pid: int) -> bool:
-    """The process is nobody's child here, so there is nothing to wait on: its end is watched."""
+    """The process is not a child of this one, so there is nothing to wait on: its end is watched."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -66,7 +66,7 @@ def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
 
 
 def test_text_that_utf8_cannot_carry_is_refused() -> None:
-    """Where it would come back in the answer, as the names of unknown fields do."""
+    """Where it would come back in the response, as the names of unknown fields do."""
     with pytest.raises(ValidationError, match="surrogate"):
         RerankBody.model_validate({"query": "q", "model": "\ud800"})
     with pytest.raises(ValidationError, match="unicode"):

@@ -1,4 +1,4 @@
-"""llama-server's answers, whole and as events, out of chunks and completions that are made up."""
+"""llama-server's responses, whole and as events, rendered from hand-made chunks and completions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ticking:
 
 
 def made(clock: Ticking | None = None, n: int = 1, **options: Any) -> CompletionRenderer:
-    """Answers to a prompt of three tokens, in a context of ten."""
+    """Return a renderer for a prompt of three tokens, in a context of ten."""
     params = SamplingParams(max_tokens=None, n=n, **options.pop("sampling", {}))
     request = CompletionRequest(
         prompts=([1, 2, 3],), texts=("abc",), params=params, settings={"n_predict": -1, "inner": {"x": 1}},
@@ -41,15 +41,15 @@ def made(clock: Ticking | None = None, n: int = 1, **options: Any) -> Completion
     return CompletionRenderer(request, setup, [4 + choice for choice in range(n)])
 
 
-def told(answers: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:
+def told(renderer: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:
     """The events of the chunks."""
-    return [json.loads(event) for chunk in chunks for event in answers.events(0, chunk)]
+    return [json.loads(event) for chunk in chunks for event in renderer.events(0, chunk)]
 
 
-def whole(answers: CompletionRenderer, *chunks: StreamChunk) -> Any:
-    """The answer that these chunks are."""
+def whole(renderer: CompletionRenderer, *chunks: StreamChunk) -> Any:
+    """Return the whole response of these chunks."""
     completion = completion_of(chunks, prompt=[1, 2, 3], wants_logprobs=True, wants_prompt_logprobs=False, index=0)
-    return json.loads(json.dumps(answers.whole([completion])))
+    return json.loads(json.dumps(renderer.whole([completion])))
 
 
 def test_a_chunk_becomes_an_event() -> None:
@@ -81,9 +81,9 @@ def test_the_last_chunk_becomes_its_text_and_then_the_end() -> None:
 
 def test_choices_end_together_each_in_its_place() -> None:
     """What the request took is known at the end of its last choice."""
-    answers = made(n=2)
-    assert told(answers, StreamChunk(index=0, choice=1, finish_reason=END)) == []
-    events = told(answers, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
+    renderer = made(n=2)
+    assert told(renderer, StreamChunk(index=0, choice=1, finish_reason=END)) == []
+    events = told(renderer, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
     assert [(one["index"], one["stop_type"], one["id_slot"]) for one in events] == [(0, "limit", 4), (1, "eos", 5)]
 
 
@@ -96,11 +96,11 @@ def test_a_choice_that_failed_is_not_told_to_have_ended_like_the_others() -> Non
     assert (first["stop_type"], second["stop_type"]) == ("none", "limit")
 
 
-def test_a_whole_answer_has_its_tokens_only_where_they_were_asked_for() -> None:
+def test_a_whole_response_has_its_tokens_only_where_they_were_asked_for() -> None:
     """One is an object, several are a list."""
     chunk = StreamChunk(index=0, token_ids=(7, 8), text="hi", finish_reason=FinishReason.STOP, stop="!", usage=USAGE)
-    answer = whole(made(), chunk)
-    assert (answer["content"], answer["tokens"], answer["stop_type"], answer["stopping_word"]) == (
+    completion = whole(made(), chunk)
+    assert (completion["content"], completion["tokens"], completion["stop_type"], completion["stopping_word"]) == (
         "hi",
         [],
         "word",
@@ -110,12 +110,12 @@ def test_a_whole_answer_has_its_tokens_only_where_they_were_asked_for() -> None:
     assert [one["index"] for one in whole(made(n=2), StreamChunk(index=0, choice=1), chunk)] == [0, 1]
 
 
-def test_an_answer_that_filled_the_context_is_truncated() -> None:
-    """Ten positions: three of the prompt, seven of the answer."""
+def test_a_completion_that_filled_the_context_is_truncated() -> None:
+    """Ten positions: three of the prompt, seven of the completion."""
     for count, is_full in ((6, False), (7, True)):
         chunk = StreamChunk(index=0, token_ids=(5,) * count, finish_reason=FinishReason.LENGTH, usage=USAGE)
-        answer = whole(made(), chunk)
-        assert (answer["truncated"], answer["tokens_cached"]) == (is_full, 3 + count - 1)
+        completion = whole(made(), chunk)
+        assert (completion["truncated"], completion["tokens_cached"]) == (is_full, 3 + count - 1)
 
 
 def test_timings_follow_from_what_it_took() -> None:
@@ -135,11 +135,11 @@ def test_timings_follow_from_what_it_took() -> None:
 def test_timings_per_token_are_told_while_it_runs() -> None:
     """By the clock of the one who tells."""
     clock = Ticking()
-    answers = made(clock, timings_per_token=True)
+    renderer = made(clock, timings_per_token=True)
     clock.now += 2
-    (first,) = told(answers, StreamChunk(index=0, token_ids=(7,)))
+    (first,) = told(renderer, StreamChunk(index=0, token_ids=(7,)))
     clock.now += 1
-    (second,) = told(answers, StreamChunk(index=1, token_ids=(8, 9)))
+    (second,) = told(renderer, StreamChunk(index=1, token_ids=(8, 9)))
     assert (first["timings"]["prompt_ms"], first["timings"]["predicted_ms"]) == (2000, 0)
     assert (second["timings"]["predicted_n"], second["timings"]["predicted_per_second"]) == (3, 2)
 
@@ -147,10 +147,10 @@ def test_timings_per_token_are_told_while_it_runs() -> None:
 def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
     """cache_n and what was computed are the tokens that are in memory; nothing is predicted yet."""
     clock = Ticking()
-    answers = made(clock, timings_per_token=True, return_progress=True)
+    renderer = made(clock, timings_per_token=True, return_progress=True)
     steps = [(1, 0.0), (2, 0.5)]
     first, second = told(
-        answers, *(ProgressChunk(index=0, cache=1, processed=count, elapsed_s=took) for count, took in steps)
+        renderer, *(ProgressChunk(index=0, cache=1, processed=count, elapsed_s=took) for count, took in steps)
     )
     assert (first["prompt_progress"], second["prompt_progress"]) == (
         {"total": 3, "cache": 1, "processed": 1, "time_ms": 0},
@@ -161,7 +161,7 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
         assert (event["tokens"], timings["predicted_n"], timings["predicted_ms"]) == ([], 0, 0.0)
         assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (1, computed, took_ms)
     clock.now += 0.25
-    (token,) = told(answers, StreamChunk(index=0, token_ids=(7,)))
+    (token,) = told(renderer, StreamChunk(index=0, token_ids=(7,)))
     timings = token["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (1, 2, 750.0)
     assert (timings["predicted_n"], timings["predicted_ms"]) == (1, 0.0)
@@ -169,10 +169,10 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
 
 def test_progress_that_was_not_asked_for_shows_in_timings_alone() -> None:
     """Of every choice."""
-    answers = made(n=2, timings_per_token=True)
-    assert told(answers, ProgressChunk(index=0, cache=2, processed=2, elapsed_s=0.0)) == []
+    renderer = made(n=2, timings_per_token=True)
+    assert told(renderer, ProgressChunk(index=0, cache=2, processed=2, elapsed_s=0.0)) == []
     for choice in (0, 1):
-        (event,) = told(answers, StreamChunk(index=0, choice=choice, token_ids=(7,)))
+        (event,) = told(renderer, StreamChunk(index=0, choice=choice, token_ids=(7,)))
         assert (event["timings"]["cache_n"], event["timings"]["prompt_n"]) == (2, 1)
 
 
@@ -183,8 +183,8 @@ def test_probabilities_have_two_shapes() -> None:
     (entry,) = whole(made(sampling={"logprobs": 2}), chunk)["completion_probabilities"]
     assert (entry["id"], entry["token"], entry["bytes"], entry["logprob"]) == (65, "A", [65], math.log(0.5))
     assert entry["top_logprobs"][1] == {"id": 0xC3, "token": "", "bytes": [0xC3], "logprob": _LLAMA_MIN_LOGPROB}
-    answers = made(sampling={"logprobs": 2, "logprobs_mode": "sampled"})
-    (entry,) = whole(answers, chunk)["completion_probabilities"]
+    renderer = made(sampling={"logprobs": 2, "logprobs_mode": "sampled"})
+    (entry,) = whole(renderer, chunk)["completion_probabilities"]
     assert entry["prob"] == 0.5
     assert [one["id"] for one in entry["top_probs"]] == [65]
 
@@ -201,17 +201,17 @@ def test_with_probabilities_every_event_has_one_token() -> None:
     """Its own text, too, where the chunk had several; text that comes after its tokens has none."""
     scores = tuple(TokenLogprobs(-float(rank)) for rank in range(3))
     chunk = StreamChunk(index=0, token_ids=(65, 66, 67), text="ABC", logprobs=scores)
-    answers = made(sampling={"logprobs": 1}, timings_per_token=True)
-    events = told(answers, chunk, StreamChunk(index=3, text="!"))
+    renderer = made(sampling={"logprobs": 1}, timings_per_token=True)
+    events = told(renderer, chunk, StreamChunk(index=3, text="!"))
     assert [(one["content"], one["tokens"]) for one in events] == [("A", [65]), ("B", [66]), ("C", [67]), ("!", [])]
     assert [[one["logprob"] for one in event["completion_probabilities"]] for event in events] == [[0], [-1], [-2], []]
     assert [event["timings"]["predicted_n"] for event in events] == [1, 2, 3, 3]
 
 
-def test_an_answer_has_the_fields_that_were_asked_for_and_what_was_ignored() -> None:
+def test_a_response_has_the_fields_that_were_asked_for_and_what_was_ignored() -> None:
     """Under the names they were asked by; those that are not there are left out."""
     chunk = StreamChunk(index=0, finish_reason=END, usage=USAGE)
     fields = ("content", "generation_settings/inner/x", "nothing", "content/x")
-    answers = made(response_fields=fields, warnings=("so it was",))
-    assert whole(answers, chunk) == {"content": "", "generation_settings/inner/x": 1, "warnings": ["so it was"]}
+    renderer = made(response_fields=fields, warnings=("so it was",))
+    assert whole(renderer, chunk) == {"content": "", "generation_settings/inner/x": 1, "warnings": ["so it was"]}
     assert select_fields({"a": {"b": None}}, ["a/b", "a/c", "a"]) == {"a/b": None, "a": {"b": None}}

@@ -1,4 +1,4 @@
-"""Answers that end at a line: by its indent, by the time that has passed."""
+"""Completions that end at a line: by its indent, by the time that has passed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.streaming import FinishReason, StreamChunk, Usage
 
 
 def kept(limits: LineLimits, *texts: str, times: list[float] | None = None) -> tuple[str, bool]:
-    """What an answer that comes in these pieces keeps, and whether it is over."""
+    """Return what a completion that comes in these pieces keeps, and whether it is over."""
     clock = iter(times or [0.0] * len(texts))
     watch = LineLimiter(limits, lambda: next(clock))
     return "".join([watch.take(text) for text in texts]), watch.is_over
@@ -33,14 +33,14 @@ def kept(limits: LineLimits, *texts: str, times: list[float] | None = None) -> t
         ("first\n ", "first\n "),
     ],
 )
-def test_a_line_that_begins_too_far_left_ends_the_answer(text: str, wanted: str) -> None:
+def test_a_line_that_begins_too_far_left_ends_the_completion(text: str, wanted: str) -> None:
     """However it is cut into pieces; the first line may begin anywhere, and an empty line ends it too."""
     limits = LineLimits(min_indent=2)
     assert kept(limits, text) == (wanted, wanted != text)
     assert kept(limits, *text)[0] == wanted
 
 
-def test_a_line_break_after_the_time_ends_the_answer() -> None:
+def test_a_line_break_after_the_time_ends_the_completion() -> None:
     """Counted from the first token; the line that it ends is kept."""
     limits = LineLimits(max_predict_s=1.0)
     assert kept(limits, "a\n", "b", "c\n", times=[5.0, 9.0, 5.9]) == ("a\nbc\n", False)
@@ -69,7 +69,7 @@ def limited(played: Any, n: int = 1) -> LineLimitedSource:
     return LineLimitedSource(played, LineLimits(min_indent=2), lambda: 0.0, SamplingParams(n=n))
 
 
-def test_an_answer_that_is_over_ends_with_length_and_computes_no_more() -> None:
+def test_a_completion_that_is_over_ends_with_length_and_computes_no_more() -> None:
     """What comes of it until the engine has ended it is not told."""
     played = Played(
         StreamChunk(index=0, token_ids=(1,), text="a\nb"),
@@ -99,7 +99,7 @@ async def drained(generation: LineLimitedSource) -> None:
 
 
 def test_a_failure_and_a_hang_up_stay_what_they_are() -> None:
-    """Neither is an answer."""
+    """Neither is turned into a completion."""
     failed = Played(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=None, usage=Usage()))
     with pytest.raises(Exception, match="failed"):
         asyncio.run(collect(limited(failed), SamplingParams()))

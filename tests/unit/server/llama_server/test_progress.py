@@ -1,4 +1,4 @@
-"""How far a prompt is, told until its answer begins; over a generation and slots that are made up."""
+"""Prompt progress, reported until the completion begins; over a fake chunk source and fake slots."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_whole_prompt_is_reported_once() -> None:
     assert shown(chunks) == [(2, 2), (2, 10), "a"]
 
 
-def test_an_answer_that_is_over_at_once_reports_what_it_took() -> None:
+def test_a_completion_that_is_over_at_once_reports_what_it_took() -> None:
     """Its slot belongs to another request by then; its end says what was cached, at once or with a later chunk."""
     end = StreamChunk(index=0, text="b", finish_reason=FinishReason.END, usage=Usage(cached_tokens=4, prefill_s=0.25))
     for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):

@@ -64,7 +64,7 @@ def test_a_gap_lies_between_its_tokens() -> None:
 
 
 def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
-    """What begins the answer stays with the prefix."""
+    """The beginning of the completion stays with the prefix."""
     body = InfillBody(input_prefix="aa", input_suffix="cc", prompt="b")
     ids = infill_prompt(body, letters(**FIM), PromptLimits(n_batch=100, n_ctx=1000), suffix_first=True)
     assert ids == [BOS, 2, C, C, 1, A, A, B, 3]

@@ -109,7 +109,7 @@ def test_a_dry_base_below_one_is_the_servers() -> None:
     assert "dry_base" in warnings[0]
 
 
-def test_what_would_change_the_answer_and_cannot_be_done_is_refused() -> None:
+def test_unsupported_fields_that_would_change_the_output_are_refused() -> None:
     """min_keep beyond one, and triggers that are patterns."""
     assert params(min_keep=1) == BASE
     with pytest.raises(Unsupported, match="min_keep"):

@@ -178,7 +178,7 @@ def test_names_of_other_servers_are_taken_for_ours() -> None:
     assert completion(n_predict=-1).params.max_tokens is None
 
 
-def test_how_a_stream_is_read_means_nothing_where_the_answer_comes_whole() -> None:
+def test_stream_options_mean_nothing_where_the_response_is_not_streamed() -> None:
     """It is named, and not passed on."""
     asked = completion(interval=4)
     assert "interval" not in asked.options
@@ -187,7 +187,7 @@ def test_how_a_stream_is_read_means_nothing_where_the_answer_comes_whole() -> No
 
 
 def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
-    """As many as of the answer."""
+    """As many as of the completion."""
     params = completion(echo=True, logprobs=2).params
     assert (params.echo, params.logprobs, params.prompt_logprobs) == (True, 2, 2)
     assert completion(echo=True).params.prompt_logprobs is None
@@ -205,7 +205,7 @@ def test_a_negative_seed_is_a_seed() -> None:
 
 
 def test_the_newer_name_of_max_tokens_counts_in_a_chat() -> None:
-    """Both are taken; where they differ, nobody can tell which is meant."""
+    """Both are accepted; where they differ, the request is ambiguous."""
     assert chat(max_completion_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
@@ -251,7 +251,9 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
         ("web_search_options", {}, None),
     ],
 )
-def test_what_would_change_the_answer_is_refused_until_it_is_there(name: str, wish: Any, nothing: Any) -> None:
+def test_fields_that_would_change_the_output_are_refused_until_they_are_supported(
+    name: str, wish: Any, nothing: Any
+) -> None:
     """But for the values that ask for nothing."""
     with pytest.raises(ApiException, match=f"{name} is not supported") as raised:
         chat(**{name: wish})
@@ -260,7 +262,7 @@ def test_what_would_change_the_answer_is_refused_until_it_is_there(name: str, wi
 
 
 def test_another_models_name_is_warned_of() -> None:
-    """Clients send such names; there is one model to answer."""
+    """Clients send such names; there is one model to serve them."""
     body = OpenAICompletionBody(prompt="x", model="gpt-4")
     assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it answered",)
     assert model_warning(body, ("mine", "gpt-4")) == ()

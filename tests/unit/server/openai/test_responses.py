@@ -1,4 +1,4 @@
-"""Answers and events, from chunks that are written here."""
+"""Responses and events, from hand-made chunks."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_choices_are_numbered_over_all_prompts() -> None:
 
 
 def test_own_members_come_when_they_are_asked_for() -> None:
-    """Ids, the prompt's log-probabilities, what stopped the answer, warnings."""
+    """Ids, the prompt's log-probabilities, the stop that ended the completion, warnings."""
     wanted = options(token_ids=True, wants_prompt_logprobs=True, warnings=("x: y",))
     whole = completion(chunk("a", prompt_logprobs=(ONE,)), last(stop="!"), scored=True)
     body = msgspec.json.decode(completion_body(wanted, [whole]))
@@ -198,7 +198,7 @@ def test_tokens_that_make_no_text_yet_are_told_only_to_who_wants_tokens() -> Non
     assert len(events(ChatStream(options()), [part])) == 1  # the role
 
 
-def test_a_chunk_of_a_failed_answer_is_told_without_an_end() -> None:
+def test_a_chunk_of_a_failed_completion_is_sent_without_an_end() -> None:
     """The failure is another event, which is not written here."""
     wanted = options(include_usage=True, warnings=("w",))
     for stream in (CompletionStream(wanted), ChatStream(wanted)):
@@ -254,7 +254,7 @@ def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("reason", "word"), [("END", "stop"), ("STOP", "stop"), ("LENGTH", "length")])
 def test_finish_reasons_are_openais_words(reason: str, word: str) -> None:
-    """Those of answers that are whole."""
+    """Those of responses that are not streamed."""
     ended = chunk("a", finish_reason=FinishReason[reason], usage=USAGE)
     assert choices(events(CompletionStream(options()), [ended]))[-1]["finish_reason"] == word
     assert choices(events(ChatStream(options()), [ended]))[-1]["finish_reason"] == word
