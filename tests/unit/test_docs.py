@@ -12,6 +12,7 @@ import pytest
 from tools.wrap_markdown import wrapped
 
 import paceline
+import paceline.engine
 import paceline.testing
 from paceline.config import EngineConfig
 
@@ -45,16 +46,18 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Of the package and of its testing module, each exactly once."""
+    """Of the package, of `paceline.engine` and of its testing module, each exactly once."""
     documented = [
         name
         for page, text in pages().items()
         if page.startswith("reference/")
-        for name in re.findall(r"^::: paceline\.((?:testing\.)?[A-Za-z_]+)$", text, re.MULTILINE)
+        for name in re.findall(r"^::: paceline\.((?:(?:engine|testing)\.)?[A-Za-z_]+)$", text, re.MULTILINE)
         if name != "errors"
     ]
     public = {*paceline.__all__} - {"__version__"}
-    assert sorted(documented) == sorted([*public, *(f"testing.{name}" for name in paceline.testing.__all__)])
+    engine = [f"engine.{name}" for name in paceline.engine.__all__]
+    testing = [f"testing.{name}" for name in paceline.testing.__all__]
+    assert sorted(documented) == sorted([*public, *engine, *testing])
 
 
 def test_prose_is_wrapped() -> None:
