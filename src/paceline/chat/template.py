@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import validation
-from paceline.chat.messages import parse_messages
-from paceline.chat.turns import Turn
+from paceline.chat.conversation import Turn, parse_messages
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.runtime import Model
 

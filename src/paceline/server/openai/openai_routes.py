@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from paceline.server.api_errors import invalid_request
 from paceline.server.json_bodies import OPENAI_ERRORS
-from paceline.server.openai import chat, completions, embeddings
+from paceline.server.openai import chat_completions, completions, embeddings
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 
@@ -18,7 +18,7 @@ def routes(service: Service) -> APIRouter:
     """Return the routes /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings."""
     router = APIRouter()
     router.include_router(_model_routes(service))
-    for module in (completions, chat, embeddings):
+    for module in (completions, chat_completions, embeddings):
         router.include_router(module.routes(service))
     return router
 

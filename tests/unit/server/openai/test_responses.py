@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from paceline.completion import Completion, completion_of
-from paceline.server.openai.chat import ChatStream, chat_body
+from paceline.server.openai.chat_completions import ChatStream, chat_body
 from paceline.server.openai.completions import CompletionStream, completion_body
 from paceline.server.openai.responses import ResponseOptions
 from paceline.server.usage import final_timings, usage_body

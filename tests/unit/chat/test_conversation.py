@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.chat.messages import ROLES, parse_messages
+from paceline.chat.conversation import ROLES, parse_messages
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 
