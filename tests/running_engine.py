@@ -54,6 +54,15 @@ class GatedBackend(FakeBackend):
         self.num_aborts += 1
         self.gate.set()
 
+    def hold(self) -> None:
+        """From the next pass on the engine's thread waits."""
+        self.is_in_pass.clear()
+        self.gate.clear()
+
+    def wait_for_pass(self) -> None:
+        """Until the engine's thread stands before the gate."""
+        assert self.is_in_pass.wait(LONG_S)
+
     def _wait(self) -> None:
         before = self.num_aborts
         self.is_in_pass.set()
@@ -110,13 +119,10 @@ class Running:
         return self.router.submit_embedding(request)
 
     def hold(self) -> None:
-        """From the next pass on the engine's thread waits."""
-        self.backend.is_in_pass.clear()
-        self.backend.gate.clear()
+        self.backend.hold()
 
     def wait_for_pass(self) -> None:
-        """Until the engine's thread stands before the gate."""
-        assert self.backend.is_in_pass.wait(LONG_S)
+        self.backend.wait_for_pass()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         self.runner.close(drain=drain, timeout_s=timeout_s)

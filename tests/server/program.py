@@ -17,7 +17,7 @@ from paceline.server import serving
 from paceline.server.settings import ServerSettings
 
 engine = StandInEngine()
-engine.running.hold()
+engine.backend.hold()
 build = serving.build_app
 
 def with_stand_in(settings):

@@ -1,25 +1,21 @@
-"""An engine without a model for the server to stand before: passes that a test can hold up, and what became of requests."""
+"""An engine without a model for the server: passes that a test can hold up, and when requests ended."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-from tests.running_engine import LONG_S, Running
+from tests.engine_world import Faults
+from tests.running_engine import LONG_S, GatedBackend
 
 from paceline.config import EngineConfig
-from paceline.errors import PromptTooLong
-from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.instruments import Instrument
-from paceline.params import SamplingParams
-from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import EndRecord, TickRecord
-from paceline.streaming import FinishReason, StreamChannel
-from paceline.testing.fake_backend import FakeTokenizer
+from paceline.streaming import FinishReason
+from paceline.testing import FakeEngineClient
 
 
 class Ends(Instrument):
@@ -56,56 +52,22 @@ class Ends(Instrument):
         return self._freed.get(timeout=LONG_S)
 
 
-class StandInEngine:
-    """What the server uses of an engine. `running.hold()` stops its passes, `running.backend.gate.set()` lets them go."""
+class StandInEngine(FakeEngineClient):
+    """An engine without a model: `backend.hold()` stops its passes, `backend.gate.set()` resumes them, `faults` fails them."""
 
     def __init__(self, *, num_slots: int = 2, max_queue: int = 8, **backend: Any) -> None:
-        self.ends = Ends()
-        self.running = Running(
-            max_requests=num_slots + max_queue,
-            num_slots=num_slots,
-            instruments=(self.ends,),
-            **{"eos_every": 10**9, "num_cells": 20_000, **backend},
-        )
-        self.metrics = self.running.metrics
-        self.config = EngineConfig(num_slots=num_slots, max_queue=max_queue)
-        self.tokenizer = FakeTokenizer()
-        self.model = SimpleNamespace(metadata={}, chat_templates={})
-        self.sampling_defaults = SamplingParams()
-        self.is_closed = False
-
-    def prepare(self, prompt: Any, params: SamplingParams, options: RequestOptions) -> Request:
-        if len(prompt) > 5000:
-            raise PromptTooLong("the prompt is too long", len(prompt), 5000)
-        fields = {name: getattr(params, name) for name in ("max_tokens", "n", "ignore_eos", "temperature", "seed")}
-        rest = {name: getattr(options, name) for name in RequestOptions.__slots__ if name != "lora"}
-        return self.running.request(prompt, **fields, **rest)
-
-    def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        return self.running.router.submit(request, request_index)
-
-    def heartbeat(self) -> Heartbeat:
-        return self.running.runner.heartbeat()
-
-    @property
-    def ended(self) -> Any:
-        return self.running.runner.ended
-
-    @property
-    def num_open(self) -> int:
-        return self.running.inbox.num_open
-
-    def stats(self) -> Any:
-        return self.metrics.snapshot()
-
-    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        self.is_closed = True
-        self.running.backend.gate.set()
-        self.running.close(drain=drain, timeout_s=timeout_s)
+        self.ends, self.faults = Ends(), Faults()
+        options = {"eos_every": 10**9, "num_cells": 20_000, "num_seq_ids": 2 * num_slots, **backend}
+        self.backend = GatedBackend(fail=self.faults.of_pass, **options)
+        super().__init__(backend=self.backend, config=EngineConfig(max_queue=max_queue), instruments=(self.ends,))
 
     def hold_after(self, ticks: int) -> None:
         """Lets the engine tick so often, then holds it up."""
-        self.ends.hold_after(ticks, self.running.hold)
+        self.ends.hold_after(ticks, self.backend.hold)
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        self.backend.gate.set()
+        super().close(drain=drain, timeout_s=timeout_s)
 
     def assert_empty(self) -> None:
         """Nothing waits, nothing runs, no slot is taken."""
@@ -124,15 +86,11 @@ class StandInLLM:
             self.load.set()
 
     async def start(self) -> None:
-        import asyncio
-
         await asyncio.to_thread(self.load.wait, LONG_S)
         if self._failure is not None:
             raise self._failure
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        import asyncio
-
         self.load.set()
         await asyncio.to_thread(self.engine.close, drain=drain, timeout_s=timeout_s)
 

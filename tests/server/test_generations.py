@@ -41,15 +41,15 @@ def test_streamed_text_is_the_collected_text(worlds: Any) -> None:
 def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: Any) -> None:
     """Of several prompts, of which some had a place, none goes on."""
     world = worlds(num_slots=1, max_queue=1)
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=prompts(1)):
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         response = world.post(prompts=prompts(2), stream=True)
         assert response.status_code == 429
         assert 1 <= int(response.headers["retry-after"]) <= 60
         assert response.json()["error"]["code"] == "queue_full"
         assert world.client.get("/health/ready").status_code == 503
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.LENGTH, FinishReason.CANCELLED}
 
 
@@ -62,7 +62,7 @@ def test_more_prompts_than_the_server_ever_takes_are_a_400(worlds: Any) -> None:
 
 def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> None:
     """In OpenAI's words, with llama-server's members."""
-    response = worlds().post(prompts=["x" * 6000], stream=True)
+    response = worlds(num_cells=5000).post(prompts=["x" * 6000], stream=True)
     assert response.status_code == 400
     told = response.json()["error"]
     assert (told["code"], told["n_prompt_tokens"], told["n_ctx"]) == ("context_length_exceeded", 6000, 5000)
@@ -73,12 +73,12 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> N
 def test_a_hang_up_frees_the_slot_of_a_running_request(worlds: Any, streaming: bool, half: bool) -> None:
     """Whether it streams or not, in the tick after; a socket that is only half closed counts as hung up."""
     world = worlds(num_slots=1)
-    world.engine.running.hold()
+    world.engine.backend.hold()
     connection = world.raw(prompts=prompts(1), stream=streaming, sampling=ENDLESS)
-    world.engine.running.wait_for_pass()
+    world.engine.backend.wait_for_pass()
     connection.shutdown(socket.SHUT_WR) if half else connection.close()
     world.server.until(lambda: world.server.service.request_registry.count == 0)
-    world.engine.running.backend.gate.set()
+    world.engine.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
     world.engine.ends.freed()
     world.server.do(world.server.service.in_flight.wait_idle())
@@ -90,14 +90,14 @@ def test_a_hang_up_frees_the_slot_of_a_running_request(worlds: Any, streaming: b
 def test_a_hang_up_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool) -> None:
     """It never gets a slot; the one before it goes on."""
     world = worlds(num_slots=1)
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=prompts(1)) as first:
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         second = world.raw(prompts=prompts(1), stream=streaming, sampling=ENDLESS)
         world.server.until(lambda: world.server.service.request_registry.count == 2)
         second.close()
         world.server.until(lambda: world.server.service.request_registry.count == 1)
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED, FinishReason.LENGTH}
         assert b"200 OK" in first.recv(65536)
     world.server.do(world.server.service.in_flight.wait_idle())
@@ -111,7 +111,7 @@ def test_a_hang_up_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None
     with world.client.stream("POST", "/v1/probe", json=streamed(sampling=ENDLESS)) as response:
         assert next(response.iter_lines()).startswith("data: ")
     world.server.until(lambda: world.server.service.request_registry.count == 0)
-    world.engine.running.backend.gate.set()
+    world.engine.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
     world.engine.ends.freed()
     world.server.do(world.server.service.in_flight.wait_idle())
@@ -121,7 +121,7 @@ def test_a_hang_up_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None
 def test_a_failing_pass_ends_a_stream_with_one_error_and_then_done(worlds: Any) -> None:
     """After a 200 there is one terminal event, and the mark of the end."""
     world = worlds()
-    world.engine.running.faults.next_passes.extend([DecodeError("/secret/place broke")] * 5)
+    world.engine.faults.next_passes.extend([DecodeError("/secret/place broke")] * 5)
     response = world.post(**streamed())
     assert response.status_code == 200
     *_, last, done = events(response.text)
@@ -134,7 +134,7 @@ def test_a_failing_pass_ends_a_stream_with_one_error_and_then_done(worlds: Any) 
 def test_a_failing_pass_is_a_500_where_nothing_was_streamed(worlds: Any) -> None:
     """With our code, in the API's shape."""
     world = worlds()
-    world.engine.running.faults.next_passes.extend([DecodeError("broke")] * 5)
+    world.engine.faults.next_passes.extend([DecodeError("broke")] * 5)
     response = world.post(prompts=prompts(1))
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
@@ -161,14 +161,14 @@ def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
 def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
     """A stream ends with the code; a response without a stream has a status."""
     world = worlds()
-    world.engine.running.hold()
+    world.engine.backend.hold()
     body = {"prompts": prompts(1), "stream": streaming, "options": {"queue_timeout_s": 1e-9}, "sampling": ENDLESS}
     with world.raw(prompts=prompts(1)), world.raw(prompts=prompts(1)):
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         world.server.until(lambda: world.server.service.request_registry.count == 2)
         with world.raw(**body) as third:
             world.server.until(lambda: world.server.service.request_registry.count == 3)
-            world.engine.running.backend.gate.set()
+            world.engine.backend.gate.set()
             told = read_all(third)
     assert b'"code":"deadline"' in told
     assert (b" 504 " in told) is not streaming
@@ -186,7 +186,7 @@ def test_a_request_is_cancelled_by_its_id(worlds: Any) -> None:
         next(lines)
         done = httpx.post(world.server.url + "/v1/requests/mine%2F1/cancel")
         assert done.json() == {"id": "mine/1", "cancelled": True}
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         rest = events("\n".join(lines) + "\n\n")
     assert json.loads(rest[-2])["error"]["code"] == "cancelled"
     assert rest[-1] == "[DONE]"
@@ -197,11 +197,11 @@ def test_a_request_is_cancelled_by_its_id(worlds: Any) -> None:
 def test_a_cancelled_request_that_does_not_stream_gets_one_response(worlds: Any) -> None:
     """Its client gets one response, with the error."""
     world = worlds()
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=prompts(1), sampling=ENDLESS, request_id="x") as waiting:
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         world.server.call(world.server.service.request_registry.cancel_all)
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         told = read_all(waiting)
     assert told.startswith(b"HTTP/1.1 499")
     assert b'"code":"cancelled"' in told
@@ -210,25 +210,25 @@ def test_a_cancelled_request_that_does_not_stream_gets_one_response(worlds: Any)
 def test_several_open_requests_may_have_one_id(worlds: Any) -> None:
     """It is the client's; cancelling it cancels all of them."""
     world = worlds()
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with (
         world.raw(request_id="same", **streamed(sampling=ENDLESS)) as one,
         world.raw(request_id="same", **streamed(sampling=ENDLESS)) as two,
     ):
         world.server.until(lambda: world.server.service.request_registry.count == 2)
         assert world.client.post("/v1/requests/same/cancel").json()["cancelled"] is True
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         assert all(b'"code":"cancelled"' in read_all(each) for each in (one, two))
 
 
 def test_a_waiting_stream_says_that_it_lives(worlds: Any) -> None:
     """Comments come while it waits, also before the first token."""
     world = worlds({"heartbeat_s": 0.01})
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.client.stream("POST", "/v1/probe", json=streamed()) as response:
         lines = response.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
         assert list(lines)[-2] == "data: [DONE]"
 
 

@@ -18,6 +18,8 @@ from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
 from paceline.errors import InvalidParams, ModelLoadError
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.server.application import build_app
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.serving import ENGINE_ENDED, Listeners, Serving, uvicorn_config
@@ -72,7 +74,7 @@ def test_a_draining_server_refuses_new_requests_and_completes_running_ones() -> 
         RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
         server.client() as client,
     ):
-        engine.running.hold()
+        engine.backend.hold()
         with client.stream("POST", "/v1/probe", json={"prompts": ["a"], "stream": True}) as running:
             server.call(server.service.drain)
             refused = client.post("/v1/probe", json={"prompts": ["b"]})
@@ -80,7 +82,7 @@ def test_a_draining_server_refuses_new_requests_and_completes_running_ones() -> 
             assert refused.json()["error"]["code"] == "shutdown"
             assert client.get("/health/ready").status_code == 503
             assert client.post("/v1/requests/none/cancel").json()["cancelled"] is False
-            engine.running.backend.gate.set()
+            engine.backend.gate.set()
             assert list(running.iter_lines())[-2] == "data: [DONE]"
 
 
@@ -212,15 +214,15 @@ def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeyp
     """Idle is life as well; the state is told."""
     world = worlds()
     assert world.client.get("/health/live").json() == {"status": "ok", "state": "idle"}
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=["a"]):
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         assert world.client.get("/health/live").json() == {"status": "ok", "state": "ticking"}
         hanging = replace(world.engine.heartbeat(), is_alive=False)
         monkeypatch.setattr(world.engine, "heartbeat", lambda: hanging)
         response = world.client.get("/health/live")
         assert (response.status_code, response.json()["state"]) == (503, "ticking")
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
 
 
 def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monkeypatch: Any) -> None:
@@ -268,8 +270,8 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
             running = asyncio.create_task(serving.run())
             await app.state.service.loaded.wait()
             if gives_up:
-                llm.engine.running.runner._engine.tick = broken
-                llm.engine.running.submit("one")
+                llm.engine._runner._engine.tick = broken
+                llm.engine.accept(llm.engine.prepare("one", SamplingParams(), RequestOptions()))
             else:
                 serving.end()
             return await asyncio.wait_for(running, LONG_S)

@@ -47,14 +47,14 @@ def test_each_key_opens_in_any_of_the_usual_ways(worlds: Any) -> None:
 def test_a_request_is_cancelled_by_its_own_tenant_only(worlds: Any) -> None:
     """For others it is not there."""
     world = worlds({"api_keys": KEYS})
-    world.engine.running.hold()
+    world.engine.backend.hold()
     first, second = ({"authorization": f"Bearer {key.secret}"} for key in KEYS)
     body = {"prompts": prompts(1), "stream": True}
     with world.client.stream("POST", "/v1/probe", json=body, headers={**first, "x-request-id": "r"}):
         for headers, expected in ((second, False), (first, True)):
             response = world.client.post("/v1/requests/r/cancel", headers=headers)
             assert response.json() == {"id": "r", "cancelled": expected}
-    world.engine.running.backend.gate.set()
+    world.engine.backend.gate.set()
 
 
 def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
@@ -69,15 +69,15 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
 def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
     """Until one of them has its response, or its client disconnects; requests without a body are served meanwhile."""
     world = worlds({"max_body_bytes": 600, "max_total_body_bytes": 1000})
-    world.engine.running.hold()
+    world.engine.backend.hold()
     body = {"prompts": ["x" * 550], "stream": True}
     with world.raw(**body):
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
         refused = world.post(**body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_bytes")
         assert int(refused.headers["retry-after"]) >= 1
         assert world.client.post("/v1/requests/none/cancel").status_code == 200
-    world.engine.running.backend.gate.set()
+    world.engine.backend.gate.set()
     budget = world.server.service.body_budget
     world.server.until(lambda: budget.free_bytes == 1000)
     assert world.post(**body).status_code == 200
@@ -130,13 +130,13 @@ def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, m
     monkeypatch.setattr(
         world.server.service._completion_rate, "estimate_wait_s", lambda number: asked.append(number) or 17
     )
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=prompts(4)):
         world.server.until(lambda: world.engine.num_open == 4)
         told = world.post(prompts=prompts(1))
         assert (told.status_code, told.headers["retry-after"]) == (429, "17")
         assert asked == [3]
-        world.engine.running.backend.gate.set()
+        world.engine.backend.gate.set()
 
 
 def test_what_is_no_http_is_refused(worlds: Any) -> None:
@@ -159,12 +159,12 @@ def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
 def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
     """What waits behind it on the connection is no reason to go on."""
     world = worlds()
-    world.engine.running.hold()
+    world.engine.backend.hold()
     with world.raw(prompts=prompts(1)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        world.engine.running.wait_for_pass()
+        world.engine.backend.wait_for_pass()
     world.server.until(lambda: world.server.service.request_registry.count == 0)
-    world.engine.running.backend.gate.set()
+    world.engine.backend.gate.set()
 
 
 def test_an_internal_error_reveals_no_details(worlds: Any, caplog: Any) -> None:

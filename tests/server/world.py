@@ -34,7 +34,7 @@ class World:
         return connection
 
     def close(self) -> None:
-        self.engine.running.backend.gate.set()
+        self.engine.backend.gate.set()
         self.client.close()
         self.server.close()
 
