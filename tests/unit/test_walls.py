@@ -126,3 +126,14 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+# Names that several modules share: Python's own, and the command that runs the package of its name.
+SHARED_NAMES = {"__init__", "__main__", "demo"}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """The last part of a module's or a package's name means one of them."""
+    names = [path.stem for path in PACKAGE.rglob("*.py")]
+    names += [path.parent.name for path in PACKAGE.rglob("__init__.py")]
+    assert {name for name, count in Counter(names).items() if count > 1} <= SHARED_NAMES
