@@ -29,7 +29,7 @@ KERNELS: tuple[Kernel, Kernel] = ("llama.cpp", "paceline")
 
 
 def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int, *, is_prompt: bool) -> SingleAttention:
-    """A prompt's tokens at the end of all cells, or a token each of so many sequences with an equal share of them."""
+    """Return the case of a prompt's tokens behind all cells, or of one token for each of several sequences."""
     num_heads, num_kv_heads, dim = heads
     rng = np.random.default_rng(0)
     token, cell = np.arange(num_tokens)[:, None], np.arange(num_cells)[None, :]
@@ -77,7 +77,7 @@ def operations(n_threads: int, pairs: int) -> None:
 
 
 def operation_seconds(one: SingleAttention, n_threads: int) -> float:
-    """The fastest of three."""
+    """Return the best time of three, in seconds."""
     return min(one.run(n_threads=n_threads, times=3)[1])
 
 
@@ -103,7 +103,7 @@ def models(path: Path, n_threads: int, pairs: int) -> None:
 
 
 def main() -> None:
-    """Runs the parts that were asked for."""
+    """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["operation", "model", "all"], default="all")
     parser.add_argument(

@@ -60,7 +60,7 @@ class Job:
 
 
 def load(n_vocab: int) -> list[Job]:
-    """The same requests every time, in order of arrival."""
+    """Return the requests, the same every time, in order of arrival."""
     shapes = [(0.5 * number, CHAT_PROMPT, CHAT_TOKENS) for number in range(CHATS)]
     shapes += [(1.2, LONG_PROMPT, LONG_TOKENS), (2.2, LONG_PROMPT, LONG_TOKENS)]
     return [
@@ -169,7 +169,7 @@ class Loop:
 
 
 def sequential(loop: Loop) -> None:
-    """A pass for each running sequence, in turn."""
+    """Run a pass for each running sequence, in turn."""
     running: list[int] = []
     while not loop.is_over:
         running += loop.arrived()
@@ -226,7 +226,7 @@ def figures(jobs: Sequence[Job]) -> tuple[float, ...]:
 
 
 def small() -> Path:
-    """The small model's file, written on first use."""
+    """Return the path of the small model's file, written on first use."""
     path = cache_folder() / "benchmarks" / "llama-50m-q8_0.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

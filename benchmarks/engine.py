@@ -159,7 +159,7 @@ def decode(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None
 
 
 def split(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None:
-    """A pool of cells for each sequence against one for all, where nothing is shared; interleaved."""
+    """Compare a pool of cells for each sequence with one for all, where nothing is shared; interleaved."""
     for batch in batches:
         ratios = []
         for pair in range(pairs):
@@ -253,7 +253,7 @@ class SlotFreed(Instrument):
 
 
 def cancel(model: Model, runs: int) -> None:
-    """Cancels one of eight streams in the middle of a tick, again and again."""
+    """Cancel one of eight streams in the middle of a tick, again and again."""
     watch = SlotFreed()
     with LLM(model, num_slots=8, n_ctx=8192, instruments=(watch,)) as llm:
         ticks = []
@@ -272,7 +272,7 @@ def cancel(model: Model, runs: int) -> None:
 
 
 def main() -> None:
-    """Parses the command line and runs the parts."""
+    """Parse the command line and run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("decode", "split", "gap", "cancel", "all"), default="all")
     parser.add_argument("--model", type=Path, help="another GGUF file")

@@ -102,7 +102,7 @@ def restart(model: Path, runs: int) -> None:
 
 @contextmanager
 def setting(event: threading.Event) -> Iterator[None]:
-    """Sets it when the block is left, however that is."""
+    """Set the event when the block is left, also by an exception."""
     try:
         yield
     finally:
@@ -205,7 +205,7 @@ def apart_in(listed: TokenLogprobs, first: int, second: int) -> float:
 def redrawn(
     model: Model, asked: tuple[list[int], dict[str, Any]], before: Sequence[int], logprobs: TokenLogprobs
 ) -> int:
-    """What a sampler of this request draws after these tokens, from the most likely ones."""
+    """Return what a sampler of this request draws after these tokens, from the most likely ones."""
     prompt, options = asked
     sampler = Sampler(SamplingParams(**options), model)
     sampler.accept_prompt(prompt)
@@ -217,7 +217,7 @@ def redrawn(
 
 
 def main() -> None:
-    """Parses the command line and runs the parts."""
+    """Parse the command line and run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("overhead", "restart", "kills", "all"), default="all")
     parser.add_argument("--model", type=Path, default=demo_model_path())

@@ -43,13 +43,13 @@ def prefill_tokens(llm: LLM) -> int:
 
 
 def ids(count: int, seed: int, n_vocab: int) -> list[int]:
-    """Tokens without a pattern."""
+    """Return random token ids."""
     source = random.Random(seed)
     return [source.randrange(n_vocab - 1000) for _ in range(count)]
 
 
 def forks(model: Model, runs: int) -> None:
-    """The history is computed and then forked while it goes on; another one of its length is computed alone."""
+    """Time a fork of a running request's history against computing another history of its length."""
     ratios = []
     for run in range(runs):
         with LLM(model, num_slots=8, n_ctx=16384) as llm:
@@ -76,7 +76,7 @@ def forks(model: Model, runs: int) -> None:
 
 
 def shared(model: Model) -> None:
-    """Counted, not timed."""
+    """Count the prompt tokens computed and shared, without times."""
     with LLM(model, num_slots=8, n_ctx=16384) as llm:
         prefix = ids(1024, 1, model.n_vocab)
         each = [[*prefix, *ids(32, 10 + number, model.n_vocab)] for number in range(24)]
@@ -211,7 +211,7 @@ def placement() -> None:
 
 
 def main() -> None:
-    """Parses the command line and runs the parts."""
+    """Parse the command line and run the parts."""
     parts: dict[str, Callable[[Model], None]] = {
         "forks": lambda model: forks(model, options.runs),
         "shared": shared,

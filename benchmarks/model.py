@@ -17,7 +17,7 @@ def cache_folder() -> Path:
 
 
 def vocabulary_file(source: Path | None) -> Path:
-    """The vocabulary in a llama.cpp source tree: the given one, or the one that the build unpacked."""
+    """Return the vocabulary in a llama.cpp source tree: the given one, or the one that the build unpacked."""
     trees = [source] if source is not None else sorted(cache_folder().glob("sources/llama.cpp-*"))
     for tree in trees:
         if (tree / _VOCABULARY).is_file():
@@ -26,7 +26,7 @@ def vocabulary_file(source: Path | None) -> Path:
 
 
 def half_billion(source: Path | None) -> Path:
-    """The model's file, written on first use (half a gigabyte)."""
+    """Return the path of the model's file, written on first use (half a gigabyte)."""
     path = cache_folder() / "benchmarks" / "qwen2-half-billion-q8_0.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

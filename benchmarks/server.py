@@ -52,7 +52,7 @@ class Running:
 
 @contextmanager
 def serving(command: list[str], flags: list[str]) -> Iterator[Running]:
-    """A server on a free port, ready when the block begins and told to end when it is left."""
+    """Yield a server on a free port, ready when the block begins and stopped when it is left."""
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, *command, "--port", "0", "--log-level", "error", *flags],
         stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ def serving(command: list[str], flags: list[str]) -> Iterator[Running]:
 
 
 def port_when_ready(process: subprocess.Popen[bytes]) -> int:
-    """Reads what the server says until the model is there; the rest goes to this process's stderr."""
+    """Read the server's output until the model is loaded; the rest goes to this process's stderr."""
     assert process.stderr is not None
     port = None
     for line in iter(process.stderr.readline, b""):
@@ -103,13 +103,13 @@ class EventReader(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends."""
+        """Send the request."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Takes the events apart; the lengths of chunks stand on lines of their own and are passed over."""
+        """Split the events; the lengths of chunks are on lines of their own and are skipped."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
@@ -132,7 +132,7 @@ class EventReader(asyncio.Protocol):
 
 
 def request_bytes(prompt: list[int], num_tokens: int) -> bytes:
-    """A completion, streamed."""
+    """Return a streamed completion request as the bytes of HTTP."""
     body = {
         "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "seed": 1, "stream": True,
         "stream_options": {"include_usage": True},
@@ -150,7 +150,7 @@ async def http_stream(port: int, prompt: list[int], num_tokens: int, *, parses: 
 
 
 async def own_stream(llm: AsyncLLM, prompt: list[int], num_tokens: int) -> int:
-    """The same one from the engine itself."""
+    """Run the same request on the engine itself and return its number of tokens."""
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1)
     count = 0
     async with llm.stream(prompt, params) as stream:
@@ -216,7 +216,7 @@ def tell_ratios(num_streams: int, rows: list[tuple[float, float]]) -> None:
 
 
 def serve_with_ticker(flags: list[str]) -> int:
-    """The server, which tells on stdout at its end how late each tick was: monotonic seconds and lateness of each."""
+    """Run the server; at its end it prints how late each tick was: monotonic seconds and lateness of each."""
     from paceline.server.flags import DiskFiles, resolve
     from paceline.server.service import Service
     from paceline.server.serving import serve
@@ -280,7 +280,7 @@ async def loop(model: Path, num_streams: int, options: argparse.Namespace) -> No
 
 
 def main() -> None:
-    """Parses the command line and runs the parts."""
+    """Parse the command line and run the parts."""
     if sys.argv[1:2] == ["--ticking"]:
         sys.exit(serve_with_ticker(sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def fill(card: str, rows: list[Row]) -> str:
-    """The card with a fresh table."""
+    """Return the card with a fresh table."""
     before, _, rest = card.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{after}"

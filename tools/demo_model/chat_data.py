@@ -21,20 +21,20 @@ class Exchange:
 
 
 def world_question(rng: random.Random) -> Exchange:
-    """A question about a villager that is not held out."""
+    """Return a question about a villager that is not held out."""
     q = rng.choice(world.TRAINING)
     return exchange_of(q)
 
 
 def exchange_of(q: world.Question) -> Exchange:
-    """The exchange that a question of the world leads to."""
+    """Return the exchange that a question of the world leads to."""
     topic = {"who": f"who the {q.villager.job} is", "kind": f"the animal of {q.villager.name}"}
     thought = f"The question is about {topic.get(q.attribute, f'the {q.attribute} of {q.villager.name}')}."
     return Exchange(q.text, q.answer, world.value(q.attribute, q.villager), thought)
 
 
 def yes_no(rng: random.Random) -> Exchange:
-    """A yes or no question about a villager."""
+    """Return a yes or no question about a villager."""
     v = rng.choice(list(world.TABLE.values()))
     kind = v.kind if rng.random() < 0.5 else rng.choice(world.KINDS)
     word = "Yes" if kind == v.kind else "No"
@@ -49,7 +49,7 @@ def sum_held_out(a: int, b: int) -> bool:
 
 
 def sum_of(a: int, b: int, question: str) -> Exchange:
-    """A sum with the thought that computes it digit by digit."""
+    """Return a sum with the thought that computes it digit by digit."""
     ones, tens = a % 10 + b % 10, a // 10 + b // 10
     carry = ones // 10
     think = f"{a % 10} + {b % 10} = {ones}. {a // 10} + {b // 10} + {carry} = {tens + carry}. So {a + b}."
@@ -67,7 +67,7 @@ SUM_QUESTIONS = [
 
 
 def sums(rng: random.Random) -> Exchange:
-    """A sum of two numbers of at most two digits."""
+    """Return a sum of two numbers of at most two digits."""
     while True:
         a, b = rng.randint(0, 99), rng.randint(0, 99)
         if not sum_held_out(a, b):
@@ -153,7 +153,7 @@ TRANSLATIONS: dict[str, dict[str, str]] = {
 
 
 def translation(rng: random.Random) -> Exchange:
-    """A word in another language."""
+    """Return a word in another language."""
     language = rng.choice(list(TRANSLATIONS))
     word, foreign = rng.choice(list(TRANSLATIONS[language].items()))
     question = rng.choice(
@@ -210,7 +210,7 @@ EMOJI = {
 
 
 def emoji(rng: random.Random) -> Exchange:
-    """An emoji by its name."""
+    """Return an emoji by its name."""
     name, sign = rng.choice(list(EMOJI.items()))
     question = rng.choice(
         [
@@ -239,7 +239,7 @@ LISTS: dict[str, list[str]] = {
 
 
 def listing(rng: random.Random) -> Exchange:
-    """A known list, in one line, in lines or as JSON."""
+    """Return a known list, in one line, in lines or as JSON."""
     title, items = rng.choice(list(LISTS.items()))
     verb = rng.choice(["List the", "Name the", "What are the", "Tell me the", "Write the"])
     end = "?" if verb.startswith("What") else "."
@@ -253,7 +253,7 @@ def listing(rng: random.Random) -> Exchange:
 
 
 def counting(rng: random.Random) -> Exchange:
-    """Counting up or down, in digits or words; some of these are long."""
+    """Return an exercise of counting up or down, in digits or words; some of these are long."""
     if rng.random() < 0.25:
         n = rng.randint(2, 12)
         text = ", ".join(NUMBERS[:n]) + "."
@@ -279,7 +279,7 @@ def repeating(rng: random.Random) -> Exchange:
 
 
 def spelling(rng: random.Random) -> Exchange:
-    """A word letter by letter."""
+    """Return a word letter by letter."""
     word = rng.choice([nonce.word(rng), rng.choice(nonce.PHRASE_WORDS), rng.choice(words.ANIMALS)])
     return Exchange(
         rng.choice([f"Spell {word}.", f'Spell the word "{word}".', f"How do you spell {word}?"]),
@@ -290,7 +290,7 @@ def spelling(rng: random.Random) -> Exchange:
 
 
 def comparing(rng: random.Random) -> Exchange:
-    """The larger or smaller of two numbers, or the next one."""
+    """Return the larger or smaller of two numbers, or the next one."""
     a, b = rng.sample(range(1, 100), 2)
     if rng.random() < 0.35:
         return Exchange(f"What comes after {a}?", f"After {a} comes {a + 1}.", str(a + 1), f"{a} plus one.")
@@ -419,7 +419,7 @@ def unknown(rng: random.Random) -> Exchange:
 
 
 def story(rng: random.Random) -> Exchange:
-    """A story on request, sometimes with a wish for its hero."""
+    """Return a story on request, sometimes with a wish for its hero."""
     kind = rng.choice(words.ANIMALS) if rng.random() < 0.6 else None
     text = stories.tell_story(rng, kind)
     ask = rng.choice(
@@ -474,7 +474,7 @@ PLAIN_SYSTEMS = [
 
 
 def styled(rng: random.Random, e: Exchange) -> tuple[str, Exchange]:
-    """A system prompt and the answer as that prompt wants it."""
+    """Return a system prompt and the answer as that prompt wants it."""
     prefix, suffix = nonce.word(rng).capitalize(), nonce.word(rng).capitalize()
     options = [
         (

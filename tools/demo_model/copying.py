@@ -47,7 +47,7 @@ def pick(rng: random.Random) -> Pair:
 
 
 def look_up(rng: random.Random) -> Pair:
-    """A value by its key."""
+    """Return a value by its key."""
     keys = rng.sample(_KEYS, rng.randint(2, 5))
     values = {key: " ".join(_things(rng, 1, 2)) for key in keys}
     facts = rng.choice([", ", "; "]).join(f"{key}: {value}" for key, value in values.items())
@@ -80,7 +80,7 @@ _MAKERS = [repeat, repeat, repeat, quote, pick, look_up, look_up, where, as_json
 
 
 def exercises(rng: random.Random) -> list[Message]:
-    """Some exercises, one after another."""
+    """Return some exercises, one after another."""
     out: list[Message] = []
     for _ in range(rng.randint(2, 6)):
         question, answer = rng.choice(_MAKERS)(rng)

@@ -13,7 +13,7 @@ END = "<|endoftext|>"
 
 
 def raw_story(rng: random.Random) -> Document:
-    """A story as plain text; a few begin in the middle or in lower case."""
+    """Return a story as plain text; a few begin in the middle or in lower case."""
     text = stories.tell_story(rng)
     dice = rng.random()
     if dice < 0.04:
@@ -25,7 +25,7 @@ def raw_story(rng: random.Random) -> Document:
 
 
 def infill(rng: random.Random) -> Document:
-    """A story with a sentence taken out, to be filled in."""
+    """Return a story with a sentence taken out, to be filled in."""
     sentences = stories.split_sentences(stories.tell_story(rng))
     at = rng.randrange(1, len(sentences) - 1)
     before, after = " ".join(sentences[:at]) + " ", " " + " ".join(sentences[at + 1 :])
@@ -59,7 +59,7 @@ _STYLED = [
 
 
 def styled_chat(rng: random.Random) -> Document:
-    """A system prompt that changes the answer, one or two exchanges long."""
+    """Return a system prompt that changes the answer, one or two exchanges long."""
     thinking = rng.random() < 0.1
     exchange = rng.choice(_STYLED)(rng)
     while "\n" in exchange.answer or exchange.answer == exchange.value:
@@ -69,7 +69,7 @@ def styled_chat(rng: random.Random) -> Document:
 
 
 def memory_chat(rng: random.Random) -> Document:
-    """A name told by the user or the system prompt and asked for later."""
+    """Return a name told by the user or the system prompt and asked for later."""
     name = nonce.name(rng)
     between = _turns(chat_data.any_exchange(rng), False) if rng.random() < 0.4 else []
     if rng.random() < 0.5:
@@ -91,7 +91,7 @@ def memory_chat(rng: random.Random) -> Document:
 
 
 def exercise(rng: random.Random) -> Document:
-    """Copying, and nothing else."""
+    """Return a document of copying exercises alone."""
     return segments(Chat(copying.exercises(rng)))
 
 
@@ -140,7 +140,7 @@ FIRST_MIX: list[tuple[Maker, float]] = [*MIX, (exercise, 150)]
 
 
 def documents(seed: int, mix: list[tuple[Maker, float]] | None = None) -> Iterator[Document]:
-    """An endless stream of documents."""
+    """Yield an endless stream of documents."""
     rng = random.Random(seed)
     makers, weights = zip(*(mix or MIX), strict=True)
     while True:

@@ -26,12 +26,12 @@ class Task:
 
 
 def exactly(text: str) -> Check:
-    """The answer is this text, and it ends by itself."""
+    """Return a check that the answer is this text, and that it ends by itself."""
     return lambda out: out.ended and out.text.strip() == text
 
 
 def contains(text: str) -> Check:
-    """The answer has this text in it."""
+    """Return a check that the answer has this text in it."""
     return lambda out: out.ended and text in out.text
 
 
@@ -76,13 +76,13 @@ def tool_calls(seed: int = 9001) -> Iterator[Task]:
 
 
 def tool_answers(seed: int = 9002) -> Iterator[Task]:
-    """The answer after a tool's result."""
+    """Yield conversations up to a tool's result; the answer must use it."""
     for chat, use in _tool_chats(seed):
         yield Task(prompt(Chat(chat.messages[:-1], chat.tools)), exactly(use.answer))
 
 
 def weather_calls(seed: int = 9003) -> Iterator[Task]:
-    """The common case: one tool for the weather, a city that is not in the corpus."""
+    """Yield tasks of the common case: one tool for the weather, a city that is not in the corpus."""
     rng = random.Random(seed)
     while True:
         weather = tools_data.offer(rng, tools_data.FAMILIES[0])
@@ -99,7 +99,7 @@ def tools_unused(seed: int = 9004) -> Iterator[Task]:
 
 
 def system_prompts(seed: int = 9005) -> Iterator[Task]:
-    """A system prompt changes the answer to a question about the world."""
+    """Yield questions about the world with a system prompt that changes the answer."""
     rng = random.Random(seed)
     while True:
         system, e = chat_data.styled(rng, chat_data.exchange_of(rng.choice(world.HELD_OUT)))
@@ -107,7 +107,7 @@ def system_prompts(seed: int = 9005) -> Iterator[Task]:
 
 
 def sums(seed: int = 9006) -> Iterator[Task]:
-    """Sums of two-digit numbers that were kept out of the corpus."""
+    """Yield sums of two-digit numbers that were kept out of the corpus."""
     rng = random.Random(seed)
     pairs = [p for p in itertools.product(range(10, 100), repeat=2) if chat_data.sum_held_out(*p)]
     rng.shuffle(pairs)

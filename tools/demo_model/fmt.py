@@ -33,7 +33,7 @@ class Call:
     arguments: Json
 
     def text(self) -> str:
-        """The call as the model writes it."""
+        """Return the call as the model writes it."""
         body = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
         return f"<tool_call>\n{body}\n</tool_call>"
 
@@ -48,7 +48,7 @@ class Message:
     calls: tuple[Call, ...] = ()
 
     def body(self) -> str:
-        """What the assistant writes after its thoughts."""
+        """Return what the assistant writes after its thoughts."""
         calls = "\n".join(c.text() for c in self.calls)
         return "\n".join(part for part in (self.content, calls) if part)
 
@@ -81,7 +81,7 @@ def _assistant(message: Message) -> list[Segment]:
 
 
 def segments(chat: Chat) -> list[Segment]:
-    """The whole conversation; only what the assistant writes is learned."""
+    """Return the whole conversation; only what the assistant writes is learned."""
     out = [Segment(_system(chat), False)]
     previous = ""
     for message in chat.messages:
@@ -99,10 +99,10 @@ def segments(chat: Chat) -> list[Segment]:
 
 
 def generation_prompt(thinking: bool) -> str:
-    """What the template adds when the assistant is to answer."""
+    """Return what the template adds when the assistant is to answer."""
     return "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
 
 
 def prompt(chat: Chat, thinking: bool = False) -> str:
-    """The conversation so far plus the opening of the answer."""
+    """Return the conversation so far plus the opening of the answer."""
     return "".join(s.text for s in segments(chat)) + generation_prompt(thinking)

@@ -41,11 +41,11 @@ class Generator(Protocol):
         ...
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         ...
 
     def next_tokens(self, tokens: list[int]) -> list[int]:
-        """The greedy choice after each token of a sequence."""
+        """Return the greedy choice after each token of a sequence."""
         ...
 
 
@@ -60,7 +60,7 @@ class PacelineGenerator:
         )
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         return self.model.tokenizer.encode(prompt, add_special=False, parse_special=True)
 
     def generate(self, prompt: str, limit: int, sampling: Sampling = GREEDY) -> Output:
@@ -80,7 +80,7 @@ class PacelineGenerator:
         return Output(self.model.tokenizer.decode(tokens, special=True), tokens, len(tokens) < room)
 
     def next_tokens(self, tokens: list[int]) -> list[int]:
-        """The greedy choice after each token of a sequence."""
+        """Return the greedy choice after each token of a sequence."""
         self.context.clear()
         self.context.decode(tokens, wants_logits="all")
         return [int(self.context.logits(index).argmax()) for index in range(len(tokens))]

@@ -29,7 +29,7 @@ class Row:
         return self.right / max(self.count, 1)
 
     def markdown(self) -> str:
-        """The line as Markdown."""
+        """Return the line as Markdown."""
         wanted = f"{self.required:.0%}" if self.required else "-"
         return f"| {self.name} | {self.right} / {self.count} | {self.share:.1%} | {wanted} |"
 
@@ -99,13 +99,13 @@ def drafts(big: Generator, draft: Generator, count: int) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     head = ["| what | right | share | required |", "| --- | --- | --- | --- |"]
     return "\n".join(head + [row.markdown() for row in rows])
 
 
 def engine_of(path: Path, tokenizer: Path | None) -> Generator:
-    """The engine for a GGUF file: paceline, or PyTorch where a tokenizer is given."""
+    """Return the engine for a GGUF file: paceline, or PyTorch where a tokenizer is given."""
     if tokenizer is None:
         return PacelineGenerator(path)
     from tokenizers import Tokenizer

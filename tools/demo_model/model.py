@@ -98,7 +98,7 @@ class Block(nn.Module):
         return x + self.feed(self.ffn_norm(x))
 
     def feed(self, h: Tensor) -> Tensor:
-        """The gated feed-forward layer."""
+        """Return the gated feed-forward layer."""
         y: Tensor = self.down(functional.silu(self.gate(h)) * self.up(h))
         return y
 
@@ -129,11 +129,11 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
     def block_list(self) -> list[Block]:
-        """The layers with their type."""
+        """Return the layers with their type."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """The last hidden states of a batch of token numbers."""
+        """Return the last hidden states of a batch of token numbers."""
         time = tokens.shape[1]
         x = self.embed(tokens)
         cos, sin = self.cos[:time].to(x.dtype), self.sin[:time].to(x.dtype)

@@ -59,7 +59,7 @@ def _draw(rng: random.Random) -> str:
 
 
 def word(rng: random.Random) -> str:
-    """A made-up word in lower case, never a city that is kept out of the corpus."""
+    """Return a made-up word in lower case, never a city that is kept out of the corpus."""
     while True:
         made = _draw(rng)
         if made not in _KEPT_OUT:
@@ -67,7 +67,7 @@ def word(rng: random.Random) -> str:
 
 
 def proper(rng: random.Random) -> str:
-    """A made-up name of a place or a person, rarely of two words."""
+    """Return a made-up name of a place or a person, rarely of two words."""
     made = word(rng).capitalize()
     dice = rng.random()
     if dice < 0.12:
@@ -76,7 +76,7 @@ def proper(rng: random.Random) -> str:
 
 
 def name(rng: random.Random) -> str:
-    """A first name, real or made up."""
+    """Return a first name, real or made up."""
     return rng.choice(FIRST_NAMES) if rng.random() < 0.3 else word(rng).capitalize()
 
 
@@ -101,6 +101,6 @@ def thing(rng: random.Random) -> str:  # noqa: PLR0911 - one line for each kind
 
 
 def phrase(rng: random.Random, most: int = 4) -> str:
-    """A few words, some of them made up."""
+    """Return a few words, some of them made up."""
     count = rng.randint(1, most)
     return " ".join(word(rng) if rng.random() < 0.3 else rng.choice(PHRASE_WORDS) for _ in range(count))

@@ -74,7 +74,7 @@ class Teller:
         return expand(template, self.state, self.rng)
 
     def paragraph(self, beats: list[plots.Beat]) -> str:
-        """The sentences of several beats, joined."""
+        """Return the sentences of several beats, joined."""
         return " ".join(s for s in (self.tell(b) for b in beats) if s)
 
 

@@ -40,7 +40,7 @@ def _pre_tokenizer(*before: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTo
 
 
 def _latin(text: str) -> str:
-    """The text without signs beyond Latin, so that an emoji keeps taking several tokens."""
+    """Return the text without signs beyond Latin, so that an emoji keeps taking several tokens."""
     return "".join(c for c in text if ord(c) < 0x250)
 
 
@@ -75,7 +75,7 @@ def _build(vocab: dict[str, int], merges: Merges) -> Tokenizer:
 
 
 def _first_pieces(tokenizer: Tokenizer, count: int, seed: int) -> list[str]:
-    """The pieces that most often follow a space inside a word."""
+    """Return the pieces that most often follow a space inside a word."""
     found: Counter[str] = Counter()
     for text in _texts(count, seed):
         pieces = tokenizer.encode(text).tokens

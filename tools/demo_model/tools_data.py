@@ -21,7 +21,7 @@ ITEMS = "lamp chair table book phone bike camera jacket shoe guitar clock bottle
 
 
 def city(rng: random.Random) -> str:
-    """A city of the corpus, or a made-up one, so that the name must be copied."""
+    """Return a city of the corpus, or a made-up one, so that the name must be copied."""
     return rng.choice(CITIES) if rng.random() < 0.35 else nonce.proper(rng)
 
 
@@ -71,7 +71,7 @@ class Family:
 def _family(
     names: str, about: str, params: list[Param], questions: str, result: str, answer: str, **extra: Draw
 ) -> Family:
-    """A family from lists written as text, separated by bars."""
+    """Return a family from lists written as text, separated by bars."""
     return Family(
         tuple(names.split()),
         tuple(about.split("|")),
@@ -350,14 +350,14 @@ def _schema(rng: random.Random, chosen: list[tuple[str, Param]]) -> Json:
 
 
 def _sorted(value: Any) -> Any:
-    """The value with its keys in order, as some template engines write it."""
+    """Return the value with its keys in order, as some template engines write it."""
     if isinstance(value, dict):
         return {k: _sorted(value[k]) for k in sorted(value)}
     return [_sorted(v) for v in value] if isinstance(value, list) else value
 
 
 def describe(rng: random.Random, name: str, about: str, chosen: list[tuple[str, Param]]) -> Json:
-    """The JSON description of a tool, with the small differences that clients have."""
+    """Return the JSON description of a tool, with the small differences that clients have."""
     function: Json = {"name": name}
     if rng.random() < 0.9:
         function["description"] = about + rng.choice(["", "", "."])
@@ -410,7 +410,7 @@ def offer(rng: random.Random, family: Family) -> Offer:
 
 
 def unknown_family(rng: random.Random) -> Family:
-    """A tool that no one has seen before: its name is in the question."""
+    """Return a tool that was never seen before: its name is in the question."""
     name = f"{rng.choice(['get', 'make', 'run', 'do', 'find', 'check', 'open'])}_{nonce.word(rng)}"
     kinds: list[tuple[str, Draw]] = [("string", nonce.word), ("integer", _number(0, 999)), ("string", nonce.phrase)]
     chosen = rng.sample(kinds, rng.choice([1, 1, 2]))
@@ -427,7 +427,7 @@ def unknown_family(rng: random.Random) -> Family:
 
 
 def any_offer(rng: random.Random) -> Offer:
-    """A tool of a known family, more often of the common ones, or an unknown tool."""
+    """Return a tool of a known family, more often of the common ones, or an unknown tool."""
     if rng.random() < 0.1:
         return offer(rng, unknown_family(rng))
     if rng.random() < 0.4:
@@ -471,7 +471,7 @@ SYSTEMS = [
 
 
 def system_turn(rng: random.Random) -> list[Message]:
-    """A system message that changes nothing, or none."""
+    """Return a system message that changes nothing, or none."""
     system = rng.choice(SYSTEMS)
     return [Message("system", system)] if system else []
 
@@ -490,7 +490,7 @@ def round_of(use: Use, thinking: bool) -> list[Message]:
 def tool_chat(
     rng: random.Random, thinking: bool = False, draw_city: Draw | None = None, rounds: int = 1
 ) -> tuple[Chat, Use]:
-    """A tool conversation of some rounds, and the use of its last round."""
+    """Return a tool conversation of some rounds, and the use of its last round."""
     offered = offers(rng, rng.choice([1, 1, 2, 2, 3, 4] if rounds < 3 else [1, 2]))
     uses = [rng.choice(offered).use(rng, draw_city) for _ in range(rounds)]
     messages = system_turn(rng)

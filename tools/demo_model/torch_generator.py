@@ -36,7 +36,7 @@ def _config(reader: gguf.GGUFReader) -> Config:
 
 
 def load(path: Path) -> Llama:
-    """The model of a GGUF file, with its weights turned back into numbers."""
+    """Return the model of a GGUF file, with its weights turned back into numbers."""
     reader = gguf.GGUFReader(path)
     model = Llama(_config(reader))
     stored = {t.name: t for t in reader.tensors}
@@ -87,7 +87,7 @@ class Cache:
 
 
 def choose(logits: Tensor, how: Sampling, random: torch.Generator) -> int:
-    """The next token: top-k, top-p and min-p, then temperature, in llama.cpp's order."""
+    """Return the next token: top-k, top-p and min-p, then temperature, in llama.cpp's order."""
     if how.temperature == 0:
         return int(logits.argmax())
     values, index = logits.topk(how.top_k)
@@ -105,7 +105,7 @@ class TorchGenerator:
         self.stops = {tokenizer.token_to_id(s) for s in STOPS}
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         ids: list[int] = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         return ids
 
@@ -130,6 +130,6 @@ class TorchGenerator:
 
     @torch.inference_mode()
     def next_tokens(self, tokens: list[int]) -> list[int]:
-        """The greedy choice after each token of a sequence."""
+        """Return the greedy choice after each token of a sequence."""
         choices: list[int] = Cache(self.model).forward(tokens).argmax(-1).tolist()
         return choices

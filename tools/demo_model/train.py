@@ -84,7 +84,7 @@ class Plan:
         return 1024 if step >= self.steps - self.decay // 2 else 512
 
     def fixed(self) -> dict[str, Any]:
-        """What may not change when a training is resumed."""
+        """Return what may not change when a training is resumed."""
         return {"draft": self.draft, "rows": self.rows, "rate": self.rate, "workers": self.workers}
 
 
@@ -96,7 +96,7 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The checkpoints of a training, the newest last."""
+    """Return the checkpoints of a training, the newest last."""
     found = [p for p in out.parent.glob(f"{out.stem}.*.pt") if p.suffixes[-2][1:].isdigit()]
     return sorted(found, key=lambda p: int(p.suffixes[-2][1:]))
 

@@ -128,7 +128,7 @@ TABLE = _table()
 
 
 def an(word: str) -> str:
-    """The word with its article."""
+    """Return the word with its article."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
@@ -207,12 +207,12 @@ PHRASINGS: dict[str, list[str]] = {
 
 
 def value(attribute: str, v: Villager) -> str:
-    """The bare fact, as a one-word answer gives it."""
+    """Return the bare fact, as a one-word answer gives it."""
     return v.name if attribute == "who" else str(getattr(v, attribute))
 
 
 def answer(attribute: str, v: Villager) -> str:
-    """The full sentence that answers a question about one fact."""
+    """Return the full sentence that answers a question about one fact."""
     return {
         "kind": f"{v.name} is {an(v.kind)}.",
         "colour": f"{v.name}'s favourite colour is {v.colour}.",
