@@ -371,9 +371,9 @@ class World:
                 assert event.key not in self.embedded, "an embedding request ended twice"
                 self.embedded[event.key] = event
             elif isinstance(event, (Exported, Imported)):
-                told = self.exported if isinstance(event, Exported) else self.imported
-                assert told[event.key] is None, "a query got two results"
-                told[event.key] = event.ranges
+                results = self.exported if isinstance(event, Exported) else self.imported
+                assert results[event.key] is None, "a query got two results"
+                results[event.key] = event.ranges
             elif event.key in self.outcomes:
                 self._note(self.outcomes[event.key], event)
 

@@ -91,8 +91,8 @@ class WorkerLife:
 
 
 @dataclass
-class Told:
-    """All that the reader of a request was told."""
+class ReaderOutcome:
+    """All that the reader of a request received."""
 
     request: Request
     chunks: list[StreamChunk] = field(default_factory=list)
@@ -133,7 +133,7 @@ class IsolatedWorld:
         self.clock = ManualClock()
         self._options = {"num_seq_ids": 8, **backend_options}
         self.replay_log = ReplayLog()
-        self.told: dict[int, Told] = {}
+        self.outcomes: dict[int, ReaderOutcome] = {}
         self.embedded: dict[int, Embedded] = {}
         self.requests: dict[int, Request | EmbeddingRequest] = {}
         self.metrics = Metrics()
@@ -144,7 +144,7 @@ class IsolatedWorld:
         self._ready_s = self.clock.now()
         self.start_at_s: float | None = None  # where there is no worker: when its back-off is over
 
-    def submit(self, prompt: list[int], **options: Any) -> Told:
+    def submit(self, prompt: list[int], **options: Any) -> ReaderOutcome:
         params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
         rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
         request = Request(
@@ -158,9 +158,9 @@ class IsolatedWorld:
             vocabulary=self.worker.backend.vocabulary,
             echo=bytes(token for token in prompt if token < 256).decode("utf-8", "replace") if params.echo else "",
         )
-        told = self.told[request.key] = Told(request)
+        outcome = self.outcomes[request.key] = ReaderOutcome(request)
         self._accept(request)
-        return told
+        return outcome
 
     def submit_embedding(self, texts: list[list[int]], **options: Any) -> int:
         request = EmbeddingRequest(
@@ -270,9 +270,9 @@ class IsolatedWorld:
             self.tick()
         raise AssertionError(f"not done after {max_ticks} ticks: {list(self.replay_log)}")
 
-    def end(self, told: Told, reason: FinishReason) -> None:
+    def end(self, outcome: ReaderOutcome, reason: FinishReason) -> None:
         """The front ends a request by itself."""
-        self.take(self.replay_log.end(told.request.key, reason, self.clock.now()))
+        self.take(self.replay_log.end(outcome.request.key, reason, self.clock.now()))
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -280,20 +280,20 @@ class IsolatedWorld:
             if isinstance(event, Embedded):
                 assert event.key not in self.embedded
                 self.embedded[event.key] = event
-            if event.key not in self.told:
+            if event.key not in self.outcomes:
                 continue
-            told = self.told[event.key]
+            outcome = self.outcomes[event.key]
             match event:
                 case Started():
-                    told.num_started += 1
+                    outcome.num_started += 1
                 case Delta(_, chunk):
-                    assert told.terminal is None
-                    told.chunks.append(chunk)
+                    assert outcome.terminal is None
+                    outcome.chunks.append(chunk)
                 case Ended(_, chunk):
-                    assert told.terminal is None
-                    told.chunks.append(chunk)
-                    told.terminal = chunk
+                    assert outcome.terminal is None
+                    outcome.chunks.append(chunk)
+                    outcome.terminal = chunk
                 case Released():
-                    assert told.terminal is not None
-                    assert not told.is_released
-                    told.is_released = True
+                    assert outcome.terminal is not None
+                    assert not outcome.is_released
+                    outcome.is_released = True

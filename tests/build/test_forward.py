@@ -35,10 +35,10 @@ def forwarded(run: ScriptRunner, args: str = "", **variables: str) -> dict[str, 
 
 def test_our_defaults_are_told(run: ScriptRunner) -> None:
     """One backend is on, OpenMP, NCCL and OpenSSL are off, native code is on."""
-    told = forwarded(run)
-    assert [told[f"GGML_{name}"] for name in ("CUDA", "METAL", "VULKAN", "HIP")] == ["OFF"] * 4
-    assert [told[name] for name in ("GGML_OPENMP", "GGML_CUDA_NCCL", "LLAMA_OPENSSL")] == ["OFF"] * 3
-    assert told["GGML_NATIVE"] == "ON"
+    options = forwarded(run)
+    assert [options[f"GGML_{name}"] for name in ("CUDA", "METAL", "VULKAN", "HIP")] == ["OFF"] * 4
+    assert [options[name] for name in ("GGML_OPENMP", "GGML_CUDA_NCCL", "LLAMA_OPENSSL")] == ["OFF"] * 3
+    assert options["GGML_NATIVE"] == "ON"
 
 
 def test_a_dated_build_is_not_native(run: ScriptRunner) -> None:
@@ -49,8 +49,8 @@ def test_a_dated_build_is_not_native(run: ScriptRunner) -> None:
 
 def test_definitions_override_our_defaults(run: ScriptRunner) -> None:
     """Every default yields to -D."""
-    told = forwarded(run, GGML_OPENMP="ON", GGML_NATIVE="OFF", GGML_BLAS="ON", LLAMA_OPENSSL="ON")
-    assert [told[name] for name in ("GGML_OPENMP", "GGML_NATIVE", "GGML_BLAS", "LLAMA_OPENSSL")] == [
+    options = forwarded(run, GGML_OPENMP="ON", GGML_NATIVE="OFF", GGML_BLAS="ON", LLAMA_OPENSSL="ON")
+    assert [options[name] for name in ("GGML_OPENMP", "GGML_NATIVE", "GGML_BLAS", "LLAMA_OPENSSL")] == [
         "ON",
         "OFF",
         "ON",
@@ -60,33 +60,33 @@ def test_definitions_override_our_defaults(run: ScriptRunner) -> None:
 
 def test_every_definition_in_cmake_args_is_told(run: ScriptRunner) -> None:
     """A variable of any name that CMAKE_ARGS defines reaches llama.cpp, with spaces and lists whole."""
-    told = forwarded(
+    options = forwarded(
         run, args='-DBLA_VENDOR=OpenBLAS -DMY_LIST:STRING="a;b c" --debug', BLA_VENDOR="OpenBLAS", MY_LIST="a;b c"
     )
-    assert told["BLA_VENDOR"] == "OpenBLAS"
-    assert told["MY_LIST"] == "a;b c"
+    assert options["BLA_VENDOR"] == "OpenBLAS"
+    assert options["MY_LIST"] == "a;b c"
 
 
 def test_what_is_ours_alone_is_not_told(run: ScriptRunner) -> None:
     """Our own settings and install paths stay here."""
-    told = forwarded(
+    options = forwarded(
         run, args="-DPACELINE_BACKEND=cpu -DCMAKE_INSTALL_PREFIX=/x", PACELINE_BACKEND="cpu", CMAKE_INSTALL_PREFIX="/x"
     )
-    assert not {"PACELINE_BACKEND", "CMAKE_INSTALL_PREFIX"} & told.keys()
+    assert not {"PACELINE_BACKEND", "CMAKE_INSTALL_PREFIX"} & options.keys()
 
 
 def test_flags_and_sanitizers_are_told(run: ScriptRunner) -> None:
     """The compiler's flags and the sanitizers go to both languages, those of the build type beside them."""
-    told = forwarded(
+    options = forwarded(
         run,
         CMAKE_C_FLAGS="-g",
         CMAKE_BUILD_TYPE="Debug",
         CMAKE_CXX_FLAGS_DEBUG="-O1",
         PACELINE_SANITIZE_FLAGS="-fsanitize=address",
     )
-    assert told["CMAKE_C_FLAGS"] == "-g -ffunction-sections -fdata-sections -fsanitize=address"
-    assert told["CMAKE_CXX_FLAGS"] == "-ffunction-sections -fdata-sections -fsanitize=address"
-    assert told["CMAKE_CXX_FLAGS_DEBUG"] == "-O1"
+    assert options["CMAKE_C_FLAGS"] == "-g -ffunction-sections -fdata-sections -fsanitize=address"
+    assert options["CMAKE_CXX_FLAGS"] == "-ffunction-sections -fdata-sections -fsanitize=address"
+    assert options["CMAKE_CXX_FLAGS_DEBUG"] == "-O1"
 
 
 @pytest.mark.parametrize("name", ["BUILD_SHARED_LIBS", "GGML_BACKEND_DL", "GGML_CPU_ALL_VARIANTS"])

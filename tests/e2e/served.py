@@ -23,13 +23,13 @@ ADDRESS = re.compile(r"https?://\S+")
 
 
 class Served:
-    """One run of the server. said: the last lines that it wrote. url: of its root, known once it listens."""
+    """One run of the server. lines: the last lines that it wrote to stderr. url: of its root, known once it listens."""
 
     def __init__(self, *flags: str, is_ready: bool = True, **env: str) -> None:
         """is_ready: waits for the model; otherwise only for the port."""
-        self.said: deque[str] = deque(maxlen=1000)
-        self._said_more = threading.Condition()
-        self._num_said = 0
+        self.lines: deque[str] = deque(maxlen=1000)
+        self._more_lines = threading.Condition()
+        self._num_lines = 0
         self._has_ended = False
         self._process = subprocess.Popen(
             [*COMMAND, "serve", "--port", "0", *flags],
@@ -50,32 +50,32 @@ class Served:
             self.end()
             raise
 
-    # ---- what it says
+    # ---- its output
 
     def _read(self) -> None:
         assert self._process.stderr is not None
         for line in iter(self._process.stderr.readline, b""):
             self._add(line.decode(errors="replace"))
-        with self._said_more:
+        with self._more_lines:
             self._has_ended = True
-            self._said_more.notify_all()
+            self._more_lines.notify_all()
 
     def _add(self, line: str) -> None:
-        with self._said_more:
-            self.said.append(line)
-            self._num_said += 1
-            self._said_more.notify_all()
+        with self._more_lines:
+            self.lines.append(line)
+            self._num_lines += 1
+            self._more_lines.notify_all()
 
     def wait_for(self, words: str) -> str:
         """The first line with them that there is or will be."""
 
         def found() -> str | None:
-            return next((line for line in self.said if words in line), None)
+            return next((line for line in self.lines if words in line), None)
 
-        with self._said_more:
-            self._said_more.wait_for(lambda: found() is not None or self._has_ended, LONG_S)
+        with self._more_lines:
+            self._more_lines.wait_for(lambda: found() is not None or self._has_ended, LONG_S)
             line = found()
-        assert line is not None, f"it never said {words!r} but {list(self.said)[-20:]}"
+        assert line is not None, f"it never wrote {words!r} but {list(self.lines)[-20:]}"
         return line
 
     # ---- its processes

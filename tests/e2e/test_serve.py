@@ -86,7 +86,7 @@ def test_breaking_out_of_a_stream_frees_its_slot(served: Served, client: openai.
 def test_the_asynchronous_client_has_many_streams_at_once(served: Served) -> None:
     """More than there are slots, whole ones and some that are left."""
 
-    async def told(client: openai.AsyncOpenAI, seed: int) -> int:
+    async def num_streamed(client: openai.AsyncOpenAI, seed: int) -> int:
         asked = {**TOLD, "temperature": 1, "extra_body": {"ignore_eos": True}}
         stream = await client.completions.create(**asked, seed=seed, stream=True)
         return len("".join([chunk.choices[0].text async for chunk in stream]))
@@ -99,7 +99,7 @@ def test_the_asynchronous_client_has_many_streams_at_once(served: Served) -> Non
     async def asked() -> int | None:
         async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="none", timeout=LONG_S) as client:
             lengths = await asyncio.gather(
-                *(told(client, seed) for seed in range(12)), *(left(client) for _ in range(6))
+                *(num_streamed(client, seed) for seed in range(12)), *(left(client) for _ in range(6))
             )
             assert all(lengths[:12])
             whole = await client.completions.create(**TOLD)
@@ -130,9 +130,9 @@ def test_curl_shows_the_events_as_they_come(served: Served) -> None:
     )
     events = done.stdout.decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
-    told = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    assert told[-2]["choices"][0]["finish_reason"] == "length"
-    assert told[-1]["usage"]["completion_tokens"] == 12
+    payloads = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert payloads[-2]["choices"][0]["finish_reason"] == "length"
+    assert payloads[-1]["usage"]["completion_tokens"] == 12
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
@@ -291,7 +291,7 @@ def test_a_crash_loop_is_shown_and_loses_no_stream_until_max_restarts_ends_the_s
         assert (json.loads(events[-2])["error"]["code"], events[-1]) == ("engine_stopped", "[DONE]")
         assert served.code() == 70
         assert "ending: the engine's process crashed once more after max_restarts=4 restarts in a row" in "".join(
-            served.said
+            served.lines
         )
 
 
@@ -368,7 +368,7 @@ def test_over_tls_with_keys_from_a_file_nothing_secret_is_written(tmp_path: Path
                     assert chunks[-1].choices[0].finish_reason is not None
         served.signal(signal.SIGTERM)
         assert served.code() == 0
-        written = "".join(served.said)
+        written = "".join(served.lines)
     assert '"status":200' in written and '"status":401' in written
     assert "secret" not in written and TOLD["prompt"] not in written
 

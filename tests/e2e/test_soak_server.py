@@ -82,7 +82,7 @@ class Client:
         connection, head = await self._ask(*self._openai(stream=True))
         if head.status != 200:
             return await self._refused(connection, head)
-        return self._told([event async for event in connection.events()])
+        return self._ending_of([event async for event in connection.events()])
 
     async def whole(self) -> str:
         """Without a stream."""
@@ -139,7 +139,7 @@ class Client:
         response = await other.post(f"/v1/requests/{request_id}/cancel", {})
         found = json.loads(await other.whole(response))["cancelled"]
         other.close()
-        ending = self._told([event async for event in connection.events()])
+        ending = self._ending_of([event async for event in connection.events()])
         assert found or ending != "cancelled"
         return ending
 
@@ -180,10 +180,10 @@ class Client:
         error = json.loads(await connection.whole(head))["error"]
         assert head.status == 429, (head.status, error)
         assert int(head.headers["retry-after"]) > 0
-        await asyncio.sleep(self._rng.random() * 0.2)  # as a client does that was told to wait, but not for so long
+        await asyncio.sleep(self._rng.random() * 0.2)  # as a client that honours Retry-After, but sooner
         return "429"
 
-    def _told(self, events: list[str]) -> str:
+    def _ending_of(self, events: list[str]) -> str:
         """How a stream ended: one terminal event, and then the mark."""
         assert events[-1] == "[DONE]"
         parsed = [json.loads(event) for event in events[:-1]]

@@ -276,10 +276,10 @@ def test_the_choice_may_change_at_any_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "expected"),
     [("llama.cpp", "llama.cpp"), ("paceline", "paceline"), ("", "paceline"), ("best", "InvalidParams")],
 )
-def test_the_environment_chooses(word: str, says: str) -> None:
+def test_the_environment_chooses(word: str, expected: str) -> None:
     """PACELINE_CPU_ATTENTION selects the kernel; another name is refused."""
     script = (
         "from paceline.runtime.attention import kernel\n"
@@ -290,7 +290,7 @@ def test_the_environment_chooses(word: str, says: str) -> None:
     completed = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    assert completed.stdout.strip() == says
+    assert completed.stdout.strip() == expected
 
 
 def test_a_context_reads_the_environment(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,9 @@ def test_a_template_renders_as_jinja_does(name: str, generate: bool) -> None:
     for messages in (TALK, TALK[:1], SYSTEM + TALK):
         if name == "turns" and messages[0]["role"] == "system":
             continue
-        told = chat.render(messages, add_generation_prompt=generate, kwargs={"date_string": "1 May 2026"})
+        rendered = chat.render(messages, add_generation_prompt=generate, kwargs={"date_string": "1 May 2026"})
         wanted = by_jinja(chat, messages, generate=generate, date_string="1 May 2026", enable_thinking=True)
-        assert told.text == wanted
+        assert rendered.text == wanted
 
 
 def test_the_templates_of_known_models_render_as_jinja_does(llama_cpp_source: Path) -> None:
@@ -90,11 +90,11 @@ def test_the_templates_of_known_models_render_as_jinja_does(llama_cpp_source: Pa
             variables = {"date_string": "1 May 2026", "datetime": "May 1 2026", "functions": "none"}
             while True:
                 day = dt.datetime.now().date()  # noqa: DTZ005 - some templates tell it
-                told = chat.render(messages, kwargs=variables)
+                rendered = chat.render(messages, kwargs=variables)
                 wanted = by_jinja(chat, messages, generate=True, enable_thinking=True, **variables)
                 if day == dt.datetime.now().date():  # noqa: DTZ005
                     break
-            assert told.text == wanted, path.name
+            assert rendered.text == wanted, path.name
 
 
 def test_ends_that_models_spell_out_are_stops() -> None:
@@ -144,11 +144,11 @@ def test_an_assistant_message_can_be_continued() -> None:
     """The prompt ends where the last message does, and the model goes on from there."""
     chat = ChatTemplate(demo(), HEADERS)
     talk = [*TALK[:1], {"role": "assistant", "content": "About 384"}]
-    told = chat.render(talk, continue_final_message=True)
-    assert told.text == chat.render(TALK[:1]).text + "About 384"
-    assert told.text[slice(*told.inputs[-1])] == "About 384"
+    rendered = chat.render(talk, continue_final_message=True)
+    assert rendered.text == chat.render(TALK[:1]).text + "About 384"
+    assert rendered.text[slice(*rendered.inputs[-1])] == "About 384"
     parts = [{"type": "text", "text": "About 384"}]
-    assert chat.render([*TALK[:1], {"role": "assistant", "content": parts}], continue_final_message=True) == told
+    assert chat.render([*TALK[:1], {"role": "assistant", "content": parts}], continue_final_message=True) == rendered
     for last in ({"role": "user", "content": "x"}, {"role": "assistant", "content": " "}):
         with pytest.raises(InvalidParams, match="continue_final_message needs a last message of the role assistant"):
             chat.render([*TALK[:1], last], continue_final_message=True)
@@ -161,9 +161,9 @@ def test_bos_is_left_to_the_vocabulary_that_adds_it(with_bos: Model) -> None:
     bos = with_bos.tokenizer.bos
     for template in ("{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"):
         chat = ChatTemplate(with_bos, template)
-        told = chat.render([{"role": "user", "content": "hello"}])
-        assert (chat.bos, told.text) == ("<|bos|>", "hello")
-        assert chat.encode(told) == [bos, *with_bos.tokenizer.encode("hello", add_special=False)]
+        rendered = chat.render([{"role": "user", "content": "hello"}])
+        assert (chat.bos, rendered.text) == ("<|bos|>", "hello")
+        assert chat.encode(rendered) == [bos, *with_bos.tokenizer.encode("hello", add_special=False)]
     kept = ChatTemplate(demo(), "{{ bos_token }}{{ messages[0].content }}")
     assert not demo().tokenizer.add_bos
     assert kept.encode(kept.render([{"role": "user", "content": "x"}]))[0] == demo().tokenizer.bos
@@ -191,9 +191,9 @@ def test_variables_reach_the_template() -> None:
 def test_templates_know_the_day() -> None:
     """As strftime_now and, as llama-server has it, as date_string."""
     before = dt.datetime.now()  # noqa: DTZ005 - local time is meant
-    told = text_of("{{ strftime_now('%Y-%m-%d') }} {{ date_string }}")
+    rendered = text_of("{{ strftime_now('%Y-%m-%d') }} {{ date_string }}")
     after = dt.datetime.now()  # noqa: DTZ005
-    assert told in {f"{day:%Y-%m-%d} {day:%d %b %Y}" for day in (before, after)}
+    assert rendered in {f"{day:%Y-%m-%d} {day:%d %b %Y}" for day in (before, after)}
 
 
 def test_a_model_without_a_template_says_so(vocabulary: Model) -> None:
@@ -228,20 +228,20 @@ def test_two_hundred_threads_render_at_once() -> None:
     )
     barrier = threading.Barrier(200)
 
-    def render(who: int) -> RenderedPrompt | str:
+    def render(number: int) -> RenderedPrompt | str:
         barrier.wait()
         try:
-            return chat.render([{"role": "user", "content": f"I am {who}"}], kwargs={"who": who})
+            return chat.render([{"role": "user", "content": f"I am {number}"}], kwargs={"who": number})
         except TemplateError as error:
             return str(error)
 
     with ThreadPoolExecutor(200) as pool:
-        told = list(pool.map(render, range(200)))
-    assert isinstance(told[13], str) and "strftime_now" in told[13]
-    for who, prompt in enumerate(told):
-        if who != 13:
+        rendered = list(pool.map(render, range(200)))
+    assert isinstance(rendered[13], str) and "strftime_now" in rendered[13]
+    for number, prompt in enumerate(rendered):
+        if number != 13:
             assert isinstance(prompt, RenderedPrompt)
-            assert f"I am {who}<|eot_id|>" in prompt.text and prompt.text.endswith(f"<{who}>")
+            assert f"I am {number}<|eot_id|>" in prompt.text and prompt.text.endswith(f"<{number}>")
 
 
 def test_other_threads_run_while_a_template_does(monkeypatch: pytest.MonkeyPatch) -> None:

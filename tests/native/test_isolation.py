@@ -135,21 +135,21 @@ def test_a_model_that_cannot_be_loaded_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_loading_says_how_far_it_is() -> None:
     """On the caller's thread, in steps that grow to the end; a worker that takes over says nothing."""
-    told: list[float] = []
+    fractions: list[float] = []
     threads: set[int] = set()
 
     def progress(fraction: float) -> None:
-        told.append(fraction)
+        fractions.append(fraction)
         threads.add(threading.get_ident())
 
     with isolated(progress=progress) as llm:
-        assert told == sorted(told)
-        assert told[-1] == 1.0
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
         assert threads == {threading.get_ident()}
-        num_told = len(told)
+        num_fractions = len(fractions)
         kill(llm)
         assert llm.generate(STORY, max_tokens=2).token_ids
-        assert len(told) == num_told
+        assert len(fractions) == num_fractions
 
 
 def test_loading_ends_where_that_is_wanted() -> None:

@@ -24,5 +24,5 @@ def test_facts_without_weights_are_those_with_weights(kind: str, tiny_models: Ca
     assert (facts.memory_class, facts.n_swa) == (model.memory_class.value, model.n_swa)
     assert (facts.size_bytes, facts.n_params) == (model.size_bytes, model.n_params)
     assert facts.quantisation is not None and facts.quantisation in model.ftype
-    said = {name: getattr(facts, name) for name in SHAPE if getattr(facts, name) is not None}
-    assert said == {name: getattr(model, name) for name in said} and len(said) >= 3
+    given = {name: getattr(facts, name) for name in SHAPE if getattr(facts, name) is not None}
+    assert given == {name: getattr(model, name) for name in given} and len(given) >= 3

@@ -69,7 +69,7 @@ def odd_calls(function: Callable[..., Any], good: dict[str, Any]) -> Iterator[tu
 
 
 def wrong_outcomes(name: str, calls: Iterator[tuple[str, Callable[[], Any]]]) -> list[str]:
-    return [f"{name}({said}): {wrong}" for said, call in calls if (wrong := outcome(call)) is not None]
+    return [f"{name}({arguments}): {wrong}" for arguments, call in calls if (wrong := outcome(call)) is not None]
 
 
 def public(kind: type) -> list[str]:

@@ -277,21 +277,21 @@ def test_logprobs_are_of_the_distribution_before_truncation_and_masks(vocabulary
     wanted = wide - (np.log(np.sum(np.exp(wide - wide.max()))) + wide.max())
     mask = np.zeros((N + 31) // 32, dtype=np.uint32)
     mask[3] = 1
-    token, told = sampler.sample_with_logprobs(logits, mask, k=7)
+    token, found = sampler.sample_with_logprobs(logits, mask, k=7)
     assert token == 96
-    assert told.chosen.logprob == pytest.approx(wanted[96], abs=1e-5)
-    assert [entry.token_id for entry in told.top] == np.argsort(-logits, kind="stable")[:7].tolist()
-    assert [entry.logprob for entry in told.top] == pytest.approx(np.sort(wanted)[::-1][:7].tolist(), abs=1e-5)
-    assert told.chosen.bytes == vocabulary.tokenizer.token_bytes(96)
-    assert sampler.logprobs(logits, 96, 7) == told
+    assert found.chosen.logprob == pytest.approx(wanted[96], abs=1e-5)
+    assert [entry.token_id for entry in found.top] == np.argsort(-logits, kind="stable")[:7].tolist()
+    assert [entry.logprob for entry in found.top] == pytest.approx(np.sort(wanted)[::-1][:7].tolist(), abs=1e-5)
+    assert found.chosen.bytes == vocabulary.tokenizer.token_bytes(96)
+    assert sampler.logprobs(logits, 96, 7) == found
 
 
 def test_logprobs_can_be_of_what_was_drawn_from(vocabulary: Model) -> None:
     """Sampled logprobs are of the distribution after all samplers; greedy is sure of itself."""
     options = SamplingParams(seed=1, top_k=2, temperature=1, top_p=1, min_p=0, logprobs_mode="sampled")
-    _, told = Sampler(options, vocabulary).sample_with_logprobs(row(), k=5)
-    assert sum(math.exp(entry.logprob) for entry in told.top) == pytest.approx(1.0)
-    assert len(told.top) == 2
+    _, found = Sampler(options, vocabulary).sample_with_logprobs(row(), k=5)
+    assert sum(math.exp(entry.logprob) for entry in found.top) == pytest.approx(1.0)
+    assert len(found.top) == 2
     _, sure = Sampler(options.replace(temperature=0), vocabulary).sample_with_logprobs(row(), k=5)
     assert [entry.logprob for entry in (sure.chosen, *sure.top)] == [0.0, 0.0]
 

@@ -28,8 +28,8 @@ def row(logits: Logits) -> np.ndarray:
 
 def distribution(sampler: Sampler, logits: Logits) -> dict[int, float]:
     """Return the distribution that the sampler reports to draw from."""
-    _, told = sampler.sample_with_logprobs(row(logits), k=N)
-    return {entry.token_id: math.exp(entry.logprob) for entry in told.top}
+    _, found = sampler.sample_with_logprobs(row(logits), k=N)
+    return {entry.token_id: math.exp(entry.logprob) for entry in found.top}
 
 
 def check(vocabulary: Model, params: SamplingParams, logits: Logits, history: tuple[int, ...] = ()) -> dict[int, float]:
@@ -153,10 +153,10 @@ def test_penalties_forget_what_leaves_the_window(vocabulary: Model) -> None:
     """A window of three over a long generation is the last three tokens, however many came before."""
     options = params(penalty_last_n=3, frequency_penalty=0.3, repeat_penalty=1.1)
     sampler = Sampler(options, vocabulary)
-    told = [int(token) for token in np.random.default_rng(1).choice(list(LOGITS), 500)]
-    for token in told:
+    found = [int(token) for token in np.random.default_rng(1).choice(list(LOGITS), 500)]
+    for token in found:
         sampler.accept(token)
-    assert distribution(sampler, LOGITS) == pytest.approx(softmax(Reference(options, told).apply(LOGITS)), rel=1e-4)
+    assert distribution(sampler, LOGITS) == pytest.approx(softmax(Reference(options, found).apply(LOGITS)), rel=1e-4)
 
 
 def test_dry_penalizes_what_would_go_on_a_repetition(vocabulary: Model) -> None:

@@ -134,9 +134,9 @@ def test_mirostat_keeps_the_surprise_near_its_target(vocabulary: Model, version:
         surprise = []
         for _ in range(300):
             logits = (rng.normal(size=N) * 2.5).astype(np.float32)
-            token, told = sampler.sample_with_logprobs(logits)
+            token, logprobs = sampler.sample_with_logprobs(logits)
             sampler.accept(token)
-            surprise.append(-told.chosen.logprob / math.log(2))
+            surprise.append(-logprobs.chosen.logprob / math.log(2))
         assert np.mean(surprise[100:]) == pytest.approx(target, abs=0.35)
 
 

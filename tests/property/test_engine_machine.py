@@ -110,14 +110,14 @@ SALTS = st.fixed_dictionaries(
 class Sources(Instrument):
     """Tells from where beginnings come."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.report = report
 
     def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
-        self.tell(source)
+        self.report(source)
 
     def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
-        self.tell("preempted")
+        self.report("preempted")
 
 
 class Machine(RuleBasedStateMachine):

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.isolated_world import IsolatedWorld, Told
+from tests.isolated_world import IsolatedWorld, ReaderOutcome
 from tests.stream_reference import expected_output
 
 from paceline.streaming import FinishReason
@@ -195,19 +195,19 @@ class Machine(RuleBasedStateMachine):
         self.world.run()
         worker.tick()  # what is to be removed goes with the next pass
         worker.check_done()
-        assert self.world.told.keys() | self.world.embedded.keys() == self.world.requests.keys()
-        for key, told in self.world.told.items():
-            self.judge(key, told)
+        assert self.world.outcomes.keys() | self.world.embedded.keys() == self.world.requests.keys()
+        for key, outcome in self.world.outcomes.items():
+            self.judge(key, outcome)
         for key, texts in self.texts.items():
             self.judge_embedding(key, texts)
 
-    def judge(self, key: int, told: Told) -> None:
+    def judge(self, key: int, outcome: ReaderOutcome) -> None:
         """Compares with what the request gives alone, choice by choice."""
-        assert told.terminal is not None
-        assert told.is_released
+        assert outcome.terminal is not None
+        assert outcome.is_released
         prompt, wanted = self.asked[key]
         alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(wanted.items()))))
-        for mine, whole in zip(told.summary(), alone, strict=True):
+        for mine, whole in zip(outcome.summary(), alone, strict=True):
             ids, text, logprobs, scored, reasons, stop, stop_ids = mine
             (reason,) = reasons
             if reason in BY_ITSELF:
@@ -215,15 +215,15 @@ class Machine(RuleBasedStateMachine):
             else:
                 assert reason in self.causes[key], f"{reason} without a cause"
                 assert ids == whole[0][: len(ids)]
-                assert (text, stop) == self.cut_off(told, [*ids, *stop_ids], reason)
+                assert (text, stop) == self.cut_off(outcome, [*ids, *stop_ids], reason)
                 assert logprobs == whole[2][: len(logprobs)]
                 assert scored == whole[3][: len(scored)]
-        assert told.terminal.usage is not None
-        assert told.terminal.usage.completion_tokens >= sum(len(choice[0]) for choice in told.summary())
+        assert outcome.terminal.usage is not None
+        assert outcome.terminal.usage.completion_tokens >= sum(len(choice[0]) for choice in outcome.summary())
 
-    def cut_off(self, told: Told, drawn: list[int], reason: FinishReason) -> tuple[str, Any]:
+    def cut_off(self, outcome: ReaderOutcome, drawn: list[int], reason: FinishReason) -> tuple[str, Any]:
         """Text and stop of a completion that ended after these tokens for a reason from outside."""
-        params = told.request.params
+        params = outcome.request.params
         expected = expected_output(
             drawn,
             pieces=self.world.worker.backend.vocabulary.pieces,
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
             max_tokens=params.max_tokens,
             cut_off=reason,
         )
-        return told.request.echo + expected.text, expected.stop
+        return outcome.request.echo + expected.text, expected.stop
 
     def judge_embedding(self, key: int, texts: list[list[int]]) -> None:
         embedded = self.world.embedded[key]
@@ -251,9 +251,9 @@ def lone(make: str, asked: str) -> list[tuple[Any, ...]]:
     """The request in a world of its own, where nothing happens."""
     prompt, wanted = eval(asked)
     world = IsolatedWorld(**dict(eval(make)))
-    told = world.submit(prompt, **dict(wanted))
+    outcome = world.submit(prompt, **dict(wanted))
     world.run()
-    return told.summary()
+    return outcome.summary()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.isolated_world import IsolatedWorld, Told
+from tests.isolated_world import IsolatedWorld, ReaderOutcome
 
 from paceline.engine.commands import Cancel
 from paceline.errors import EngineStopped
@@ -26,15 +26,15 @@ stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "a
 
 
 @dataclass
-class Telling:
+class Feed:
     """Feeds an output as ticks do: after each token a chunk, if there is one, and the last one at the end."""
 
     processor: OutputProcessor
     chunks: list[StreamChunk]
-    num_told: int | None = None
-    untold: list[TokenLogprobs] = field(default_factory=list)
+    num_delivered: int | None = None
+    undelivered: list[TokenLogprobs] = field(default_factory=list)
 
-    def tell(self, tokens: list[int]) -> FinishReason | None:
+    def feed(self, tokens: list[int]) -> FinishReason | None:
         for token in tokens:
             reason = self.processor.take(token, TokenLogprobs(-float(token)))
             if reason is not None:
@@ -43,10 +43,13 @@ class Telling:
                 return reason
             chunk = self.processor.chunk()
             if chunk is None:
-                self.untold += self.processor.latest_logprobs(1)
+                self.undelivered += self.processor.latest_logprobs(1)
                 continue
             self.chunks.append(chunk)
-            self.num_told, self.untold = self.processor.num_generated, list(self.processor.latest_logprobs(99))
+            self.num_delivered, self.undelivered = (
+                self.processor.num_generated,
+                list(self.processor.latest_logprobs(99)),
+            )
         return None
 
 
@@ -78,13 +81,13 @@ def test_an_output_resumed_anywhere_is_the_same(
     def new() -> OutputProcessor:
         return OutputProcessor(params, VOCABULARY, 0, options, "echo: ")
 
-    undisturbed = Telling(new(), [])
-    undisturbed.tell(script)
-    first = Telling(new(), [])
-    if first.tell(script[:cut]) is None:
-        second = Telling(new(), first.chunks)
-        second.processor.resume(script[:cut], first.num_told, first.untold)
-        second.tell(script[cut:])
+    undisturbed = Feed(new(), [])
+    undisturbed.feed(script)
+    first = Feed(new(), [])
+    if first.feed(script[:cut]) is None:
+        second = Feed(new(), first.chunks)
+        second.processor.resume(script[:cut], first.num_delivered, first.undelivered)
+        second.feed(script[cut:])
     assert joined(first.chunks) == joined(undisturbed.chunks)
 
 
@@ -109,11 +112,11 @@ requests = st.fixed_dictionaries(
 )
 
 
-def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]) -> list[Told]:
+def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]) -> list[ReaderOutcome]:
     world = IsolatedWorld(**{"eos_every": 60, "num_cells": 1024, **options})
-    told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+    outcomes = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
     world.run(lambda number: world.die() if number in deaths else None)
-    return told
+    return outcomes
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,8 +129,8 @@ def test_deaths_change_nothing_in_the_output(
     wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
 ) -> None:
     """Ids, texts, logprobs, reasons, stops and counts are those of an engine that nothing happened to."""
-    told, undisturbed = play(wanted, deaths, options), play(wanted, set(), options)
-    for one, other in zip(told, undisturbed, strict=True):
+    outcomes, undisturbed = play(wanted, deaths, options), play(wanted, set(), options)
+    for one, other in zip(outcomes, undisturbed, strict=True):
         assert one.summary() == other.summary()
         assert one.is_released
         assert one.num_started == other.num_started <= 1
@@ -153,7 +156,7 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
     """Every output is the beginning of what it would have been; each ends once, and nothing is left open."""
     expected = [one.summary() for one in play(wanted, set(), {})]
     world = IsolatedWorld(eos_every=60, num_cells=1024)
-    told = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+    outcomes = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
 
     def happen(number: int) -> None:
         for _, what, key in [one for one in happenings if one[0] == number]:
@@ -168,7 +171,7 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
                 world.pause(key, is_paused=False)
 
     world.run(happen)
-    for one, whole in zip(told, expected, strict=True):
+    for one, whole in zip(outcomes, expected, strict=True):
         assert one.is_released
         for (ids, text, _, _, reasons, _, _), (all_ids, all_text, *_) in zip(one.summary(), whole, strict=True):
             assert ids == all_ids[: len(ids)]
@@ -185,17 +188,17 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
     ended = []
     for is_front in (True, False):
         world = IsolatedWorld(eos_every=60, num_cells=1024)
-        told = world.submit(prompt, max_tokens=max_tokens or 1, **one)
+        outcome = world.submit(prompt, max_tokens=max_tokens or 1, **one)
         for _ in range(after):
             world.tick()
-        if told.terminal is None and is_front:
-            world.end(told, FinishReason.CANCELLED)
-        elif told.terminal is None:
-            world.worker.inbox.put(Cancel(told.request.key))
+        if outcome.terminal is None and is_front:
+            world.end(outcome, FinishReason.CANCELLED)
+        elif outcome.terminal is None:
+            world.worker.inbox.put(Cancel(outcome.request.key))
             world.tick()
         world.worker.close()
-        assert told.is_released
-        ended.append(told)
+        assert outcome.is_released
+        ended.append(outcome)
     assert ended[0].summary() == ended[1].summary()
     usages = [one.terminal.usage for one in ended if one.terminal is not None]
     assert usages[0] is not None
@@ -213,9 +216,9 @@ def test_who_comes_when_the_engine_has_given_up_goes_on_with_the_next() -> None:
     assert world.worker.link.received == []
     world.die()
     world.run()
-    for told in (before, late):
-        assert told.terminal is not None
-        assert told.terminal.finish_reason is FinishReason.LENGTH
+    for outcome in (before, late):
+        assert outcome.terminal is not None
+        assert outcome.terminal.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("interval", [1, 3, 9])
@@ -228,7 +231,7 @@ def test_an_interval_changed_before_a_death_costs_no_token(interval: int) -> Non
     for change in range(1, 10):
         for death in range(change, change + 3):
             world = IsolatedWorld()
-            told = world.submit([65, 66, 67], max_tokens=20, interval=6, ignore_eos=True)
+            outcome = world.submit([65, 66, 67], max_tokens=20, interval=6, ignore_eos=True)
 
             def disturb(tick: int, world: IsolatedWorld = world, change: int = change, death: int = death) -> None:
                 if tick == change:
@@ -237,4 +240,4 @@ def test_an_interval_changed_before_a_death_costs_no_token(interval: int) -> Non
                     world.die()
 
             world.run(disturb)
-            assert told.summary()[0][:2] == expected, (change, death)
+            assert outcome.summary()[0][:2] == expected, (change, death)

@@ -64,12 +64,12 @@ def test_any_chain_agrees_with_the_reference(
     """Distribution and draw are the reference's, unless a decision is so close that rounding makes it."""
     params = SamplingParams(**{"seed": 1, "logprobs_mode": "sampled", "dry_sequence_breakers": (), **options})
     tokens = sorted(logits)
-    told = [tokens[i % len(tokens)] for i in history]
-    reference = Reference(params, told)
+    accepted = [tokens[i % len(tokens)] for i in history]
+    reference = Reference(params, accepted)
     changed = reference.apply(logits)
     assume(reference.margin > 1e-4)
     sampler = Sampler(params, vocabulary)
-    sampler.accept_prompt(told)
+    sampler.accept_prompt(accepted)
     token, found = sampler.sample_with_logprobs(row(logits), k=N)
     probabilities = {entry.token_id: math.exp(entry.logprob) for entry in found.top}
     wanted = {token: p for token, p in softmax(changed).items() if p > 1e-30}

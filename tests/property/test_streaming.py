@@ -129,9 +129,11 @@ def test_an_event_loops_reader_gets_the_same(steps: list[StreamChunk | str], las
 @given(steps=STEPS, limit=st.integers(1, 12))
 def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str], limit: int) -> None:
     """It begins above the limit, ends at half of it, and the engine is told of each change and of nothing else."""
-    told: list[bool] = []
+    reported: list[bool] = []
     channel = StreamChannel.create()
-    sender: StreamSender = channel.attach(max_buffered_tokens=limit, on_backlog=lambda: told.append(sender.is_behind))
+    sender: StreamSender = channel.attach(
+        max_buffered_tokens=limit, on_backlog=lambda: reported.append(sender.is_behind)
+    )
     ripe: dict[int, int] = {}
     expected: list[bool] = []
     is_behind = False
@@ -148,5 +150,5 @@ def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str]
             is_behind = not is_behind
             expected.append(is_behind)
         assert sender.is_behind == is_behind
-    assert told == expected
+    assert reported == expected
     assert sender.num_times_behind == expected.count(True)

@@ -20,7 +20,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": 8}
 ENDLESS = {"temperature": 0.0, "max_tokens": None, "ignore_eos": True}
 
 
-def told(index: int, chunk: StreamChunk) -> Iterable[bytes]:
+def probe_events(index: int, chunk: StreamChunk) -> Iterable[bytes]:
     """One event a chunk."""
     reason = None if chunk.finish_reason is None else chunk.finish_reason.value
     yield msgspec.json.encode(
@@ -47,7 +47,7 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.get("stream"))
         generation = await start_request(service, request, body["prompts"], params, options, streaming=streaming)
         if streaming:
-            return event_stream(generation, broken if body.get("broken") else told, failure=failure)
+            return event_stream(generation, broken if body.get("broken") else probe_events, failure=failure)
         async with generation:
             completions = await generation.collect()
         return JSONResponse({"texts": [one.text for one in completions]})

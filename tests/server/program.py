@@ -40,17 +40,17 @@ class Program:
             bufsize=0,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.url = re.findall(r"http://\S+", self.wait_for("listening on"))[0].replace("0.0.0.0", "127.0.0.1")
 
     def wait_for(self, words: str) -> str:
         """The next line with them."""
         assert self._process.stderr is not None
         for line in iter(self._process.stderr.readline, b""):
-            self.said.append(line.decode())
-            if words in self.said[-1]:
-                return self.said[-1]
-        raise AssertionError(f"it never said {words!r} but {self.said}")
+            self.lines.append(line.decode())
+            if words in self.lines[-1]:
+                return self.lines[-1]
+        raise AssertionError(f"it never wrote {words!r} but {self.lines}")
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -62,7 +62,7 @@ class Program:
     def code(self) -> int:
         assert self._process.stderr is not None
         if not self._process.stderr.closed:
-            self.said += self._process.stderr.read().decode().splitlines()
+            self.lines += self._process.stderr.read().decode().splitlines()
         return self._process.wait(LONG_S)
 
     def kill(self) -> None:

@@ -64,8 +64,8 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> N
     """In OpenAI's words, with llama-server's members."""
     response = worlds(num_cells=5000).post(prompts=["x" * 6000], stream=True)
     assert response.status_code == 400
-    told = response.json()["error"]
-    assert (told["code"], told["n_prompt_tokens"], told["n_ctx"]) == ("context_length_exceeded", 6000, 5000)
+    error = response.json()["error"]
+    assert (error["code"], error["n_prompt_tokens"], error["n_ctx"]) == ("context_length_exceeded", 6000, 5000)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -169,10 +169,10 @@ def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
         with world.raw(**body) as third:
             world.server.until(lambda: world.server.service.request_registry.count == 3)
             world.engine.backend.gate.set()
-            told = read_all(third)
-    assert b'"code":"deadline"' in told
-    assert (b" 504 " in told) is not streaming
-    assert told.rstrip().endswith(b"[DONE]\n\n\r\n0") is streaming
+            received = read_all(third)
+    assert b'"code":"deadline"' in received
+    assert (b" 504 " in received) is not streaming
+    assert received.rstrip().endswith(b"[DONE]\n\n\r\n0") is streaming
 
 
 def test_a_request_is_cancelled_by_its_id(worlds: Any) -> None:
@@ -202,9 +202,9 @@ def test_a_cancelled_request_that_does_not_stream_gets_one_response(worlds: Any)
         world.engine.backend.wait_for_pass()
         world.server.call(world.server.service.request_registry.cancel_all)
         world.engine.backend.gate.set()
-        told = read_all(waiting)
-    assert told.startswith(b"HTTP/1.1 499")
-    assert b'"code":"cancelled"' in told
+        received = read_all(waiting)
+    assert received.startswith(b"HTTP/1.1 499")
+    assert b'"code":"cancelled"' in received
 
 
 def test_several_open_requests_may_have_one_id(worlds: Any) -> None:
@@ -254,15 +254,15 @@ def streamed(**more: Any) -> dict[str, Any]:
 
 def read_all(connection: socket.socket) -> bytes:
     """Read to the end of a response on an open connection: the last chunk, or as many bytes as the head announces."""
-    told = b""
-    while not is_whole(told):
+    received = b""
+    while not is_whole(received):
         part = connection.recv(65536)
-        assert part, told
-        told += part
-    return told
+        assert part, received
+        received += part
+    return received
 
 
-def is_whole(told: bytes) -> bool:
-    head, _, body = told.partition(b"\r\n\r\n")
+def is_whole(received: bytes) -> bool:
+    head, _, body = received.partition(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head.lower())
-    return len(body) >= int(length[1]) if length else told.endswith(b"\r\n0\r\n\r\n")
+    return len(body) >= int(length[1]) if length else received.endswith(b"\r\n0\r\n\r\n")

@@ -230,21 +230,21 @@ def test_names_of_saved_slots_lead_nowhere_else(client: httpx.Client, target: Ru
 def say(target: RunningServer) -> Callable[..., bytes]:
     """Send bytes on a connection of its own and return all that comes until the server closes it."""
 
-    def said(*parts: bytes, half_close: bool = True) -> bytes:
+    def exchange(*parts: bytes, half_close: bool = True) -> bytes:
         with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
-            told = b""
+            received = b""
             try:
                 for part in parts:
                     connection.sendall(part)
                 if half_close:
                     connection.shutdown(socket.SHUT_WR)
                 while got := connection.recv(65536):
-                    told += got
+                    received += got
             except (BrokenPipeError, ConnectionResetError):  # it had heard enough
                 pass
-            return told
+            return received
 
-    return said
+    return exchange
 
 
 CLOSE = b"host: localhost\r\nconnection: close\r\n"
@@ -252,9 +252,9 @@ POST = b"POST /completion HTTP/1.1\r\n" + CLOSE
 SMALL = b'{"prompt": "a", "n_predict": 1}'
 
 
-def status(told: bytes) -> int:
+def status(received: bytes) -> int:
     """Return the status of the first response; 0 where there is none."""
-    return int(told.split(b" ", 2)[1]) if told.startswith(b"HTTP/1.") else 0
+    return int(received.split(b" ", 2)[1]) if received.startswith(b"HTTP/1.") else 0
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,9 @@ def status(told: bytes) -> int:
 )
 def test_lies_about_the_length_and_broken_heads_are_refused(say: Any, head: bytes) -> None:
     """With a 400, or without a word where nothing of it made sense."""
-    told = say(POST + head, half_close=False)
-    assert status(told) in (400, 413), told
-    assert b"Traceback" not in told
+    received = say(POST + head, half_close=False)
+    assert status(received) in (400, 413), received
+    assert b"Traceback" not in received
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,8 @@ def test_lies_about_the_length_and_broken_heads_are_refused(say: Any, head: byte
 )
 def test_a_request_that_ends_in_the_middle_is_forgotten(say: Any, head: bytes) -> None:
     """No client is left to be notified."""
-    told = say(POST + head)
-    assert b"200 OK" not in told
+    received = say(POST + head)
+    assert b"200 OK" not in received
 
 
 def test_a_half_closed_connection_is_one_that_was_closed(say: Any) -> None:
@@ -321,8 +321,8 @@ def test_methods_that_are_none_are_refused(say: Any) -> None:
         (b"HEAD /slots", {405}),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400}),
     ):
-        told = say(line + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
-        assert status(told) in expected, (line, told)
+        received = say(line + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
+        assert status(received) in expected, (line, received)
 
 
 def test_older_versions_of_http_get_responses(say: Any) -> None:
@@ -357,9 +357,9 @@ def test_an_upgrade_is_not_taken(say: Any) -> None:
 )
 def test_paths_that_lead_nowhere_are_not_found(say: Any, path: bytes) -> None:
     """Nothing of the file system is there."""
-    told = say(b"GET " + path + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
-    assert status(told) in (400, 404)
-    assert b"root:" not in told
+    received = say(b"GET " + path + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
+    assert status(received) in (400, 404)
+    assert b"root:" not in received
 
 
 @pytest.mark.parametrize(
@@ -374,8 +374,8 @@ def test_paths_that_lead_nowhere_are_not_found(say: Any, path: bytes) -> None:
 )
 def test_bombs_of_headers_are_refused(say: Any, head: bytes) -> None:
     """With a 431 where it is still read."""
-    told = say(b"GET /health HTTP/1.1\r\n" + CLOSE + head + b"\r\n", half_close=False)
-    assert status(told) in (0, 400, 431)
+    received = say(b"GET /health HTTP/1.1\r\n" + CLOSE + head + b"\r\n", half_close=False)
+    assert status(received) in (0, 400, 431)
 
 
 def test_a_path_of_a_megabyte_is_refused(say: Any) -> None:
@@ -391,9 +391,9 @@ def test_pipelined_requests_get_responses_in_order(say: Any) -> None:
     """A hundred on one connection, sent at once."""
     head = b"POST /completion HTTP/1.1\r\nhost: localhost\r\n"
     ask = head + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL
-    told = say(ask * 100 + b"GET /health HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
-    assert told.count(b"200 OK") == 101
-    assert told.endswith(b'{"status":"ok"}')
+    received = say(ask * 100 + b"GET /health HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
+    assert received.count(b"200 OK") == 101
+    assert received.endswith(b'{"status":"ok"}')
 
 
 def test_a_client_that_leaves_pipelined_requests_frees_them_all(target: RunningServer) -> None:

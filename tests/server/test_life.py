@@ -155,7 +155,7 @@ def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) ->
     assert "need --allowed-hosts NAME" in program.wait_for("clients that ask")
     quiet = programs(1)
     quiet.wait_for("is ready")
-    assert not any("warning" in line for line in quiet.said)
+    assert not any("warning" in line for line in quiet.lines)
 
 
 SERVE = (
@@ -238,8 +238,8 @@ def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monk
         error = response.json()["error"]
         assert (error["code"], error["type"]) == (503, "unavailable_error")
         assert error["message"] == "the engine's worker process crashed 7 times in a row; restart in 3.2 s"
-    told = world.client.get("/health").json()
-    assert (told["status"], told["crashes"]) == ("crash_loop", 7)
+    report = world.client.get("/health").json()
+    assert (report["status"], report["crashes"]) == ("crash_loop", 7)
     assert world.post(prompts=["a"], sampling={"max_tokens": 3}).status_code == 200
     metrics = world.client.get("/metrics").text
     assert "paceline_engine_alive 1.0" in metrics

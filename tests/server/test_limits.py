@@ -14,10 +14,10 @@ KEYS = (ApiKey(secret="first secret", tenant="a"), ApiKey(secret="second", tenan
 
 
 def read_to_end(connection: Any) -> bytes:
-    told = b""
+    received = b""
     while part := connection.recv(65536):
-        told += part
-    return told
+        received += part
+    return received
 
 
 def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
@@ -28,8 +28,8 @@ def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
         response = client.post("/v1/probe", json={"prompts": prompts(1)}, headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
-    told = client.post("/completion", json={}).json()["error"]
-    assert (told["code"], told["type"]) == (401, "authentication_error")
+    error = client.post("/completion", json={}).json()["error"]
+    assert (error["code"], error["type"]) == (401, "authentication_error")
 
 
 def test_each_key_opens_in_any_of_the_usual_ways(worlds: Any) -> None:
@@ -115,10 +115,10 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
     held = [world.socket() for _ in range(3)]
     world.server.until(lambda: len(world.server.connections) == 3)
     with world.socket() as one_more:
-        told = read_to_end(one_more)
-    assert told.startswith(b"HTTP/1.1 429 ")
-    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
-    assert b"\r\nretry-after: 1\r\n" in told.lower()
+        received = read_to_end(one_more)
+    assert received.startswith(b"HTTP/1.1 429 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
+    assert b"\r\nretry-after: 1\r\n" in received.lower()
     for each in held:
         each.close()
 
@@ -133,8 +133,8 @@ def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, m
     world.engine.backend.hold()
     with world.raw(prompts=prompts(4)):
         world.server.until(lambda: world.engine.num_open == 4)
-        told = world.post(prompts=prompts(1))
-        assert (told.status_code, told.headers["retry-after"]) == (429, "17")
+        response = world.post(prompts=prompts(1))
+        assert (response.status_code, response.headers["retry-after"]) == (429, "17")
         assert asked == [3]
         world.engine.backend.gate.set()
 
@@ -151,9 +151,9 @@ def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
     with worlds().socket() as connection:
         ask = "GET {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n"
         connection.sendall((ask.format("/health", "") * 20 + ask.format("/nothing", "connection: close\r\n")).encode())
-        told = read_to_end(connection)
-    assert told.count(b"200 OK") == 20
-    assert told.index(b"404 Not Found") > told.rindex(b"200 OK")
+        received = read_to_end(connection)
+    assert received.count(b"200 OK") == 20
+    assert received.index(b"404 Not Found") > received.rindex(b"200 OK")
 
 
 def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:

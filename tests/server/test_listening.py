@@ -32,8 +32,8 @@ def test_a_server_listens_at_every_address(programs: Any, tmp_path: Path) -> Non
     hosts = ["127.0.0.1", str(path)]
     program = programs(0.05, ",".join(hosts))
     program.wait_for("is ready")
-    assert f" and unix://{path}" in next(line for line in program.said if "listening on" in line)
-    assert not any("warning" in line for line in program.said)
+    assert f" and unix://{path}" in next(line for line in program.lines if "listening on" in line)
+    assert not any("warning" in line for line in program.lines)
     assert httpx.get(program.url + "/health", timeout=LONG_S).json() == {"status": "ok"}
     with over(path) as client:
         assert client.get("/health").json() == {"status": "ok"}

@@ -291,8 +291,8 @@ def test_a_model_whose_one_template_is_that_for_tools_can_chat(tmp_path: Path) -
     extra = {"tokenizer.chat_template.tool_use": TOOLS_TEMPLATE}
     path = write_model(tmp_path / "tools.gguf", KINDS["llama"], metadata=extra)
     with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:
-        told = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
-        assert told.json() == {"prompt": "user: Hi\n"}
+        response = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
+        assert response.json() == {"prompt": "user: Hi\n"}
 
 
 def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path) -> None:
@@ -300,9 +300,9 @@ def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path
     path = write_model(tmp_path / "m.gguf", KINDS["llama"], metadata={"tokenizer.chat_template": "{% if %}"})
     with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:
         for _ in range(2):
-            told = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
-            assert (told.status_code, told.json()["error"]["type"]) == (501, "not_supported_error")
-            assert "the model's chat template cannot be used" in told.json()["error"]["message"]
+            response = client.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
+            assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+            assert "the model's chat template cannot be used" in response.json()["error"]["message"]
         assert client.post("/completion", json={"prompt": [1, 2], "n_predict": 1}).status_code == 200
         errors = []
         for _ in range(2):

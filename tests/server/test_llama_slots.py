@@ -163,12 +163,12 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
 def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotView) -> None:
     """From now on the engine says that these are its slots."""
 
-    def told() -> Future[SlotsSnapshot]:
+    def snapshot() -> Future[SlotsSnapshot]:
         response: Future[SlotsSnapshot] = Future()
         response.set_result(SlotsSnapshot(slots, 0))
         return response
 
-    monkeypatch.setattr(server.engine, "ask_slots", told)
+    monkeypatch.setattr(server.engine, "ask_slots", snapshot)
 
 
 BUSY = SlotView(

@@ -133,9 +133,9 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
     assert all(len(one.top_logprobs) == 2 for one in content)
     assert all(one.top_logprobs[0].token == one.token for one in content)  # greedy
     parts = [part for chunk in streamed(client, logprobs=True, top_logprobs=2) for part in chunk.choices]
-    told = [one for part in parts if part.logprobs for one in part.logprobs.content or ()]
-    assert [one.token for one in told] == [one.token for one in content]
-    assert [one.logprob for one in told] == pytest.approx([one.logprob for one in content], abs=0.01)
+    entries = [one for part in parts if part.logprobs for one in part.logprobs.content or ()]
+    assert [one.token for one in entries] == [one.token for one in content]
+    assert [one.logprob for one in entries] == pytest.approx([one.logprob for one in content], abs=0.01)
 
 
 def test_a_json_schema_holds_the_output_to_its_shape(client: openai.OpenAI) -> None:

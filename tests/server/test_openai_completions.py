@@ -46,21 +46,21 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> ope
 def test_a_completion_is_what_the_library_generates(world: OpenAIServer, client: openai.OpenAI) -> None:
     """With the id of the request, the model that was asked, and what it took."""
     response = client.completions.with_raw_response.create(model="tale", prompt=PROMPT, temperature=0)
-    told = response.parse()
+    completion = response.parse()
     ids = world.engine.tokenizer.encode(PROMPT)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, max_tokens=16, temperature=0, parse_special=True)
-    assert told.choices[0].text == expected.text
-    assert (told.choices[0].index, told.choices[0].finish_reason, told.choices[0].logprobs) == (0, "length", None)
-    assert (told.object, told.model) == ("text_completion", "tale")
-    assert told.id == f"cmpl-{response.headers['x-request-id']}"
-    assert told.system_fingerprint is not None
-    assert told.usage is not None
-    assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (len(ids), 16)
-    assert told.usage.total_tokens == len(ids) + 16
-    assert told.model_extra is not None
-    assert set(told.model_extra) == {"timings"}
-    timings = told.model_extra["timings"]
+    (choice,) = completion.choices
+    assert (choice.text, choice.index, choice.finish_reason, choice.logprobs) == (expected.text, 0, "length", None)
+    assert (completion.object, completion.model) == ("text_completion", "tale")
+    assert completion.id == f"cmpl-{response.headers['x-request-id']}"
+    assert completion.system_fingerprint is not None
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids), 16)
+    assert completion.usage.total_tokens == len(ids) + 16
+    assert completion.model_extra is not None
+    assert set(completion.model_extra) == {"timings"}
+    timings = completion.model_extra["timings"]
     assert (timings["cache_n"] + timings["prompt_n"], timings["predicted_n"]) == (len(ids), 16)
 
 
@@ -126,26 +126,26 @@ def test_echo_with_logprobs_tells_what_the_library_tells(client: openai.OpenAI) 
     choice = complete(client, max_tokens=4, echo=True, logprobs=2).choices[0]
     assert expected.prompt_logprobs is not None
     assert expected.logprobs is not None
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens == tokens
+    found = choice.logprobs
+    assert found is not None
+    assert found.tokens == tokens
     assert choice.text == expected.text == "".join(tokens)
-    assert told.token_logprobs is not None
-    assert told.token_logprobs[0] is None
+    assert found.token_logprobs is not None
+    assert found.token_logprobs[0] is None
     own = [one.own for one in (*expected.prompt_logprobs, *expected.logprobs)]
-    assert told.token_logprobs[1:] == pytest.approx(own, abs=0.01)
-    assert told.text_offset == [len("".join(tokens[:index])) for index in range(len(tokens))]
-    assert told.top_logprobs is not None
-    assert all(2 <= len(top) <= 3 for top in told.top_logprobs[1:])
+    assert found.token_logprobs[1:] == pytest.approx(own, abs=0.01)
+    assert found.text_offset == [len("".join(tokens[:index])) for index in range(len(tokens))]
+    assert found.top_logprobs is not None
+    assert all(2 <= len(top) <= 3 for top in found.top_logprobs[1:])
 
 
 def test_a_prompt_can_be_scored_without_a_completion(client: openai.OpenAI) -> None:
     """As programs that evaluate models ask: no token generated, all of the prompt's told."""
     completion = complete(client, max_tokens=0, echo=True, logprobs=1)
     assert (completion.choices[0].text, completion.choices[0].finish_reason) == (PROMPT, "length")
-    told = completion.choices[0].logprobs
-    assert told is not None
-    assert "".join(told.tokens or ()) == PROMPT
+    found = completion.choices[0].logprobs
+    assert found is not None
+    assert "".join(found.tokens or ()) == PROMPT
     assert completion.usage is not None
     assert completion.usage.completion_tokens == 0
 

@@ -207,8 +207,8 @@ def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatc
             headers = {"x-request-id": "vector-1"}
             call = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}, headers=headers))
             await asyncio.to_thread(accepted.wait, LONG_S)
-            told = await client.post("/v1/requests/vector-1/cancel")
-            assert told.json()["cancelled"] is True
+            cancelled = await client.post("/v1/requests/vector-1/cancel")
+            assert cancelled.json()["cancelled"] is True
             return await call
 
     response = asyncio.run(cancel())

@@ -29,14 +29,16 @@ def shared() -> Iterator[RunningServer]:
         yield running
 
 
-def num_cached(server: RunningServer, who: str, path: str, **body: Any) -> int:
+def num_cached(server: RunningServer, key: str, path: str, **body: Any) -> int:
     """Tokens of the prompt that were there already."""
-    headers = {"authorization": f"Bearer {KEYS[who].secret}"}
+    headers = {"authorization": f"Bearer {KEYS[key].secret}"}
     response = httpx.post(server.url + path, json=body, headers=headers, timeout=60)
     assert response.status_code == 200, response.text
-    told = response.json()
+    result = response.json()
     cached: int = (
-        told["timings"]["cache_n"] if "timings" in told else told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        result["timings"]["cache_n"]
+        if "timings" in result
+        else result["usage"]["prompt_tokens_details"]["cached_tokens"]
     )
     return cached
 
@@ -63,5 +65,5 @@ def test_prefixes_are_shared_within_a_tenant_and_not_beyond(shared: RunningServe
         headers={"authorization": "Bearer third"},
         timeout=60,
     )
-    told = named.json()
-    assert named.status_code == 400 or (told["timings"]["cache_n"] == 0 and "'tenant'" in told["warnings"][0])
+    result = named.json()
+    assert named.status_code == 400 or (result["timings"]["cache_n"] == 0 and "'tenant'" in result["warnings"][0])

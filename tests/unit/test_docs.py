@@ -109,11 +109,11 @@ def test_public_methods_document_their_parameters_and_results(owner: type) -> No
     assert len(methods) >= 5
     for method in methods:
         parameters = [one for one in inspect.signature(method).parameters.values() if one.name != "self"]
-        told = sections(method.__doc__)
-        documented = re.findall(r"^    \*{0,2}(\w+):", told.get("Args", ""), re.MULTILINE)
+        found = sections(method.__doc__)
+        documented = re.findall(r"^    \*{0,2}(\w+):", found.get("Args", ""), re.MULTILINE)
         assert documented == [one.name for one in parameters], method.__qualname__
         returns = inspect.signature(method).return_annotation
-        assert ("Returns" in told) or not parameters or returns == "None" or method.__name__ == "__init__", (
+        assert ("Returns" in found) or not parameters or returns == "None" or method.__name__ == "__init__", (
             method.__qualname__
         )
 

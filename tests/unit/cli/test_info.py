@@ -22,9 +22,9 @@ def test_what_is_no_count_is_not_said(text: str | None, number: int | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("architecture", "said", "window"),
+    ("architecture", "declared", "window"),
     [("llama", None, 0), ("gemma3", 512, 512), ("gemma2", None, 4096), ("llama4", 0, 0), ("phi3", 2048, 0)],
 )
-def test_the_window_is_the_one_that_llama_cpp_uses(architecture: str, said: int | None, window: int) -> None:
+def test_the_window_is_the_one_that_llama_cpp_uses(architecture: str, declared: int | None, window: int) -> None:
     """The file's, unless the architecture has its own way."""
-    assert _window(architecture, said) == window
+    assert _window(architecture, declared) == window

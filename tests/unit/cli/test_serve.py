@@ -79,7 +79,7 @@ def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
         (["-md", "x.gguf"], "-md: speculative decoding is not supported yet"),
@@ -88,11 +88,11 @@ def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
         (["--", "x"], "unexpected '--'"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[str], said: str) -> None:
+def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[str], message: str) -> None:
     """And nothing is served."""
     result = invoke(*args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"Error: {said}")
+    assert result.stderr.startswith(f"Error: {message}")
     assert server.settings is None
 
 

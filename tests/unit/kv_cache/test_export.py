@@ -70,7 +70,7 @@ def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monk
     assert max(counts) <= 32
     assert hashes(exported(world, key)) == computed(text(600, 2))
     world.run()
-    world.check_says_as_alone(runner)
+    world.check_output_as_alone(runner)
     world.check_done()
 
 
@@ -132,7 +132,7 @@ def test_a_path_that_leaves_the_device_meanwhile_is_told_all_the_same(monkeypatc
     assert runner.terminal is None
     world.run()
     assert hashes(exported(world, key)) == computed(text(400, 2))
-    world.check_says_as_alone(late)
+    world.check_output_as_alone(late)
     world.check_done()
 
 
@@ -170,13 +170,13 @@ def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
     key = world.export(text(700))
     world.run()
     states = exported(world, key)
-    told = other.bring_in(text(700), states)
+    imported = other.bring_in(text(700), states)
     other.run()
-    assert other.imported[told] == states
+    assert other.imported[imported] == states
     again = other.ask(text(700), 5)
     assert other.computed(again) == 1 + 4
     assert other.shared(again) == [(699, "host")]
-    other.check_says_as_alone(again)
+    other.check_output_as_alone(again)
     other.check_done()
 
 

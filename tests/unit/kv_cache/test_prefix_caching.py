@@ -26,8 +26,8 @@ KINDS = ["attention", *WHOLE]
 TOKEN_BYTES = 8  # of the fake's saved tokens
 
 
-class Told(Instrument):
-    """What instruments are told of memory."""
+class Recorder(Instrument):
+    """Records what the scheduler reports of memory."""
 
     def __init__(self) -> None:
         self.computed: Counter[int] = Counter()
@@ -56,12 +56,14 @@ class Told(Instrument):
 
 
 class Rig(World):
-    """A world with an ear, large ticks and much room, unless told otherwise."""
+    """A world with a recorder, large ticks and many cells, unless options say otherwise."""
 
     def __init__(self, *, limits: dict[str, Any] | None = None, **options: Any) -> None:
-        self.told = Told()
+        self.recorder = Recorder()
         wide = {"n_batch": 512, "chunk_size": 512, "host_bytes": 1_000_000}
-        super().__init__(instruments=(self.told,), limits={**wide, **(limits or {})}, **{"num_cells": 4096, **options})
+        super().__init__(
+            instruments=(self.recorder,), limits={**wide, **(limits or {})}, **{"num_cells": 4096, **options}
+        )
 
     def ask(self, prompt: str | list[int], num_tokens: int = 1, **options: Any) -> Outcome:
         """A request that ends with exactly so many tokens, run to its end."""
@@ -74,13 +76,13 @@ class Rig(World):
         return self.submit(prompt, max_tokens=num_tokens, ignore_eos=True, **options)
 
     def computed(self, outcome: Outcome) -> int:
-        return self.told.computed[outcome.request.key]
+        return self.recorder.computed[outcome.request.key]
 
     def shared(self, outcome: Outcome, choice: int = 0) -> list[tuple[int, str]]:
         key = outcome.request.key
-        return [(count, source) for k, c, count, source in self.told.shared if (k, c) == (key, choice)]
+        return [(count, source) for k, c, count, source in self.recorder.shared if (k, c) == (key, choice)]
 
-    def check_says_as_alone(self, *outcomes: Outcome) -> None:
+    def check_output_as_alone(self, *outcomes: Outcome) -> None:
         """Each ended by itself, with what the same request gives in a world of its own."""
         for outcome in outcomes:
             request = outcome.request
@@ -137,7 +139,7 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
         assert fork.last().usage.cached_tokens == 612  # type: ignore[union-attr]
         assert world.computed(fork) == 3 + 2  # its own three, and two of the three that it generates
     assert world.computed(source) == 600 + 39
-    world.check_says_as_alone(source, *forks)
+    world.check_output_as_alone(source, *forks)
     world.check_done()
 
 
@@ -153,7 +155,7 @@ def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
     assert cache._running[second].end == 100
     world.run()
     assert world.shared(fork) == [(len(fork.request.prompt) - 3, "running")]
-    world.check_says_as_alone(one, other, fork)
+    world.check_output_as_alone(one, other, fork)
 
 
 @pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
@@ -165,8 +167,8 @@ def test_a_prefix_that_many_ask_for_at_once_is_computed_once(strategy: str, chun
     prefix = text(1024)
     outcomes = [world.begin([*prefix, *text(20, seed)], 4) for seed in range(1, 25)]
     world.run()
-    assert sum(world.told.prefilled.values()) == 1024 + 24 * 20
-    world.check_says_as_alone(outcomes[0], outcomes[23])
+    assert sum(world.recorder.prefilled.values()) == 1024 + 24 * 20
+    world.check_output_as_alone(outcomes[0], outcomes[23])
     world.check_done()
 
 
@@ -175,8 +177,8 @@ def test_choices_compute_their_prompt_once(kind: str) -> None:
     """Four choices of one request: the prompt but for its last token is computed by the first of them."""
     world = Rig(kind=kind)
     outcome = world.ask(text(200), 2, n=4)
-    assert world.told.prefilled[outcome.request.key] == 199 + 4
-    world.check_says_as_alone(outcome)
+    assert world.recorder.prefilled[outcome.request.key] == 199 + 4
+    world.check_output_as_alone(outcome)
     world.check_done()
 
 
@@ -190,9 +192,9 @@ def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> 
         world.run()
         for index, outcome in enumerate(outcomes):
             new = 40 if turn == 0 else 5 + 1  # the last completion's last token was never computed
-            assert world.told.prefilled[outcome.request.key] <= new + 1, (turn, index, world.shared(outcome))
+            assert world.recorder.prefilled[outcome.request.key] <= new + 1, (turn, index, world.shared(outcome))
             histories[index] = outcome.request.prompt + outcome.token_ids() + text(5, 100 + turn)
-    world.check_says_as_alone(*outcomes)
+    world.check_output_as_alone(*outcomes)
     world.check_done()
 
 
@@ -222,9 +224,9 @@ def test_choices_of_a_request_without_cache_share_among_themselves(kind: str) ->
     """Its own choices are no others."""
     world = Rig(kind=kind)
     outcome = world.ask(text(200), 2, n=3, cache_prompt=False)
-    assert world.told.prefilled[outcome.request.key] == 199 + 3
+    assert world.recorder.prefilled[outcome.request.key] == 199 + 3
     world.ask(text(200))
-    assert world.told.shared[-1][0] == outcome.request.key  # and no other request
+    assert world.recorder.shared[-1][0] == outcome.request.key  # and no other request
     world.check_done()
 
 
@@ -269,7 +271,7 @@ def test_a_tiny_match_destroys_nothing() -> None:
     tiny = world.ask([*prompt[:3], 249, 248], 20)
     assert world.shared(tiny) == [(3, "device")]
     assert world.computed(world.ask(prompt)) == 1
-    world.check_says_as_alone(tiny)
+    world.check_output_as_alone(tiny)
     world.check_done()
 
 
@@ -306,7 +308,7 @@ def test_who_waits_for_a_prefix_starts_when_it_is_there() -> None:
     world.run()
     assert world.shared(second) == [(200, "running")]
     assert world.computed(second) == 1 + 4
-    world.check_says_as_alone(second)
+    world.check_output_as_alone(second)
 
 
 def cancelled(world: Rig, first: Outcome) -> None:
@@ -339,7 +341,7 @@ def test_a_broken_promise_blocks_no_request(accident: Callable[[Rig, Outcome], N
     assert second.last().finish_reason is FinishReason.LENGTH
     ((num_tokens, _),) = world.shared(second)
     assert 16 <= num_tokens < 200
-    world.check_says_as_alone(second)
+    world.check_output_as_alone(second)
     world.check_done()
 
 
@@ -352,7 +354,7 @@ def test_no_request_waits_for_a_paused_one() -> None:
     assert second.last().finish_reason is FinishReason.LENGTH
     world.pause(first, is_paused=False)
     world.run()
-    world.check_says_as_alone(first, second)
+    world.check_output_as_alone(first, second)
     world.check_done()
 
 
@@ -364,10 +366,10 @@ def test_a_promiser_that_is_preempted_blocks_no_request() -> None:
     world.tick()
     world.pause(first, is_paused=False)
     world.run()
-    assert world.told.num_preempted > 0
+    assert world.recorder.num_preempted > 0
     for outcome in (first, second, rival):
         assert outcome.last().finish_reason is FinishReason.LENGTH
-    world.check_says_as_alone(first, second, rival)
+    world.check_output_as_alone(first, second, rival)
     world.check_done()
 
 
@@ -391,8 +393,8 @@ def test_many_that_wait_for_one_another_all_end() -> None:
     lengths = [300, 100, 200, 150, 250, 40, 299, 301]
     outcomes = [world.begin(text(length), 4) for length in lengths]
     world.run()
-    assert sum(world.told.prefilled.values()) <= 301 + 40 * len(lengths)
-    world.check_says_as_alone(*outcomes)
+    assert sum(world.recorder.prefilled.values()) <= 301 + 40 * len(lengths)
+    world.check_output_as_alone(*outcomes)
     world.check_done()
 
 
@@ -439,7 +441,7 @@ def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatc
     world.run()
     assert world.shared(again) == [(len(prompt) - 1, "host")]
     assert world.computed(again) == 1
-    world.check_says_as_alone(again, runner)
+    world.check_output_as_alone(again, runner)
     world.check_done()
 
 
@@ -520,13 +522,13 @@ def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generat
     assert runner.terminal is None, "it was not held up"
     assert max(counts) <= 32
     assert sum(counts) == 430
-    assert world.told.num_preempted == 0
+    assert world.recorder.num_preempted == 0
     world.pause(paused, is_paused=False)
     world.run()
     again = world.ask(text(430, 2))
     assert world.computed(again) == 1
     assert world.shared(again) == [(429, "host")]
-    world.check_says_as_alone(paused, runner, waiting, again)
+    world.check_output_as_alone(paused, runner, waiting, again)
     world.check_done()
 
 
@@ -541,7 +543,7 @@ def test_without_a_generating_sequence_there_are_no_parts(monkeypatch: pytest.Mo
     assert counts[-1] == 430
     assert waiting.is_started
     world.run()
-    world.check_says_as_alone(waiting)
+    world.check_output_as_alone(waiting)
 
 
 def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,7 +565,7 @@ def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyP
     assert {round(target, 3) for target in targets} >= {0.4, 0.36}
     assert min(targets) >= 0.2
     world.run()
-    world.check_says_as_alone(runner)
+    world.check_output_as_alone(runner)
 
 
 @pytest.mark.usefixtures("nothing_idle")
@@ -583,7 +585,7 @@ def test_a_path_that_host_memory_cannot_hold_leaves_the_device_all_the_same(
     assert world.scheduler.kv_cache.host_bytes <= budget * TOKEN_BYTES
     again = world.ask(prompt)
     assert world.computed(again) in ({2 * _PIECE} if budget == 100 else {_PIECE})
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
 
 
 @pytest.mark.usefixtures("nothing_idle")
@@ -626,7 +628,7 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
     rest()
     world.ask(paths[2])
     rest()
-    assert world.told.evicted_tokens["host"] >= 100
+    assert world.recorder.evicted_tokens["host"] >= 100
     assert world.computed(world.ask(paths[0])) == 1
     assert world.computed(world.ask(paths[1])) == 100
 
@@ -645,7 +647,7 @@ def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> 
     world.ask(text(400, 1))
     rest()
     assert world.computed(world.ask(text(100))) == 1
-    assert world.told.evicted_tokens["host"] == 0
+    assert world.recorder.evicted_tokens["host"] == 0
     world.check_done()
 
 
@@ -690,7 +692,7 @@ def test_what_made_way_comes_back_from_host_memory(kind: str) -> None:
     again = world.ask(text(100))
     assert world.shared(again) == [(99, "host")]
     assert world.computed(again) == 1
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
     world.check_done()
 
 
@@ -705,7 +707,7 @@ def test_a_path_is_put_together_from_device_and_host() -> None:
     again = world.ask(long)
     assert world.shared(again) == [(149, "host")]
     assert world.computed(again) == 1
-    world.check_says_as_alone(again, holder)
+    world.check_output_as_alone(again, holder)
     world.check_done()
 
 
@@ -720,10 +722,10 @@ def test_a_load_has_to_hold_what_was_saved_beside_what_is_there() -> None:
     short = world.begin([*long[:20], 3, 4], 3)
     world.run()
     assert world.shared(short) == []
-    assert world.told.num_preempted == 0
+    assert world.recorder.num_preempted == 0
     for outcome in (runner, short):
         assert outcome.last().finish_reason is FinishReason.LENGTH, outcome.last().error
-    world.check_says_as_alone(runner, short)
+    world.check_output_as_alone(runner, short)
     world.check_done()
 
 
@@ -753,7 +755,7 @@ def test_who_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyP
     broken_load(world, monkeypatch)
     again = world.ask(text(100), 3)
     third = world.ask([*text(100), 4], 3)
-    world.check_says_as_alone(again, third)
+    world.check_output_as_alone(again, third)
     world.check_done()
 
 
@@ -767,7 +769,7 @@ def test_a_load_that_fails_before_its_sequence_has_a_row_is_no_secret(monkeypatc
     world.tick(4)
     again = world.begin(text(100), 3)
     world.run()
-    world.check_says_as_alone(again, *crowd)
+    world.check_output_as_alone(again, *crowd)
     world.check_done()
 
 
@@ -793,11 +795,11 @@ def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.
     broken_load(world, monkeypatch)
     world.pause(outcome, is_paused=False)
     world.run()
-    assert world.told.num_preempted == 2, "by its rival, and by the load that failed"
+    assert world.recorder.num_preempted == 2, "by its rival, and by the load that failed"
     usage = outcome.last().usage
     assert usage is not None
     assert (usage.cached_tokens, usage.cached_from) == (100, "device")
-    world.check_says_as_alone(outcome)
+    world.check_output_as_alone(outcome)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -812,7 +814,7 @@ def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monke
     world.tick()
     monkeypatch.undo()
     again = world.ask(text(100), 3)
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
     world.check_done()
 
 
@@ -826,7 +828,7 @@ def test_a_load_that_fails_in_an_embedding_tick_is_noticed(monkeypatch: pytest.M
         world.submit_embedding(["a text"])
     again = world.begin(text(100), 3)
     world.run()
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
     world.check_done()
 
 
@@ -840,7 +842,7 @@ def test_a_load_that_fails_half_way_leaves_no_hole(monkeypatch: pytest.MonkeyPat
     world.run()
     broken_load(world, monkeypatch, after=1)
     again = world.ask(prompt, 3)
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
     assert world.computed(world.ask(prompt)) == 1
     world.check_done()
 
@@ -855,7 +857,7 @@ def test_a_copy_that_fails_is_computed(kind: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(world.backend, "copy", fail)
     outcome = world.ask(text(50), 3, n=2)
-    world.check_says_as_alone(outcome)
+    world.check_output_as_alone(outcome)
     assert world.computed(outcome) == 2 * (50 + 2)
     world.check_done()
 
@@ -870,9 +872,9 @@ def test_preempted_ones_go_on_from_host_memory(kind: str, most: int) -> None:
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
     world.run()
     needed = 8 * (60 + 63)
-    assert world.told.num_preempted > 0
-    assert sum(world.told.computed.values()) - needed <= most
-    world.check_says_as_alone(*outcomes)
+    assert world.recorder.num_preempted > 0
+    assert sum(world.recorder.computed.values()) - needed <= most
+    world.check_output_as_alone(*outcomes)
     world.check_done()
 
 
@@ -887,7 +889,7 @@ def test_who_gave_way_for_a_slow_reader_waits_for_him() -> None:
     assert world.scheduler.num_waiting == 1
     world.pause(paused, is_paused=False)
     world.run()
-    world.check_says_as_alone(paused)
+    world.check_output_as_alone(paused)
     world.check_done()
 
 
@@ -898,15 +900,15 @@ def test_who_would_give_way_is_saved_before_it_has_to(monkeypatch: pytest.Monkey
     learn_to_save(world)
     both = [world.begin(text(250, seed), 100) for seed in range(2)]
     del counts[:-1]
-    while not world.told.num_preempted:
+    while not world.recorder.num_preempted:
         world.tick()
     world.tick()
     assert max(counts) <= 32
     assert sum(counts) >= 250
     world.run()
-    assert world.told.num_preempted == 1
+    assert world.recorder.num_preempted == 1
     assert sum(map(world.computed, both)) <= 2 * (250 + 99) + 1
-    world.check_says_as_alone(*both)
+    world.check_output_as_alone(*both)
     world.check_done()
 
 
@@ -922,9 +924,9 @@ def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.Monke
     world.run()
     assert max(counts) <= 32
     assert sum(counts) == 300
-    assert world.told.num_preempted == 0
+    assert world.recorder.num_preempted == 0
     assert world.shared(world.ask(text(300, 1))) == [(299, "host")]
-    world.check_says_as_alone(runner)
+    world.check_output_as_alone(runner)
     world.check_done()
 
 
@@ -946,9 +948,9 @@ def test_who_asks_for_no_cache_is_not_saved_ahead(monkeypatch: pytest.MonkeyPatc
     done = operations_of(world, monkeypatch)
     both = [world.begin(text(250, seed), 100, cache_prompt=False) for seed in range(2)]
     world.run()
-    assert world.told.num_preempted == 1
+    assert world.recorder.num_preempted == 1
     assert not any(isinstance(one, Save) for one in done)
-    world.check_says_as_alone(*both)
+    world.check_output_as_alone(*both)
 
 
 @pytest.mark.parametrize(("saved_token_s", "is_saved"), [(0.0, True), (0.0009, True), (0.005, False)])
@@ -959,10 +961,10 @@ def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: f
     learn_to_save(world)
     both = [world.begin(text(120, seed), 70) for seed in range(2)]
     world.run()
-    assert world.told.num_preempted == 1
-    num_again = sum(world.told.computed[one.request.key] for one in both) - 2 * (120 + 69)
+    assert world.recorder.num_preempted == 1
+    num_again = sum(world.recorder.computed[one.request.key] for one in both) - 2 * (120 + 69)
     assert num_again <= 2 if is_saved else num_again > 120
-    world.check_says_as_alone(*both)
+    world.check_output_as_alone(*both)
     world.check_done()
 
 
@@ -971,8 +973,8 @@ def test_without_host_memory_the_preempted_are_computed_again() -> None:
     world = Rig(num_cells=256, limits={"num_slots": 8, "host_bytes": 0})
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
     world.run()
-    assert sum(world.told.computed.values()) > 8 * (60 + 63)
-    world.check_says_as_alone(*outcomes)
+    assert sum(world.recorder.computed.values()) > 8 * (60 + 63)
+    world.check_output_as_alone(*outcomes)
     world.check_done()
 
 
@@ -988,8 +990,8 @@ def test_a_preempted_one_of_several_choices_goes_on_where_it_was(kind: str) -> N
     assert rival.terminal is not None
     world.pause(outcome, is_paused=False)
     world.run()
-    assert world.told.prefilled[outcome.request.key] <= 59 + 2 + 2
-    world.check_says_as_alone(outcome, rival)
+    assert world.recorder.prefilled[outcome.request.key] <= 59 + 2 + 2
+    world.check_output_as_alone(outcome, rival)
     world.check_done()
 
 
@@ -1007,7 +1009,7 @@ def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> N
     world.run()
     scored = [one for chunk in outcome.of_choice(0) for one in chunk.prompt_logprobs]
     assert len(scored) == 59
-    world.check_says_as_alone(outcome)
+    world.check_output_as_alone(outcome)
     world.check_done()
 
 
@@ -1018,7 +1020,7 @@ def test_a_long_prompt_does_not_wait_for_its_own_path() -> None:
     world.ask([*history, *text(50, 1)])
     again = world.ask([*history, *text(50, 2)])
     assert world.computed(again) == 50
-    world.check_says_as_alone(again)
+    world.check_output_as_alone(again)
     world.check_done()
 
 
@@ -1029,7 +1031,7 @@ def test_sequence_ids_do_not_run_out(num_seq_ids: int) -> None:
     outcomes = [world.begin(text(40 + seed % 7, seed // 2 % 23), 1 + seed % 3, n=1 + seed % 2) for seed in range(120)]
     world.run()
     assert all(one.last(0).finish_reason is FinishReason.LENGTH for one in outcomes)
-    sources = Counter(source for _, _, _, source in world.told.shared)
+    sources = Counter(source for _, _, _, source in world.recorder.shared)
     assert {"device", "host"} <= set(sources), sources
     world.check_done()
 
@@ -1046,13 +1048,13 @@ def test_snapshots_serve_a_prompt_again_and_its_next_turn(kind: str) -> None:
     assert world.computed(world.ask(prompt)) == 1
     turn = world.ask([*prompt, *first.token_ids(), 1, 2, 3], 2)
     assert world.shared(turn) == [(109, "host")]
-    assert world.told.prefilled[turn.request.key] == 1 + 3
+    assert world.recorder.prefilled[turn.request.key] == 1 + 3
     middle = world.ask([*prompt[:60], 1, 2, 3], 2)
     assert world.shared(middle) == []
     assert world.computed(middle) == 63 + 1
     within = world.ask([*prompt[:-1], 249, 1], 2)
     assert world.shared(within) == [(99, "host")]
-    world.check_says_as_alone(turn, middle, within)
+    world.check_output_as_alone(turn, middle, within)
     world.check_done()
 
 
@@ -1065,7 +1067,7 @@ def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
         world.tick()
     turn = world.ask([*text(100), *first.token_ids(), 1, 2, 3])
     assert world.computed(turn) == 1 + 3
-    world.check_says_as_alone(turn)
+    world.check_output_as_alone(turn)
     world.check_done()
 
 
@@ -1111,7 +1113,7 @@ def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
     prompt = text(200)
     world.ask(prompt)
     changed = world.ask([*prompt[:60], *text(140, 1)], n=3)
-    assert world.told.unstable == [(changed.request.key, 200, 60)]
+    assert world.recorder.unstable == [(changed.request.key, 200, 60)]
     assert world.metrics.snapshot().number("paceline_prefix_instability_total") == 1
 
 
@@ -1121,7 +1123,7 @@ def test_prompts_that_go_on_or_are_others_are_not_reported(known: int, same: int
     world = Rig()
     world.ask(text(known))
     world.ask([*text(known)[:same], *text(100, 1)])
-    assert world.told.unstable == []
+    assert world.recorder.unstable == []
 
 
 @pytest.mark.parametrize(("known", "same"), [(200, 20), (200, 100), (64, 32)])
@@ -1130,7 +1132,7 @@ def test_the_bounds_of_a_report_belong_to_it(known: int, same: int) -> None:
     world = Rig()
     world.ask(text(known))
     world.ask([*text(known)[:same], *text(100, 1)])
-    assert [numbers for _, *numbers in world.told.unstable] == [[known, same]]
+    assert [numbers for _, *numbers in world.recorder.unstable] == [[known, same]]
 
 
 def test_preemption_reports_no_prompt_twice() -> None:
@@ -1139,6 +1141,6 @@ def test_preemption_reports_no_prompt_twice() -> None:
     world.ask(text(100))
     changed = [world.begin([*text(100)[:30], *text(30, seed)], 60) for seed in range(1, 5)]
     world.run()
-    assert world.told.num_preempted > 0
-    assert max(Counter(key for key, _, _ in world.told.unstable).values()) == 1
-    world.check_says_as_alone(*changed)
+    assert world.recorder.num_preempted > 0
+    assert max(Counter(key for key, _, _ in world.recorder.unstable).values()) == 1
+    world.check_output_as_alone(*changed)

@@ -63,9 +63,9 @@ def test_a_prompt_that_is_too_long_is_told_in_both_apis_own_words() -> None:
 
 def test_an_unexpected_error_shows_no_details() -> None:
     """Neither its words nor its kind."""
-    told = str(llama_error_body(api_error_of(ZeroDivisionError("/srv/secret"))))
-    assert "secret" not in told
-    assert "ZeroDivision" not in told
+    body = str(llama_error_body(api_error_of(ZeroDivisionError("/srv/secret"))))
+    assert "secret" not in body
+    assert "ZeroDivision" not in body
 
 
 @pytest.mark.parametrize(

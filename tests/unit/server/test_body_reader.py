@@ -61,9 +61,9 @@ def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> 
         first, second = await world.begun(b"x" * 30, b"x" * 30), await world.begun(b"x" * 30)
         assert world.budget.free_bytes == 10
         for parts, length in (((b"x" * 11,), None), ((b"x" * 9, b"x" * 2), None), ((), 11)):
-            told = await world.ask(*parts, length=length)
-            assert told["status"] == 429
-            assert (b"retry-after", b"7") in told["headers"]
+            start = await world.ask(*parts, length=length)
+            assert start["status"] == 429
+            assert (b"retry-after", b"7") in start["headers"]
             assert world.budget.free_bytes == 10
         third = await world.begun(b"x" * 10)
         world.gate.set()

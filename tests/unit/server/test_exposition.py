@@ -69,7 +69,7 @@ def values(text: str, parse: Any = text_string_to_metric_families) -> Values:
     return found
 
 
-def told(snapshot: MetricsSnapshot) -> Values:
+def exposed_by(snapshot: MetricsSnapshot) -> Values:
     """What a text about this snapshot has to hold, by the metrics page alone."""
     expected: Values = {}
     for sample in snapshot:
@@ -107,8 +107,8 @@ def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: 
     found = values(response.body.decode(), parse)
     ours = {place: value for place, value in found.items() if place[0].startswith(tuple(NAMES))}
     if parse is text_string_to_metric_families:  # OpenMetrics writes bounds in another way
-        assert ours == told(snapshot)
-    assert len(ours) == len(told(snapshot))
+        assert ours == exposed_by(snapshot)
+    assert len(ours) == len(exposed_by(snapshot))
     assert found[ALIVE, ()] == 1
 
 
@@ -184,7 +184,7 @@ def test_what_the_server_counts_is_told_too() -> None:
     http.stream_closed()
     http.sent(70)
     http.sent(7)
-    found = told_by(http)
+    found = counted(http)
     completions = (("method", "POST"), ("route", "/v1/completions"), ("status", "200"))
     assert found[server_metrics.REQUESTS, completions] == 2
     assert found[server_metrics.REQUESTS, (("method", "GET"), ("route", "/health"), ("status", "503"))] == 1
@@ -194,7 +194,7 @@ def test_what_the_server_counts_is_told_too() -> None:
     assert found[server_metrics.BYTES, ()] == 77
 
 
-def told_by(http: HttpMetrics) -> Values:
+def counted(http: HttpMetrics) -> Values:
     return values(exposed(World().metrics.snapshot(), http).scrape().body.decode())
 
 
@@ -203,7 +203,7 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
     http = HttpMetrics()
     for index in range(3000):
         http.observe(f"/{index}", 404, 0.01, method=f"M{index}")
-    found = {place: value for place, value in told_by(http).items() if place[0] == server_metrics.REQUESTS}
+    found = {place: value for place, value in counted(http).items() if place[0] == server_metrics.REQUESTS}
     assert len(found) == 1001
     assert sum(found.values()) == 3000
     assert found[server_metrics.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000

@@ -59,8 +59,8 @@ def test_a_probability_of_zero_can_be_written_as_json() -> None:
 
 def test_chat_tells_the_bytes_of_every_token() -> None:
     """So that characters of several tokens can be put together."""
-    (told,) = chat_logprobs(SPELT, [2], [ONE], 1)
-    assert msgspec.to_builtins(told) == {
+    (entry,) = chat_logprobs(SPELT, [2], [ONE], 1)
+    assert msgspec.to_builtins(entry) == {
         "token": "�",
         "logprob": -1.0,
         "bytes": [0xE2, 0x82],
@@ -70,9 +70,9 @@ def test_chat_tells_the_bytes_of_every_token() -> None:
 
 def test_a_prompt_is_told_by_token_ids() -> None:
     """Null for its first token; each has its own and the most likely ones."""
-    told = prompt_logprobs(SPELT, [4, 3], [ONE])
-    assert told[0] is None
-    assert told[1] == {
+    entry = prompt_logprobs(SPELT, [4, 3], [ONE])
+    assert entry[0] is None
+    assert entry[1] == {
         "3": {"logprob": -1.0, "decoded_token": "�"},
         "1": {"logprob": -0.5, "decoded_token": "bc"},
         "0": {"logprob": -1.0, "decoded_token": "a"},

@@ -54,17 +54,17 @@ def test_the_completion_rate_counts_every_part_once() -> None:
 
     class Heard(CompletionRate):
         def __init__(self) -> None:
-            self.told: list[int] = []
+            self.counted: list[int] = []
 
         def start(self, number: int) -> None:
-            self.told.append(number)
+            self.counted.append(number)
 
         def finish(self, number: int) -> None:
-            self.told.append(-number)
+            self.counted.append(-number)
 
     heard, one = Heard(), One("a", num_parts=3)
     requests = RequestRegistry(heard)
     requests.add(one)
     requests.remove(one)
     requests.remove(one)
-    assert heard.told == [3, -3]
+    assert heard.counted == [3, -3]

@@ -69,27 +69,27 @@ def test_a_smaller_interval_wakes_a_reader_that_waits() -> None:
 
 def test_a_smaller_interval_can_put_a_reader_behind() -> None:
     """More than `max_buffered_tokens` may be there to be taken then, and `on_backlog` is called."""
-    told: list[bool] = []
+    reported: list[bool] = []
     channel = StreamChannel.create()
-    sender = channel.attach(interval=100, max_buffered_tokens=2, on_backlog=lambda: told.append(sender.is_behind))
+    sender = channel.attach(interval=100, max_buffered_tokens=2, on_backlog=lambda: reported.append(sender.is_behind))
     sender.push(delta(0, 1, 2, 3))
-    assert told == []
+    assert reported == []
     channel.interval = 3
-    assert told == [True]
+    assert reported == [True]
     channel.get(0)
-    assert told == [True, False]
+    assert reported == [True, False]
 
 
 def test_the_engine_is_told_of_each_change_until_the_end() -> None:
     """After the end a change has no effect and no listener."""
-    told: list[int] = []
+    reported: list[int] = []
     channel = StreamChannel.create()
-    sender = channel.attach(on_interval=lambda: told.append(sender.interval))
+    sender = channel.attach(on_interval=lambda: reported.append(sender.interval))
     channel.interval = 4
     channel.interval = 2
     sender.finish(ending(0))
     channel.interval = 9
-    assert told == [4, 2]
+    assert reported == [4, 2]
     assert channel.get(0) == ending(0)
 
 

@@ -71,12 +71,12 @@ def test_last_words_are_the_last_lines_in_bounded_room() -> None:
 def test_sending_never_waits_and_keeps_the_order() -> None:
     """What a full socket does not take goes out when there is room; the watcher is notified."""
     ours, theirs = socket.socketpair()
-    told = threading.Event()
-    link, other = Link(ours, told.set), Link(theirs)
+    woken = threading.Event()
+    link, other = Link(ours, woken.set), Link(theirs)
     sent = [bytes([index % 256]) * 50_000 for index in range(40)]
     for message in sent:
         link.send(message)
-    assert told.is_set()
+    assert woken.is_set()
     assert link.is_backed_up
     received: list[bytes] = []
     while len(received) < len(sent):

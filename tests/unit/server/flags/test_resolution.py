@@ -245,7 +245,7 @@ def test_a_file_takes_names_in_both_spellings_and_values_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ctx-sise = 1", "did you mean 'ctx-size'?"),
         ("config = 'x'", "unknown option 'config'"),
@@ -277,11 +277,11 @@ def test_a_file_takes_names_in_both_spellings_and_values_of_all_kinds() -> None:
         ("port = 0x" + "9" * 5000, "more digits than any setting can have"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_its_name(text: str, said: str) -> None:
+def test_a_file_that_is_wrong_is_refused_by_its_name(text: str, message: str) -> None:
     """With the key, and the nearest one that is known."""
     with pytest.raises(InvalidParams) as error:
         config(text)
-    assert said in str(error.value) and "serve.toml" in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "serve.toml" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
@@ -303,7 +303,7 @@ def test_variables_that_look_like_slips_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
         (["-npp", "1"], "unknown option '-npp'; did you mean '-np'?"),
@@ -381,9 +381,9 @@ def test_variables_that_look_like_slips_are_told() -> None:
         (["-r", ""], "-r is empty"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_flag_value_and_way_out(words: list[str], said: str) -> None:
+def test_what_is_wrong_is_told_with_flag_value_and_way_out(words: list[str], message: str) -> None:
     """One line each."""
-    assert said in refusal(*words)
+    assert message in refusal(*words)
 
 
 def test_a_wrong_variable_is_told_by_its_name() -> None:
@@ -423,8 +423,8 @@ def test_keys_of_all_flags_add_up_once_each() -> None:
 
 def test_a_key_of_two_tenants_is_refused() -> None:
     """A request's tenant would be ambiguous; the key itself is not shown."""
-    said = refusal("--api-key", "hidden", "--tenant-key-file", "t", files={"t": "acme:hidden"})
-    assert "two tenants" in said and "hidden" not in said
+    message = refusal("--api-key", "hidden", "--tenant-key-file", "t", files={"t": "acme:hidden"})
+    assert "two tenants" in message and "hidden" not in message
 
 
 @pytest.mark.parametrize("line", ["key-alone", ":key", "tenant:", "tenant: "])
@@ -438,8 +438,8 @@ def test_a_line_of_the_tenants_file_without_both_is_refused_unseen(line: str) ->
 @pytest.mark.parametrize("secret", ["hidd\u00e9n", "hid\x07den", "hid\udcffden", "hid\nden", "hid" * 50_000])
 def test_a_key_that_no_header_carries_is_refused_unseen(secret: str) -> None:
     """No header can carry it, or it is too long."""
-    said = refusal("--api-key", secret)
-    assert "hid" not in said and said.startswith("--api-key")
+    message = refusal("--api-key", secret)
+    assert "hid" not in message and message.startswith("--api-key")
 
 
 def test_secrets_are_in_no_representation() -> None:
@@ -489,16 +489,16 @@ def complaint(argv: list[str], env: dict[str, str], files: FakeFiles) -> str | N
 def test_hostile_values_give_settings_or_one_line(pairs: list[tuple[Any, str]]) -> None:
     """Any value of a flag either resolves or raises `InvalidParams`."""
     words = [word for flag, value in pairs for word in ([flag.names[-1], value] if flag.metavar else [flag.names[-1]])]
-    said = complaint(words, {}, FakeFiles(FILES))
-    assert said is None or (said and "\n" not in said)
+    message = complaint(words, {}, FakeFiles(FILES))
+    assert message is None or (message and "\n" not in message)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(ENV_NAMES)), HOSTILE, max_size=4), st.binary(max_size=60))
 def test_hostile_variables_and_files_give_settings_or_one_line(env: dict[str, str], data: bytes) -> None:
     """The same for the other two sources."""
-    said = complaint([], {**env, "PACELINE_CONFIG": "serve.toml"}, FakeFiles({**FILES, "serve.toml": data}))
-    assert said is None or (said and "\n" not in said)
+    message = complaint([], {**env, "PACELINE_CONFIG": "serve.toml"}, FakeFiles({**FILES, "serve.toml": data}))
+    assert message is None or (message and "\n" not in message)
 
 
 def test_a_template_may_be_a_name_that_is_known() -> None:

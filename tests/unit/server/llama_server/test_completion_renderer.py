@@ -41,7 +41,7 @@ def made(clock: Ticking | None = None, n: int = 1, **options: Any) -> Completion
     return CompletionRenderer(request, setup, [4 + choice for choice in range(n)])
 
 
-def told(renderer: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:
+def rendered(renderer: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:
     """The events of the chunks."""
     return [json.loads(event) for chunk in chunks for event in renderer.events(0, chunk)]
 
@@ -54,7 +54,7 @@ def whole(renderer: CompletionRenderer, *chunks: StreamChunk) -> Any:
 
 def test_a_chunk_becomes_an_event() -> None:
     """Its text, its tokens, and how many there have been."""
-    first, second = told(
+    first, second = rendered(
         made(), StreamChunk(index=0, token_ids=(7, 8), text="hi"), StreamChunk(index=2, token_ids=(9,), text="")
     )
     assert first == {
@@ -66,7 +66,7 @@ def test_a_chunk_becomes_an_event() -> None:
 
 def test_the_last_chunk_becomes_its_text_and_then_the_end() -> None:
     """As in llama-server the end itself has neither text nor tokens."""
-    text, end = told(
+    text, end = rendered(
         made(),
         StreamChunk(
             index=0, token_ids=(7,), text="a\n", finish_reason=END, stop=399, stop_token_ids=(399,), usage=USAGE
@@ -82,15 +82,15 @@ def test_the_last_chunk_becomes_its_text_and_then_the_end() -> None:
 def test_choices_end_together_each_in_its_place() -> None:
     """What the request took is known at the end of its last choice."""
     renderer = made(n=2)
-    assert told(renderer, StreamChunk(index=0, choice=1, finish_reason=END)) == []
-    events = told(renderer, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
+    assert rendered(renderer, StreamChunk(index=0, choice=1, finish_reason=END)) == []
+    events = rendered(renderer, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
     assert [(one["index"], one["stop_type"], one["id_slot"]) for one in events] == [(0, "limit", 4), (1, "eos", 5)]
 
 
 def test_a_choice_that_failed_is_not_told_to_have_ended_like_the_others() -> None:
     """Its chunks come without a reason, since the stream tells the error."""
     failed = StreamChunk(index=0, choice=0, token_ids=(7,), text="a")
-    *_, first, second = told(
+    *_, first, second = rendered(
         made(n=2), failed, StreamChunk(index=0, choice=1, finish_reason=FinishReason.LENGTH, usage=USAGE)
     )
     assert (first["stop_type"], second["stop_type"]) == ("none", "limit")
@@ -137,9 +137,9 @@ def test_timings_per_token_are_told_while_it_runs() -> None:
     clock = Ticking()
     renderer = made(clock, timings_per_token=True)
     clock.now += 2
-    (first,) = told(renderer, StreamChunk(index=0, token_ids=(7,)))
+    (first,) = rendered(renderer, StreamChunk(index=0, token_ids=(7,)))
     clock.now += 1
-    (second,) = told(renderer, StreamChunk(index=1, token_ids=(8, 9)))
+    (second,) = rendered(renderer, StreamChunk(index=1, token_ids=(8, 9)))
     assert (first["timings"]["prompt_ms"], first["timings"]["predicted_ms"]) == (2000, 0)
     assert (second["timings"]["predicted_n"], second["timings"]["predicted_per_second"]) == (3, 2)
 
@@ -149,7 +149,7 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
     clock = Ticking()
     renderer = made(clock, timings_per_token=True, return_progress=True)
     steps = [(1, 0.0), (2, 0.5)]
-    first, second = told(
+    first, second = rendered(
         renderer, *(ProgressChunk(index=0, cache=1, processed=count, elapsed_s=took) for count, took in steps)
     )
     assert (first["prompt_progress"], second["prompt_progress"]) == (
@@ -161,7 +161,7 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
         assert (event["tokens"], timings["predicted_n"], timings["predicted_ms"]) == ([], 0, 0.0)
         assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (1, computed, took_ms)
     clock.now += 0.25
-    (token,) = told(renderer, StreamChunk(index=0, token_ids=(7,)))
+    (token,) = rendered(renderer, StreamChunk(index=0, token_ids=(7,)))
     timings = token["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (1, 2, 750.0)
     assert (timings["predicted_n"], timings["predicted_ms"]) == (1, 0.0)
@@ -170,9 +170,9 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
 def test_progress_that_was_not_asked_for_shows_in_timings_alone() -> None:
     """Of every choice."""
     renderer = made(n=2, timings_per_token=True)
-    assert told(renderer, ProgressChunk(index=0, cache=2, processed=2, elapsed_s=0.0)) == []
+    assert rendered(renderer, ProgressChunk(index=0, cache=2, processed=2, elapsed_s=0.0)) == []
     for choice in (0, 1):
-        (event,) = told(renderer, StreamChunk(index=0, choice=choice, token_ids=(7,)))
+        (event,) = rendered(renderer, StreamChunk(index=0, choice=choice, token_ids=(7,)))
         assert (event["timings"]["cache_n"], event["timings"]["prompt_n"]) == (2, 1)
 
 
@@ -192,7 +192,7 @@ def test_probabilities_have_two_shapes() -> None:
 def test_a_streams_probabilities_come_with_their_tokens() -> None:
     """And not again at the end."""
     chunk = StreamChunk(index=0, token_ids=(65,), logprobs=(TokenLogprobs(-1.0),), finish_reason=END, usage=USAGE)
-    text, end = told(made(sampling={"logprobs": 1}), chunk)
+    text, end = rendered(made(sampling={"logprobs": 1}), chunk)
     assert text["completion_probabilities"][0]["id"] == 65
     assert "completion_probabilities" not in end
 
@@ -202,7 +202,7 @@ def test_with_probabilities_every_event_has_one_token() -> None:
     scores = tuple(TokenLogprobs(-float(rank)) for rank in range(3))
     chunk = StreamChunk(index=0, token_ids=(65, 66, 67), text="ABC", logprobs=scores)
     renderer = made(sampling={"logprobs": 1}, timings_per_token=True)
-    events = told(renderer, chunk, StreamChunk(index=3, text="!"))
+    events = rendered(renderer, chunk, StreamChunk(index=3, text="!"))
     assert [(one["content"], one["tokens"]) for one in events] == [("A", [65]), ("B", [66]), ("C", [67]), ("!", [])]
     assert [[one["logprob"] for one in event["completion_probabilities"]] for event in events] == [[0], [-1], [-2], []]
     assert [event["timings"]["predicted_n"] for event in events] == [1, 2, 3, 3]

@@ -39,7 +39,7 @@ class Slow:
             self.is_closed = True
 
 
-async def told(slow: Any, *looks: list[SlotView]) -> list[StreamChunk]:
+async def reported(slow: Any, *looks: list[SlotView]) -> list[StreamChunk]:
     """The chunks that a reader gets; the generation begins after the last of the looks, which then stays as it is."""
     left = list(looks)
 
@@ -61,7 +61,7 @@ def shown(chunks: list[StreamChunk]) -> list[Any]:
 def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
     """A request that waits for a slot has none, and each chunk has more of the prompt than the one before."""
     slow = Slow(StreamChunk(index=0, text="a"), StreamChunk(index=1, text="b"))
-    chunks = asyncio.run(told(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
+    chunks = asyncio.run(reported(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
     assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a", "b"]
     assert [one.elapsed_s for one in chunks if isinstance(one, ProgressChunk)] == [0.0, 0.5, 0.5]
 
@@ -69,7 +69,7 @@ def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
 def test_the_whole_prompt_is_reported_once() -> None:
     """Also where a look finds it computed before the first chunk is read."""
     computed = SlotView(id=1, key=1, request_id="mine", num_prompt_tokens=10, num_cached=2, num_computed_tokens=11)
-    chunks = asyncio.run(told(Slow(StreamChunk(index=0, text="a")), [computed]))
+    chunks = asyncio.run(reported(Slow(StreamChunk(index=0, text="a")), [computed]))
     assert shown(chunks) == [(2, 2), (2, 10), "a"]
 
 
@@ -77,15 +77,15 @@ def test_a_completion_that_is_over_at_once_reports_what_it_took() -> None:
     """Its slot belongs to another request by then; its end says what was cached, at once or with a later chunk."""
     end = StreamChunk(index=0, text="b", finish_reason=FinishReason.END, usage=Usage(cached_tokens=4, prefill_s=0.25))
     for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):
-        found = asyncio.run(told(Slow(*chunks), [OTHERS]))
+        found = asyncio.run(reported(Slow(*chunks), [OTHERS]))
         assert shown(found) == [(4, 4), (4, 10), *texts]
         assert [one.elapsed_s for one in found if isinstance(one, ProgressChunk)] == [0.0, 0.25]
 
 
 def test_a_stream_that_breaks_off_before_its_slot_was_seen_has_no_progress() -> None:
     """Its chunks come all the same."""
-    assert shown(asyncio.run(told(Slow(StreamChunk(index=0, text="a")), [OTHERS]))) == ["a"]
-    assert asyncio.run(told(Slow(), [OTHERS])) == []
+    assert shown(asyncio.run(reported(Slow(StreamChunk(index=0, text="a")), [OTHERS]))) == ["a"]
+    assert asyncio.run(reported(Slow(), [OTHERS])) == []
 
 
 def test_a_reader_that_leaves_leaves_nothing_running() -> None:

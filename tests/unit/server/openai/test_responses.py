@@ -41,15 +41,15 @@ def completion(*chunks: StreamChunk, prompt: tuple[int, ...] = (72, 105), scored
 
 
 def events(stream: CompletionStream | ChatStream, chunks: Iterable[StreamChunk | tuple[int, StreamChunk]]) -> list[Any]:
-    told = []
+    payloads = []
     for one in chunks:
         prompt, chunk = one if isinstance(one, tuple) else (0, one)
-        told += [msgspec.json.decode(event) for event in stream(prompt, chunk)]
-    return told
+        payloads += [msgspec.json.decode(event) for event in stream(prompt, chunk)]
+    return payloads
 
 
-def choices(told: Iterable[Any]) -> list[Any]:
-    return [choice for event in told for choice in event["choices"]]
+def choices(payloads: Iterable[Any]) -> list[Any]:
+    return [choice for event in payloads for choice in event["choices"]]
 
 
 def test_a_whole_completion_has_openais_members_llama_servers_timings_and_no_others() -> None:
@@ -76,8 +76,10 @@ def test_timings_are_of_one_prompt() -> None:
     assert not any("timings" in event for event in several)
     for stream in (CompletionStream, ChatStream):
         for include_usage in (False, True):
-            told = events(stream(options(include_usage=include_usage)), [chunk("a"), last("b")])
-            assert [event.get("timings") for event in told] == [None] * (len(told) - 1) + [final_timings(USAGE, 3)]
+            payloads = events(stream(options(include_usage=include_usage)), [chunk("a"), last("b")])
+            assert [event.get("timings") for event in payloads] == [None] * (len(payloads) - 1) + [
+                final_timings(USAGE, 3)
+            ]
 
 
 def test_timings_can_come_with_every_event() -> None:
@@ -87,10 +89,10 @@ def test_timings_can_come_with_every_event() -> None:
     now[0] += 2
     first = events(stream, [chunk("a")])
     now[0] += 1
-    told = [*first, *events(stream, [chunk("bc"), last()])]
-    assert [event["timings"]["predicted_n"] for event in told] == [1, 3, 3]
-    assert [event["timings"]["prompt_ms"] for event in told] == [2000, 2000, 1000 * USAGE.prefill_s]
-    assert told[1]["timings"]["predicted_per_second"] == 2
+    payloads = [*first, *events(stream, [chunk("bc"), last()])]
+    assert [event["timings"]["predicted_n"] for event in payloads] == [1, 3, 3]
+    assert [event["timings"]["prompt_ms"] for event in payloads] == [2000, 2000, 1000 * USAGE.prefill_s]
+    assert payloads[1]["timings"]["predicted_per_second"] == 2
 
 
 def test_choices_are_numbered_over_all_prompts() -> None:
@@ -141,10 +143,10 @@ def test_streamed_text_and_columns_joined_are_the_whole_ones() -> None:
     (whole,) = msgspec.json.decode(completion_body(wanted, [completion(*chunks, prompt=(72, 105, 33), scored=True)]))[
         "choices"
     ]
-    told = choices(events(CompletionStream(wanted), chunks))
-    assert "".join(one["text"] for one in told) == whole["text"] == "Hi!ab"
+    payloads = choices(events(CompletionStream(wanted), chunks))
+    assert "".join(one["text"] for one in payloads) == whole["text"] == "Hi!ab"
     for column in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [value for one in told for value in one["logprobs"][column]] == whole["logprobs"][column]
+        assert [value for one in payloads for value in one["logprobs"][column]] == whole["logprobs"][column]
 
 
 def test_every_choice_has_the_prompts_columns_though_only_the_first_brings_them() -> None:
@@ -153,40 +155,40 @@ def test_every_choice_has_the_prompts_columns_though_only_the_first_brings_them(
     stream = CompletionStream(wanted)
     early = [StreamChunk(index=0, text="Hi", choice=1), StreamChunk(index=0, text="Hi", prompt_logprobs=(ONE,))]
     assert stream(0, early[0]) == []
-    told = choices([msgspec.json.decode(event) for event in stream(0, early[1])])
-    assert [(one["index"], one["logprobs"]["tokens"]) for one in told] == [(1, ["H", "i"]), (0, ["H", "i"])]
+    payloads = choices([msgspec.json.decode(event) for event in stream(0, early[1])])
+    assert [(one["index"], one["logprobs"]["tokens"]) for one in payloads] == [(1, ["H", "i"]), (0, ["H", "i"])]
 
 
 def test_the_usage_comes_last_and_alone_where_it_is_asked_for() -> None:
     """All other events say null."""
-    told = events(CompletionStream(options(include_usage=True)), [chunk("a"), last("b")])
-    assert [event["usage"] for event in told[:-1]] == [None, None]
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"] == usage_body([USAGE])
+    payloads = events(CompletionStream(options(include_usage=True)), [chunk("a"), last("b")])
+    assert [event["usage"] for event in payloads[:-1]] == [None, None]
+    assert payloads[-1]["choices"] == []
+    assert payloads[-1]["usage"] == usage_body([USAGE])
     assert "usage" not in events(CompletionStream(options()), [last("b")])[0]
 
 
 def test_the_usage_so_far_can_come_with_every_event() -> None:
     """Prompt tokens of all prompts, and what was generated until then."""
     stream = CompletionStream(options(continuous_usage=True, prompts=((1,), (2, 3))))
-    told = events(stream, [chunk("ab"), (1, chunk("c"))])
-    assert [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in told] == [(3, 2), (3, 3)]
+    payloads = events(stream, [chunk("ab"), (1, chunk("c"))])
+    assert [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in payloads] == [(3, 2), (3, 3)]
 
 
 def test_a_stream_of_several_prompts_ends_with_the_last_of_them() -> None:
     """Then come usage and warnings, of all."""
     stream = CompletionStream(options(prompts=((1,), (2,)), include_usage=True, warnings=("w",)))
-    told = events(stream, [(1, last("b")), (0, chunk("a")), (0, last())])
-    assert [one["index"] for one in choices(told)] == [1, 0, 0]
-    assert [one for one in told if one["usage"]] == [told[-1]]
-    assert told[-1]["usage"]["total_tokens"] == 10
-    assert [event.get("warnings") for event in told] == [None, None, None, ["w"]]
+    payloads = events(stream, [(1, last("b")), (0, chunk("a")), (0, last())])
+    assert [one["index"] for one in choices(payloads)] == [1, 0, 0]
+    assert [one for one in payloads if one["usage"]] == [payloads[-1]]
+    assert payloads[-1]["usage"]["total_tokens"] == 10
+    assert [event.get("warnings") for event in payloads] == [None, None, None, ["w"]]
 
 
 def test_warnings_come_with_the_last_event_where_no_usage_is_told() -> None:
     """And only there."""
-    told = events(CompletionStream(options(warnings=("w",))), [chunk("a"), last("b")])
-    assert [event.get("warnings") for event in told] == [None, ["w"]]
+    payloads = events(CompletionStream(options(warnings=("w",))), [chunk("a"), last("b")])
+    assert [event.get("warnings") for event in payloads] == [None, ["w"]]
 
 
 def test_tokens_that_make_no_text_yet_are_told_only_to_who_wants_tokens() -> None:
@@ -202,9 +204,9 @@ def test_a_chunk_of_a_failed_completion_is_sent_without_an_end() -> None:
     """The failure is another event, which is not written here."""
     wanted = options(include_usage=True, warnings=("w",))
     for stream in (CompletionStream(wanted), ChatStream(wanted)):
-        told = events(stream, [chunk("a")])
-        assert all(one["finish_reason"] is None for one in choices(told))
-        assert all(event["usage"] is None and "warnings" not in event for event in told)
+        payloads = events(stream, [chunk("a")])
+        assert all(one["finish_reason"] is None for one in choices(payloads))
+        assert all(event["usage"] is None and "warnings" not in event for event in payloads)
 
 
 def test_a_whole_chat_has_openais_members_and_no_others() -> None:
@@ -224,10 +226,10 @@ def test_a_whole_chat_has_openais_members_and_no_others() -> None:
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None:
     """Each of several choices does; the text is between."""
     stream = ChatStream(options(n=2, include_usage=True))
-    told = events(
+    payloads = events(
         stream, [chunk("a", choice=1), chunk("b"), chunk(choice=1, finish_reason=FinishReason.END), last("c")]
     )
-    of = {index: [one for one in choices(told) if one["index"] == index] for index in (0, 1)}
+    of = {index: [one for one in choices(payloads) if one["index"] == index] for index in (0, 1)}
     assert [one["delta"] for one in of[0]] == [
         {"role": "assistant", "content": ""},
         {"content": "b"},
@@ -237,16 +239,16 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     assert [one["finish_reason"] for one in of[0]] == [None, None, None, "length"]
     assert [one["delta"] for one in of[1]] == [{"role": "assistant", "content": ""}, {"content": "a"}, {}]
     assert of[1][-1]["finish_reason"] == "stop"
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"] == usage_body([USAGE])
+    assert payloads[-1]["choices"] == []
+    assert payloads[-1]["usage"] == usage_body([USAGE])
 
 
 def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     """Token by token."""
     wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(ONE, ONE)), last("c", logprobs=(ONE,))]
     (whole,) = msgspec.json.decode(chat_body(wanted, [completion(*chunks)]))["choices"]
-    told = choices(events(ChatStream(wanted), chunks))
-    assert [one for part in told if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
+    payloads = choices(events(ChatStream(wanted), chunks))
+    assert [one for part in payloads if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
         "content"
     ]
     assert [one["token"] for one in whole["logprobs"]["content"]] == ["a", "b", "c"]
