@@ -33,7 +33,7 @@ def forwarded(run: ScriptRunner, args: str = "", **variables: str) -> dict[str, 
     return {name: value.removeprefix("[==[").partition("]==]")[0] for name, value in pairs}
 
 
-def test_our_defaults_are_told(run: ScriptRunner) -> None:
+def test_our_defaults_are_forwarded(run: ScriptRunner) -> None:
     """One backend is on, OpenMP, NCCL and OpenSSL are off, native code is on."""
     options = forwarded(run)
     assert [options[f"GGML_{name}"] for name in ("CUDA", "METAL", "VULKAN", "HIP")] == ["OFF"] * 4
@@ -58,7 +58,7 @@ def test_definitions_override_our_defaults(run: ScriptRunner) -> None:
     ]
 
 
-def test_every_definition_in_cmake_args_is_told(run: ScriptRunner) -> None:
+def test_every_definition_in_cmake_args_is_forwarded(run: ScriptRunner) -> None:
     """A variable of any name that CMAKE_ARGS defines reaches llama.cpp, with spaces and lists whole."""
     options = forwarded(
         run, args='-DBLA_VENDOR=OpenBLAS -DMY_LIST:STRING="a;b c" --debug', BLA_VENDOR="OpenBLAS", MY_LIST="a;b c"
@@ -67,7 +67,7 @@ def test_every_definition_in_cmake_args_is_told(run: ScriptRunner) -> None:
     assert options["MY_LIST"] == "a;b c"
 
 
-def test_what_is_ours_alone_is_not_told(run: ScriptRunner) -> None:
+def test_settings_of_our_own_are_not_forwarded(run: ScriptRunner) -> None:
     """Our own settings and install paths stay here."""
     options = forwarded(
         run, args="-DPACELINE_BACKEND=cpu -DCMAKE_INSTALL_PREFIX=/x", PACELINE_BACKEND="cpu", CMAKE_INSTALL_PREFIX="/x"
@@ -75,7 +75,7 @@ def test_what_is_ours_alone_is_not_told(run: ScriptRunner) -> None:
     assert not {"PACELINE_BACKEND", "CMAKE_INSTALL_PREFIX"} & options.keys()
 
 
-def test_flags_and_sanitizers_are_told(run: ScriptRunner) -> None:
+def test_flags_and_sanitizers_are_forwarded(run: ScriptRunner) -> None:
     """The compiler's flags and the sanitizers go to both languages, those of the build type beside them."""
     options = forwarded(
         run,

@@ -227,7 +227,7 @@ def configure_paceline(tmp_path: Path, environment: dict[str, str]) -> Callable[
     return configure
 
 
-def test_a_missing_compiler_is_said_in_plain_words(configure_paceline: Callable[..., str]) -> None:
+def test_a_missing_compiler_is_a_plain_error(configure_paceline: Callable[..., str]) -> None:
     """Without a compiler the build says which is missing and how to get one."""
     output = " ".join(configure_paceline(CC="/no/such/cc", CXX="/no/such/c++").split())
     assert "paceline cannot be built: no C compiler was found" in output

@@ -164,7 +164,7 @@ def test_an_unreachable_source_names_the_way_out(index: Index) -> None:
     assert "No matching distribution found" in output
 
 
-def test_a_python_without_pip_is_told_to_get_it(index: Index, program: Callable[[str, str], Path]) -> None:
+def test_a_python_without_pip_is_an_error_with_the_way_out(index: Index, program: Callable[[str, str], Path]) -> None:
     """Where Python has no pip the message says so."""
     python = program("python", 'echo "$0: No module named pip" >&2; exit 1')
     output = index.fetch("0" * 64, fails=True, Python_EXECUTABLE=str(python))

@@ -32,7 +32,7 @@ def test_special_tokens_of_a_prompt_are_read_as_such(engine: PacelineGenerator) 
     assert len(engine.encode("<|im_start|><|im_end|>")) == 2
 
 
-def test_one_seed_tells_one_story(engine: PacelineGenerator) -> None:
+def test_one_seed_gives_one_story(engine: PacelineGenerator) -> None:
     first, again, other = (engine.generate("Once", 40, Sampling(0.8, seed=seed)).text for seed in (1, 1, 2))
     assert first == again != other
 

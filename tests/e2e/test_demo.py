@@ -195,7 +195,7 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     assert ESCAPE not in screen.text and SUMMARY.fullmatch(screen.text.splitlines()[-1])
 
 
-def test_q_ends_a_demo_and_tells_the_figures(endless: tuple[str, ...]) -> None:
+def test_q_ends_a_demo_and_prints_the_figures(endless: tuple[str, ...]) -> None:
     """All requests are cancelled; that is no failure."""
     screen = Terminal(*endless)
     before = screen.mode()

@@ -13,7 +13,7 @@ from paceline.demo import demo_model_path
 pytestmark = pytest.mark.native
 
 
-def test_info_tells_version_build_and_machine() -> None:
+def test_info_shows_version_build_and_machine() -> None:
     """Everything that a bug report needs, for people and for programs."""
     facts = json.loads(output("info", "--json"))
     assert facts["version"] == paceline.__version__

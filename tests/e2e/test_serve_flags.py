@@ -18,7 +18,7 @@ def test_help_on_a_terminal_has_headings_in_bold() -> None:
     assert max(map(len, screen.plain_text.splitlines())) <= 80
 
 
-def test_the_configuration_of_a_model_says_its_own_context(long_model: Path, tmp_path: Path) -> None:
+def test_the_configuration_of_a_model_has_its_own_context(long_model: Path, tmp_path: Path) -> None:
     """-c 0 asks the file; the file of flags is named where it counts."""
     file = tmp_path / "serve.toml"
     file.write_text("parallel = 3\n")

@@ -38,7 +38,7 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)  # not 0, which would leave the engine's thread little of Python
 
 
-def test_it_says_what_the_blocking_one_says(tiny_models: TinyModels) -> None:
+def test_its_output_is_that_of_the_blocking_one(tiny_models: TinyModels) -> None:
     """generate, lists, stream, embed: the same results."""
     path = tiny_models("llama")
     with LLM(path, **SMALL) as blocking:
@@ -91,7 +91,7 @@ def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
     run(main)
 
 
-def test_leaving_a_stream_cancels_it_and_released_says_when(tiny_models: TinyModels) -> None:
+def test_leaving_a_stream_cancels_it_and_released_waits_for_the_slot(tiny_models: TinyModels) -> None:
     """The block, a break, and a stream without a reader."""
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
     run(main)
 
 
-def test_a_model_that_cannot_be_loaded_says_so_and_can_be_closed(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_raises_and_can_be_closed(tmp_path: Path) -> None:
     """Every call raises; closing what never was opened is a no-op."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"nothing")

@@ -194,7 +194,7 @@ def test_a_row_does_not_depend_on_how_many_cells_there_are(seen: int) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["keys", "values", "queries", "one key"])
 @pytest.mark.parametrize("cells", [128, 3000])
-def test_nonsense_reaches_only_who_sees_it(bad: float, where: str, cells: int) -> None:
+def test_nonfinite_values_reach_only_rows_that_attend_to_them(bad: float, where: str, cells: int) -> None:
     """NaN and infinities in a cell or a query: rows that see it get NaN, the others the bits that they get without it."""
     one = make({**LARGE, "tokens": 5, "cells": cells}, "sequences")
     clean, _ = one.run(n_threads=2)

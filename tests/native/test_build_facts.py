@@ -25,7 +25,7 @@ def test_the_core_names_no_folder_of_its_builder() -> None:
     assert f"{build_info().llama_cpp_source}/src".encode() not in core
 
 
-def test_folders_are_told_with_the_home_folder_of_now(tmp_path: Path) -> None:
+def test_folders_are_shown_below_the_current_home_folder(tmp_path: Path) -> None:
     """What was built in a home folder is looked for in that of the user who runs it."""
     code = "from paceline.runtime import build_info; print(build_info().cache_dir)"
     env = {**os.environ, "HOME": str(tmp_path)}

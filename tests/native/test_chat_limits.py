@@ -55,7 +55,7 @@ def test_a_template_that_does_not_parse_is_refused_at_once(template: str, words:
         ("{{ strftime_now('%c' * 500) }}", "cannot show the time"),
     ],
 )  # fmt: skip
-def test_a_template_that_fails_says_where(template: str, words: str) -> None:
+def test_the_error_of_a_template_has_the_line(template: str, words: str) -> None:
     """A TemplateError reports the reason and the line; the process continues."""
     with pytest.raises(TemplateError, match=words):
         text_of(template)

@@ -196,7 +196,7 @@ def test_templates_know_the_day() -> None:
     assert rendered in {f"{day:%Y-%m-%d} {day:%d %b %Y}" for day in (before, after)}
 
 
-def test_a_model_without_a_template_says_so(vocabulary: Model) -> None:
+def test_a_model_without_a_template_raises(vocabulary: Model) -> None:
     """Nothing is made up for it, and the way out is named."""
     with pytest.raises(Unsupported, match=r"has no chat template; give one as chat_template="):
         ChatTemplate(vocabulary)

@@ -131,7 +131,7 @@ def test_threads_replaced_after_a_refused_pass_end(context: Context) -> None:
     assert num_threads() <= before
 
 
-def test_a_closed_context_says_so(llama: Model) -> None:
+def test_a_closed_context_raises_closed(llama: Model) -> None:
     """Every use after close raises Closed; closing twice is fine."""
     context = Context(llama, n_ctx=256)
     context.close()

@@ -65,7 +65,7 @@ def test_poolings_are_what_they_are_called(llama: Model) -> None:
             assert np.allclose(embedder.embed([ids], normalize="none")[0], expected, atol=1e-3)
 
 
-def test_the_model_says_how_it_pools(tiny_models: TinyModels, llama: Model) -> None:
+def test_the_pooling_is_the_models(tiny_models: TinyModels, llama: Model) -> None:
     """The file's pooling is taken, and mean where it names none."""
     with Model.load(tiny_models("embedding-llama")) as model, Embedder(model) as embedder:
         assert embedder.pooling == "last"
@@ -212,7 +212,7 @@ def test_a_text_without_memory_fails_alone(tiny_models: TinyModels, monkeypatch:
         assert np.isfinite(embedder.embed([[5] * 8000])).all()
 
 
-def test_a_closed_embedder_says_so(bert: Model) -> None:
+def test_a_closed_embedder_raises_closed(bert: Model) -> None:
     """Closed, and closing twice is fine."""
     embedder = Embedder(bert)
     embedder.close()

@@ -128,7 +128,7 @@ def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
-def test_it_says_what_a_bare_context_says(tiny_models: TinyModels, kind: str) -> None:
+def test_its_output_is_that_of_a_bare_context(tiny_models: TinyModels, kind: str) -> None:
     """Token for token what `Context.generate` gives, with every class of memory."""
     with Model.load(tiny_models(kind)) as model:
         options = {"n_ctx": 1024, **EXACT}
@@ -543,7 +543,7 @@ def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -
     assert not thread.is_alive()
 
 
-def test_a_forked_child_is_told(llama: LLM) -> None:
+def test_a_forked_child_gets_an_error(llama: LLM) -> None:
     """A child has no engine thread: it is told so at once, instead of waiting for ever, and the parent goes on."""
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
@@ -559,7 +559,7 @@ def test_a_forked_child_is_told(llama: LLM) -> None:
     assert works(llama)
 
 
-def test_a_model_that_cannot_be_loaded_says_so(tmp_path: Path, tiny_models: TinyModels) -> None:
+def test_a_model_that_cannot_be_loaded_raises(tmp_path: Path, tiny_models: TinyModels) -> None:
     """No thread, no half of an engine is left."""
     before = engine_threads()
     bad = tmp_path / "bad.gguf"

@@ -161,7 +161,7 @@ print(sampler.num_generated)
     assert run_apart(code, spm(llama_cpp_source), grammar, timeout_s=30) == ["100"]
 
 
-def test_a_grammar_that_is_too_ambiguous_says_so_and_nothing_moves(vocabulary: Model) -> None:
+def test_a_grammar_that_is_too_ambiguous_raises_and_changes_nothing(vocabulary: Model) -> None:
     """Where even one token would take seconds SamplingError is raised, and the sampler stands where it stood."""
     many = " | ".join(f'. . . . . . . . "{i}"' for i in range(4000))
     sampler = Sampler(SamplingParams(grammar=f"root ::= ({many})+", temperature=0), vocabulary)

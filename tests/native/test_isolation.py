@@ -125,7 +125,7 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
         LLM(isolation="fibre")
 
 
-def test_a_model_that_cannot_be_loaded_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_raises_from_either_process(tmp_path: Path) -> None:
     """By the front where the vocabulary tells, by the worker where it does not."""
     with pytest.raises(ModelLoadError, match="cannot read"):
         isolated(model=tmp_path / "none.gguf")
@@ -133,7 +133,7 @@ def test_a_model_that_cannot_be_loaded_is_said_to_be_so(tmp_path: Path) -> None:
         isolated(n_batch=-1)
 
 
-def test_loading_says_how_far_it_is() -> None:
+def test_loading_reports_its_progress() -> None:
     """On the caller's thread, in steps that grow to the end; a worker that takes over says nothing."""
     fractions: list[float] = []
     threads: set[int] = set()

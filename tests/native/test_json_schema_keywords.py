@@ -213,7 +213,7 @@ def test_what_is_no_schema_is_an_error_of_the_grammar(vocabulary: Model, schema:
         Sampler(SamplingParams(json_schema=json.dumps(schema)), vocabulary)
 
 
-def test_many_alternatives_are_told_apart_in_bounded_time() -> None:
+def test_many_alternatives_are_distinguished_in_bounded_time() -> None:
     """A schema of the largest size whose alternatives all have to be compared is refused and not computed for minutes."""
     alternatives = [of("object", properties={"a": of("integer")}) for _ in range(3000)]
     with pytest.raises(GrammarError, match="#/oneOf"):

@@ -28,7 +28,7 @@ def works(model: Model) -> None:
         assert np.isfinite(context.logits(2)).all()
 
 
-def test_a_loaded_model_tells_its_sizes(tiny_models: TinyModels) -> None:
+def test_a_loaded_model_has_its_sizes(tiny_models: TinyModels) -> None:
     """Every introspection property agrees with the spec that the file was written from."""
     spec = LlamaSpec(n_layer=3, n_embd=64, n_head=4, n_head_kv=2, n_ctx_train=512)
     with Model.load(tiny_models(spec)) as model:
@@ -258,7 +258,7 @@ def test_another_thread_cancels_a_load(tiny_models: TinyModels) -> None:
     thread.join()
 
 
-def test_a_closed_model_says_so_and_closing_twice_is_fine(tiny_models: TinyModels) -> None:
+def test_a_closed_model_raises_closed_and_closing_twice_is_fine(tiny_models: TinyModels) -> None:
     """Every use after close raises Closed with the file's name."""
     model = Model.load(tiny_models("llama"))
     model.close()
@@ -297,7 +297,7 @@ def test_vocab_only_has_a_tokenizer_and_no_weights(tiny_models: TinyModels, kind
         assert model.tokenizer.encode("a b") != []
 
 
-def test_fingerprints_tell_models_apart(tiny_models: TinyModels) -> None:
+def test_fingerprints_distinguish_models(tiny_models: TinyModels) -> None:
     """The same file has the same fingerprint, other weights of the same shape have another."""
     prints = []
     for path in (tiny_models("llama"), tiny_models("llama"), tiny_models("llama", seed=1)):

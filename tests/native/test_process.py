@@ -79,7 +79,7 @@ def run(code: str, path: Path, *, before: str = "") -> subprocess.CompletedProce
         "embedder.embed([[1, 2]])",
     ],
 )
-def test_a_context_of_before_a_fork_says_so_in_the_child(tiny_models: TinyModels, call: str) -> None:
+def test_a_context_made_before_a_fork_raises_in_the_child(tiny_models: TinyModels, call: str) -> None:
     """Its threads are not in the child: every call raises Closed and names the way out; the parent's goes on."""
     code = f"""
 model = Model.load(path)

@@ -131,7 +131,7 @@ def test_parts_that_cannot_be_even_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
-def test_an_adapter_changes_what_a_model_says(tiny_models: TinyModels, tmp_path: Path, kind: str) -> None:
+def test_an_adapter_changes_the_output_of_a_model(tiny_models: TinyModels, tmp_path: Path, kind: str) -> None:
     """A random LoRA adapter moves the logits clearly, and taking it away brings the old ones back."""
     path = write_lora(tmp_path / "lora.gguf", KINDS[kind])
     with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_threads=1) as context:
@@ -172,7 +172,7 @@ def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Pat
         Model.load(write_model(tmp_path / "b.gguf", LlamaSpec(), metadata=unknown))
 
 
-def test_a_numbered_vocabulary_says_its_ids(tmp_path: Path) -> None:
+def test_a_numbered_vocabulary_decodes_to_its_ids(tmp_path: Path) -> None:
     """Token 17 of a numbered vocabulary reads `<17>`."""
     assert dict(numbered().metadata)["tokenizer.ggml.tokens"][17] == "<17>"
     with Model.load(write_model(tmp_path / "n.gguf", LlamaSpec(vocabulary=numbered(64)))) as model:

@@ -76,7 +76,7 @@ def test_seeds_choices_and_positions_draw_differently(vocabulary: Model) -> None
     assert len({sequence(seed, choice) for seed in (0, 5, 2**32 + 5, 2**64 - 1) for choice in (0, 1)}) == 8
 
 
-def test_an_unseeded_sampler_tells_the_seed_that_it_was_given(vocabulary: Model) -> None:
+def test_an_unseeded_sampler_has_the_seed_that_it_was_given(vocabulary: Model) -> None:
     """Two unseeded samplers differ, and either can be repeated by its seed."""
     one, two = (Sampler(SamplingParams(), vocabulary) for _ in range(2))
     assert one.seed != two.seed
@@ -84,7 +84,7 @@ def test_an_unseeded_sampler_tells_the_seed_that_it_was_given(vocabulary: Model)
     assert again.sample(row()) == one.sample(row())
 
 
-def test_a_mask_says_what_may_come(sampler: Sampler) -> None:
+def test_a_mask_limits_the_draw(sampler: Sampler) -> None:
     """Only tokens whose bit is set are drawn, the last partial word included."""
     for allowed in ([31999], [0], [31, 32, 33], [5, 6000, 31968]):
         mask = np.zeros((N + 31) // 32, dtype=np.uint32)
@@ -296,7 +296,7 @@ def test_logprobs_can_be_of_what_was_drawn_from(vocabulary: Model) -> None:
     assert [entry.logprob for entry in (sure.chosen, *sure.top)] == [0.0, 0.0]
 
 
-def test_a_closed_sampler_says_so(vocabulary: Model) -> None:
+def test_a_closed_sampler_raises_closed(vocabulary: Model) -> None:
     """After close every call raises Closed; closing again does nothing."""
     with Sampler(SamplingParams(), vocabulary) as sampler:
         assert works(sampler)

@@ -49,7 +49,7 @@ def params(**options: Any) -> SamplingParams:
     return SamplingParams(**{"seed": 11, "logprobs_mode": "sampled", **OPEN, **options})
 
 
-def test_philox_gives_the_published_known_answers() -> None:
+def test_philox_matches_the_published_test_vectors() -> None:
     """The generator agrees with the known-answer vectors of its authors."""
     ones = 0xFFFFFFFF
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)

@@ -46,7 +46,7 @@ def test_a_grammar_draws_what_its_own_mask_draws(vocabulary: Model, grammar: str
 
 
 @pytest.mark.parametrize("grammar", [LIST, 'root ::= [^"]* "\\""', 'root ::= [^é]+ "x"', "root ::= [é-ü]+ | <[300]>"])
-def test_the_mask_is_what_the_grammar_says_of_each_token(vocabulary: Model, grammar: str) -> None:
+def test_the_mask_is_the_grammar_applied_to_each_token(vocabulary: Model, grammar: str) -> None:
     """The mask of a whole vocabulary agrees with asking about one token at a time."""
     sampler = Sampler(SamplingParams(grammar=grammar, temperature=0), vocabulary)
     allowed = bits(sampler.allowed_mask(), sampler.n_vocab)

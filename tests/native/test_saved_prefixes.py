@@ -107,7 +107,7 @@ def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_without_room_in_host_memory_a_prefix_is_not_said_to_be_loaded(isolation: Any, tmp_path: Path) -> None:
+def test_without_room_in_host_memory_a_prefix_is_not_reported_as_loaded(isolation: Any, tmp_path: Path) -> None:
     """It says what to raise; saving needs the same room."""
     with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
         llm.generate(PROMPT, max_tokens=1)

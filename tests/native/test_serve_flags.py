@@ -65,7 +65,7 @@ def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
         resolve(["-c", "0", "-m", str(path)], {}, DiskFiles())
 
 
-def test_the_disk_tells_files_from_folders(tmp_path: Path) -> None:
+def test_the_disk_distinguishes_files_and_folders(tmp_path: Path) -> None:
     """And reads what is there."""
     (tmp_path / "file").write_bytes(b"x")
     disk = DiskFiles()

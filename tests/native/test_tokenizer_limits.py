@@ -120,7 +120,7 @@ def _load(path: Path) -> Tokenizer:
     return Tokenizer(_native.Model.load([str(path)], vocab_only=True))
 
 
-def test_a_model_without_vocabulary_says_so(tmp_path: Path) -> None:
+def test_a_model_without_vocabulary_raises(tmp_path: Path) -> None:
     """Where there are no texts of tokens, everything that needs them is an error of its own."""
     tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
     assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())

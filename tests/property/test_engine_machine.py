@@ -431,7 +431,7 @@ def lone(make: str, asked: str) -> Outcome:
 
 
 @pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
-def test_whatever_happens_each_request_ends_once_and_says_what_it_says_alone(
+def test_whatever_happens_each_request_ends_once_with_the_output_it_has_alone(
     strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Places, cells and counts add up after each tick, nothing is left, no request notices the others."""

@@ -257,7 +257,7 @@ def lone(make: str, asked: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_dies_each_request_ends_once_and_says_what_it_says_alone(kind: str) -> None:
+def test_whatever_dies_each_request_ends_once_with_the_output_it_has_alone(kind: str) -> None:
     """Workers check themselves after every tick, counts add up after every step, and nothing is left of any request."""
     machine = type("Machine", (Machine,), {"kind": kind})
     run_state_machine_as_test(

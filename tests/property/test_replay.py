@@ -206,7 +206,7 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
     assert usages[0].completion_tokens == usages[1].completion_tokens
 
 
-def test_who_comes_when_the_engine_has_given_up_goes_on_with_the_next() -> None:
+def test_a_request_after_the_engine_gave_up_goes_on_in_the_next_worker() -> None:
     """A worker that takes nothing any more is about to exit; its reader does not get an error that there is no engine."""
     world = IsolatedWorld(eos_every=10**9)
     before = world.submit([65, 66], max_tokens=5)

@@ -37,7 +37,7 @@ def test_the_servers_pooling_holds_where_a_request_does_not_say(server: OpenAISe
 
 
 @pytest.mark.parametrize("server", ["none"], indirect=True)
-def test_a_pooling_that_makes_no_one_vector_is_told(server: OpenAIServer) -> None:
+def test_a_pooling_without_a_single_vector_is_refused(server: OpenAIServer) -> None:
     """With the way out, which works."""
     response = ask(server)
     assert response.status_code == 400

@@ -70,7 +70,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> N
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_a_hang_up_frees_the_slot_of_a_running_request(worlds: Any, streaming: bool, half: bool) -> None:
+def test_a_disconnect_frees_the_slot_of_a_running_request(worlds: Any, streaming: bool, half: bool) -> None:
     """Whether it streams or not, in the tick after; a socket that is only half closed counts as hung up."""
     world = worlds(num_slots=1)
     world.engine.backend.hold()
@@ -87,7 +87,7 @@ def test_a_hang_up_frees_the_slot_of_a_running_request(worlds: Any, streaming: b
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_hang_up_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool) -> None:
+def test_a_disconnect_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool) -> None:
     """It never gets a slot; the one before it goes on."""
     world = worlds(num_slots=1)
     world.engine.backend.hold()
@@ -104,7 +104,7 @@ def test_a_hang_up_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool
     world.engine.assert_empty()
 
 
-def test_a_hang_up_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None:
+def test_a_disconnect_in_the_middle_of_a_stream_frees_its_slot(worlds: Any) -> None:
     """The client has read some of it and breaks off."""
     world = worlds(num_slots=1)
     world.engine.hold_after(5)
@@ -158,7 +158,7 @@ def test_a_route_that_fails_leaves_nothing_running(worlds: Any) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_deadline_is_told_as_an_error(worlds: Any, streaming: bool) -> None:
+def test_a_deadline_is_reported_as_an_error(worlds: Any, streaming: bool) -> None:
     """A stream ends with the code; a response without a stream has a status."""
     world = worlds()
     world.engine.backend.hold()
@@ -221,7 +221,7 @@ def test_several_open_requests_may_have_one_id(worlds: Any) -> None:
         assert all(b'"code":"cancelled"' in read_all(each) for each in (one, two))
 
 
-def test_a_waiting_stream_says_that_it_lives(worlds: Any) -> None:
+def test_a_waiting_stream_sends_keep_alives(worlds: Any) -> None:
     """Comments come while it waits, also before the first token."""
     world = worlds({"heartbeat_s": 0.01})
     world.engine.backend.hold()

@@ -45,7 +45,7 @@ def test_the_port_is_open_while_the_model_loads() -> None:
 
 
 @pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
-def test_a_model_that_cannot_be_loaded_is_told_without_its_folder(kind: type[Exception]) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_without_its_folder(kind: type[Exception]) -> None:
     """By every health route, also after an error in the settings."""
     llm = StandInLLM(failure=kind("cannot read the model file /srv/our private/model.gguf: no such file"))
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
@@ -148,7 +148,7 @@ def test_a_server_whose_stderr_is_closed_still_ends(programs: Any) -> None:
     assert program.code() == 0
 
 
-def test_a_server_that_is_open_to_others_without_a_key_says_so(programs: Any) -> None:
+def test_a_server_that_is_open_to_others_without_a_key_warns(programs: Any) -> None:
     """One on the loopback does not."""
     program = programs(1, "0.0.0.0")
     assert "set an API key" in program.wait_for("warning")
@@ -163,7 +163,7 @@ SERVE = (
 )
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(server: RunningServer) -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line(server: RunningServer) -> None:
     """With the code 1."""
     done = subprocess.run(
         [sys.executable, "-c", SERVE + f"sys.exit(serve(S(port={server.port})))"],
@@ -247,7 +247,7 @@ def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monk
     assert "paceline_engine_restart_wait_seconds 3.2" in metrics
 
 
-def test_a_crash_loop_whose_next_worker_loads_says_so(worlds: Any, monkeypatch: Any) -> None:
+def test_a_crash_loop_whose_next_worker_loads_is_reported(worlds: Any, monkeypatch: Any) -> None:
     """There is no back-off any more, and nothing is ready yet."""
     world = worlds()
     looping = replace(world.engine.heartbeat(), state="crash_loop", num_crashes=3)
@@ -284,7 +284,7 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
     assert asyncio.run(main(False)) == 0
 
 
-def test_who_comes_while_it_loads_is_told_how_long_that_goes_on(monkeypatch: Any) -> None:
+def test_a_request_during_loading_gets_retry_after(monkeypatch: Any) -> None:
     """By what is done, and what it took."""
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:

@@ -93,7 +93,7 @@ def test_headers_that_are_too_long_are_refused(worlds: Any) -> None:
         assert read_to_end(connection).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_slow_sender_is_told_so_and_left(worlds: Any) -> None:
+def test_a_slow_sender_gets_408_and_is_disconnected(worlds: Any) -> None:
     """With half a head, and with half a body."""
     world = worlds({"body_timeout_s": 0.05})
     whole = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"
@@ -123,7 +123,7 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
         each.close()
 
 
-def test_those_that_find_no_room_are_told_when_there_will_be_some(worlds: Any, monkeypatch: Any) -> None:
+def test_requests_beyond_the_limit_get_retry_after(worlds: Any, monkeypatch: Any) -> None:
     """By what waits, and how fast requests end."""
     world = worlds(num_slots=1, max_queue=3)
     asked: list[int] = []
@@ -156,7 +156,7 @@ def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
     assert received.index(b"404 Not Found") > received.rindex(b"200 OK")
 
 
-def test_a_hang_up_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
+def test_a_disconnect_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
     """What waits behind it on the connection is no reason to go on."""
     world = worlds()
     world.engine.backend.hold()

@@ -50,7 +50,7 @@ def refused(client: httpx.Client, status: int = 400, path: str = "/completion", 
     return error
 
 
-def test_control_tokens_have_text_where_the_server_was_told_so() -> None:
+def test_control_tokens_have_text_with_the_flag() -> None:
     """With --special, in texts and in the tokens of probabilities; a request that says false has none."""
     settings = ServerSettings(engine_options=DEMO_ENGINE, special=True)
     asked = {"allowed_token_ids": [4085], "n_predict": 2, "n_probs": 1}
@@ -190,7 +190,7 @@ def test_a_prefix_is_computed_once(client: httpx.Client) -> None:
 # ---- what may come
 
 
-def test_probabilities_are_told_of_every_token(client: httpx.Client) -> None:
+def test_every_token_has_probabilities(client: httpx.Client) -> None:
     """With text, bytes and the most likely alternatives."""
     entries = complete(client, n_probs=10, n_predict=5, return_tokens=True)["completion_probabilities"]
     assert len(entries) == 5
@@ -261,7 +261,7 @@ def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
     assert "regex is not supported yet" in refused(client, 501, regex="a+")["message"]
 
 
-def test_what_was_ignored_is_told(client: httpx.Client) -> None:
+def test_ignored_fields_are_reported(client: httpx.Client) -> None:
     """In the response, or in the last event of a stream."""
     warnings = complete(client, foo=1, n_keep=4, top_p=2)["warnings"]
     assert [any(name in one for one in warnings) for name in ("foo", "n_keep", "top_p")] == [True] * 3
@@ -290,7 +290,7 @@ def test_options_of_the_engine_are_taken(client: httpx.Client) -> None:
     assert "min_tokens" in refused(client, min_tokens=-1)["message"]
 
 
-def test_a_long_prompt_is_cut_where_the_request_says_how(client: httpx.Client) -> None:
+def test_a_long_prompt_is_cut_where_the_request_sets_truncate(client: httpx.Client) -> None:
     """What is told of it is what was computed."""
     prompt = [20 + number % 200 for number in range(3000)]
     completion = complete(client, prompt, truncate="right")
@@ -364,7 +364,7 @@ def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
     assert refused(client, stream=True, temperature="x")["type"] == "invalid_request_error"
 
 
-def test_timings_are_told_with_every_token_where_asked(client: httpx.Client) -> None:
+def test_timings_come_with_every_token_where_asked(client: httpx.Client) -> None:
     """They count up, and what was cached and what was computed are the prompt."""
     prompt = [40 + number % 50 for number in range(100)]
     for is_cached in (False, True):
@@ -379,7 +379,7 @@ def test_timings_are_told_with_every_token_where_asked(client: httpx.Client) -> 
     assert "timings" not in streamed(client)[0]
 
 
-def test_progress_of_the_prompt_is_told_where_asked(client: httpx.Client) -> None:
+def test_progress_of_the_prompt_is_reported_where_asked(client: httpx.Client) -> None:
     """From what was cached up to all of it, before the first token, with timings that fit."""
     prompt = [30 + number % 90 for number in range(200)]
     asked = {"return_progress": True, "timings_per_token": True, "cache_prompt": True, "cache_salt": "progress"}

@@ -227,7 +227,7 @@ def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("top_n", "count"), [(None, 4), (2, 2), (4, 4), (99, 4), (0, 0)])
-def test_the_best_are_told(reranker: httpx.Client, top_n: int | None, count: int) -> None:
+def test_the_best_are_returned(reranker: httpx.Client, top_n: int | None, count: int) -> None:
     """As many as were asked for, in both shapes."""
     assert len(ranked(reranker, documents=DOCUMENTS, top_n=top_n)["results"]) == count
     assert len(ranked(reranker, texts=DOCUMENTS, top_n=top_n)) == count
@@ -295,7 +295,7 @@ def test_a_model_whose_one_template_is_that_for_tools_can_chat(tmp_path: Path) -
         assert response.json() == {"prompt": "user: Hi\n"}
 
 
-def test_a_template_that_cannot_be_read_is_told_to_those_who_chat(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_read_is_an_error_of_chat_requests(tmp_path: Path) -> None:
     """Every time, in an error of its own; requests without a chat template are served."""
     path = write_model(tmp_path / "m.gguf", KINDS["llama"], metadata={"tokenizer.chat_template": "{% if %}"})
     with RunningServer(ServerSettings(model=path, engine_options=ENGINE)) as server, server.client() as client:

@@ -183,7 +183,7 @@ BUSY = SlotView(
 )
 
 
-def test_a_running_slot_says_what_it_does(
+def test_a_running_slot_shows_its_request(
     client: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under llama-server's names."""

@@ -75,7 +75,7 @@ def test_the_format_is_the_one_that_was_asked_for(client: httpx.Client, accept: 
     assert response.text.endswith("# EOF\n") == ("openmetrics" in accept)
 
 
-def test_a_server_whose_metrics_are_off_says_so() -> None:
+def test_a_server_whose_metrics_are_off_responds_with_501() -> None:
     """501, in llama-server's shape."""
     with (
         RunningServer(ServerSettings(engine_options=DEMO_ENGINE, metrics=False)) as running,
@@ -99,7 +99,7 @@ def test_streams_are_counted_by_their_bytes(client: httpx.Client) -> None:
     assert gained == num_bytes > 0
 
 
-def test_the_worker_s_process_is_told_of_too() -> None:
+def test_the_worker_s_process_has_metrics_too() -> None:
     """Memory, time and descriptors of the process that computes."""
     options = {**DEMO_ENGINE, "isolation": "process"}
     with RunningServer(ServerSettings(engine_options=options)) as running, running.client() as client:

@@ -60,7 +60,7 @@ def test_a_conversation_is_rendered_by_its_template(world: OpenAIServer, client:
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids), 8)
 
 
-def test_an_assistant_message_that_has_begun_is_continued_where_the_request_says_so(
+def test_an_assistant_message_that_has_begun_is_continued_on_request(
     world: OpenAIServer, client: openai.OpenAI
 ) -> None:
     """As OpenAI has it, an assistant's message is whole by itself."""

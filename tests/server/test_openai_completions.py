@@ -117,7 +117,7 @@ def test_the_usage_of_a_stream_comes_last_and_alone(world: OpenAIServer) -> None
     assert events[-1]["usage"]["completion_tokens"] == 3
 
 
-def test_echo_with_logprobs_tells_what_the_library_tells(client: openai.OpenAI) -> None:
+def test_echo_with_logprobs_is_what_the_library_gives(client: openai.OpenAI) -> None:
     """The prompt's tokens first, the very first of them without a probability."""
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=2, echo=True)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
@@ -169,7 +169,7 @@ def test_a_completion_that_a_stop_ended_names_the_stop(client: openai.OpenAI) ->
     assert choice.model_extra == {"stop_reason": stop}
 
 
-def test_a_repeated_prompt_tells_how_much_of_it_was_cached(client: openai.OpenAI) -> None:
+def test_a_repeated_prompt_reports_its_cached_tokens(client: openai.OpenAI) -> None:
     """As OpenAI does, and where from."""
     prompt = "A fox and a hen lived by the old mill, and every morning they walked down to the river together."
     complete(client, prompt)

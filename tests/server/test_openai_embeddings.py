@@ -105,7 +105,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI
     assert np.allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-5)
 
 
-def test_a_text_that_is_too_long_is_cut_where_truncate_says_so(world: OpenAIServer) -> None:
+def test_a_text_that_is_too_long_is_cut_with_truncate(world: OpenAIServer) -> None:
     """To the longest that can be embedded, and the usage counts what was read."""
     longest = world.engine.limits.max_embedding_tokens
     with world.client() as client:
@@ -152,7 +152,7 @@ def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], pa
     assert (error["param"], error["code"]) == (param, code)
 
 
-def test_a_model_made_to_generate_embeds_only_where_the_server_was_told_so(server: RunningServer) -> None:
+def test_a_model_made_to_generate_embeds_only_with_the_flag(server: RunningServer) -> None:
     """The refusal says how."""
     with server.client() as client:
         response = client.post("/v1/embeddings", json={"input": "a"})
@@ -169,7 +169,7 @@ def test_a_text_that_does_not_fit_is_called_too_large(world: OpenAIServer) -> No
     assert error["n_prompt_tokens"] > error["n_ctx"]
 
 
-def test_a_client_that_hangs_up_cancels_its_embedding(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_disconnects_cancels_its_embedding(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that the engine has not begun."""
     accepted, cancelled = threading.Event(), threading.Event()
 

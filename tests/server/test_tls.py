@@ -37,7 +37,7 @@ def test_a_client_that_trusts_the_certificate_is_served(tls: RunningServer) -> N
         httpx.get(f"http://127.0.0.1:{tls.port}/health", timeout=LONG_S)
 
 
-def test_the_address_that_is_told_says_so() -> None:
+def test_the_address_has_https() -> None:
     """People copy it."""
     with Listeners(SETTINGS) as listeners:
         (listener,) = listeners.sockets

@@ -17,7 +17,7 @@ def test_the_models_lie_in_the_package() -> None:
         assert path.read_bytes()[:4] == b"GGUF"
 
 
-def test_an_installation_without_them_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_demo_models_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the missing file and the way out."""
     monkeypatch.setattr(demo.resources, "files", lambda _: tmp_path)
     with pytest.raises(ModelLoadError, match=r"paceline-demo\.gguf is missing .* name a model of your own"):

@@ -102,7 +102,7 @@ def test_number_keeps_open_bounds_in_32_bits() -> None:
     assert validation.number("x", 1e-60, 0, 1) == 1e-60
 
 
-def test_number_tells_open_from_closed_bounds() -> None:
+def test_number_distinguishes_open_and_closed_bounds() -> None:
     """`above` and `below` exclude the bound itself, `low` and `high` include it."""
     assert validation.number("x", 0.5, above=0, below=1) == 0.5
     for value in (0, 1):

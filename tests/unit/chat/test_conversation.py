@@ -22,7 +22,7 @@ def test_texts_and_text_parts_become_plain_mappings() -> None:
     ]
 
 
-def test_a_refusal_counts_as_what_the_assistant_said() -> None:
+def test_a_refusal_counts_as_assistant_content() -> None:
     """A refusal is the content of its message, as a field and as a part."""
     part = {"type": "refusal", "refusal": "No."}
     parsed = parse_messages(
@@ -93,7 +93,7 @@ def test_a_wrong_message_is_refused_and_its_place_named(messages: object, words:
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, r"content\[0\]\.type: parts"),
     ],
 )  # fmt: skip
-def test_what_is_known_but_not_served_says_so(message: object, words: str) -> None:
+def test_what_is_known_but_not_supported_is_refused(message: object, words: str) -> None:
     """Nothing of a message is dropped in silence."""
     with pytest.raises(Unsupported, match=words):
         parse_messages([message])

@@ -94,13 +94,13 @@ def test_a_limit_shortens_and_never_lengthens() -> None:
         limited(asked, True)
 
 
-def test_seeds_count_on_and_spare_those_that_were_said() -> None:
+def test_seeds_count_on_and_keep_explicit_ones() -> None:
     """Two requests with the same prompt do not say the same, and a seed of a request's own stays."""
     asked = requests_of(["a", {"prompt": "b", "seed": 7}, "c"], "")
     assert [one.options["seed"] for one in seeded(asked, 2**32 - 2)] == [2**32 - 2, 7, 0]
 
 
-def test_a_limit_of_the_backlog_spares_those_that_were_said() -> None:
+def test_a_limit_of_the_backlog_keeps_explicit_ones() -> None:
     """A limit of the request's own stays."""
     asked = requests_of(["a", {"prompt": "b", "max_buffered_tokens": 7}], "")
     assert [one.options["max_buffered_tokens"] for one in buffered(asked, 16)] == [16, 7]

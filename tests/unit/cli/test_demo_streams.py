@@ -158,7 +158,7 @@ def test_q_cancels_all_and_reads_what_is_left() -> None:
     assert demo_streams.result_lines(next(iter(streams))) == ["#1 interrupted, 0 tokens: "]
 
 
-def test_keys_tell_what_they_do() -> None:
+def test_keys_show_what_they_do() -> None:
     """The last line changes with what the next key will do."""
     _, streams = submitted("a")
     keys = live(streams, 0)

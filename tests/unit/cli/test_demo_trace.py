@@ -24,7 +24,7 @@ def test_what_can_be_written_is_there(tmp_path: Path) -> None:
 
 @needs_full
 @pytest.mark.parametrize("flushes", [True, False])
-def test_what_cannot_be_written_is_told_and_not_raised(flushes: bool) -> None:
+def test_a_write_error_is_reported_and_not_raised(flushes: bool) -> None:
     """Also where it shows only when the file is closed."""
     with TraceFile(FULL) as file:
         file.write("one\n")

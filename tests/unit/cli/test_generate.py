@@ -34,7 +34,7 @@ def test_nothing_needs_to_be_shown() -> None:
     assert collect([chunk(0, "a", 1), last(FinishReason.END, "b")], None).text == "ab"
 
 
-def test_a_stop_string_is_told_and_the_models_own_end_is_not() -> None:
+def test_a_stop_string_is_reported_and_the_models_own_end_is_not() -> None:
     """The id of the token that ended generation is not a stop string."""
     assert collect([last(FinishReason.STOP, stop="END")], None).stop == "END"
     assert collect([last(FinishReason.END, stop=2)], None).stop is None
@@ -56,7 +56,7 @@ def usage(**changes: object) -> Usage:
     return dataclasses.replace(USAGE, **changes)  # type: ignore[arg-type]
 
 
-def test_the_summary_tells_speed_ending_and_seed() -> None:
+def test_the_summary_has_speed_ending_and_seed() -> None:
     """Speeds are tokens after the first by their time, and the prompt by its own."""
     line = summary(generated(), load_s=0.25, seed=7)
     assert line == "11 tokens, 5.0 tok/s | prompt 100 tokens, 200 tok/s | load 0.25 s | ended by itself | seed 7"

@@ -132,7 +132,7 @@ def test_help_loads_neither_the_core_nor_the_web_framework() -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded []")
 
 
-def test_the_configuration_says_where_everything_came_from(server: Server, tmp_path: Path) -> None:
+def test_the_configuration_names_the_source_of_everything(server: Server, tmp_path: Path) -> None:
     """Every source, what was derived, secrets not at all, and the notes."""
     file = tmp_path / "serve.toml"
     file.write_text("slots = false\n")

@@ -104,7 +104,7 @@ def test_collected_output_comes_as_one_chunk() -> None:
             collected_arguments(SamplingParams(), None, {name: value})
 
 
-def test_an_unknown_keyword_that_is_like_none_is_told_where_to_look() -> None:
+def test_the_error_for_a_keyword_like_none_names_the_documentation() -> None:
     """No list of fifty names."""
     with pytest.raises(
         TypeError, match=r"^unknown option 'zzz'; there are \d+, see SamplingParams and RequestOptions$"

@@ -121,7 +121,7 @@ def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
                 collected(*errors)
 
 
-def test_who_leaves_while_a_request_is_being_made_cancels_it() -> None:
+def test_a_caller_that_leaves_while_its_request_is_made_cancels_it() -> None:
     """The thread that resolves it finds no waiter; also where its event loop is gone by then."""
     is_left, is_made = threading.Event(), threading.Event()
     made: Future[list[Any]] = Future()

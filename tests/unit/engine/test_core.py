@@ -38,7 +38,7 @@ def test_events_of_one_request_come_in_order() -> None:
     assert [event.chunk.index for event in seen if isinstance(event, (Delta, Ended))] == [0, 1, 2]
 
 
-def test_one_token_is_told_of_like_many() -> None:
+def test_one_token_is_reported_like_many() -> None:
     """With max_tokens 1 the chunk after the prefill is the terminal one and has the token."""
     world = World()
     outcome = world.submit("hello", max_tokens=1, ignore_eos=True)
@@ -256,7 +256,7 @@ def test_a_pass_that_fails_once_fails_no_request() -> None:
         assert outcome.text() == world.alone(f"hello {index}", max_tokens=10).text()
 
 
-def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
+def test_an_aborted_pass_is_run_again() -> None:
     """`Aborted` is no row's fault: every row is computed in the next tick."""
     world = World()
     outcome = world.submit("hello", max_tokens=10)
@@ -399,7 +399,7 @@ def test_eight_requests_that_each_need_half_of_the_memory_all_finish(kind: str) 
     assert (world.metrics.snapshot().number("paceline_preemptions_total") > 0) == (kind != "recurrent")
 
 
-def test_who_grows_out_of_the_memory_alone_ends_where_it_is_full() -> None:
+def test_a_lone_sequence_that_fills_the_memory_ends_there() -> None:
     """One that could go on ends with LENGTH at the last position; a prompt that has no room at all ends with NoKvSlot."""
     world = World(num_cells=16)
     outcome = world.submit("hello", ignore_eos=True, max_tokens=None)
@@ -579,7 +579,7 @@ def test_embedding_and_generation_take_turns() -> None:
     assert outcome.text() == world.alone("hello", max_tokens=200, ignore_eos=True).text()
 
 
-def test_usage_says_what_it_took() -> None:
+def test_usage_has_the_times() -> None:
     """Counts and times of a request that waited, on the manual clock."""
     world = World(limits={"num_slots": 1})
     first = world.submit("12345", max_tokens=3, ignore_eos=True)
@@ -657,7 +657,7 @@ def test_the_end_token_is_no_token_of_the_completion() -> None:
     assert (outcome.last().stop, outcome.last().stop_token_ids) == (EOS, (EOS,))
 
 
-def test_a_paused_reader_gives_its_slot_to_those_who_wait() -> None:
+def test_a_paused_reader_gives_its_slot_to_waiting_requests() -> None:
     """Beside a stream that goes on, one that waits for its reader blocks no other; later both go on where they were."""
     world = World(limits={"num_slots": 2})
     paused = world.submit("the first one", max_tokens=60, ignore_eos=True)

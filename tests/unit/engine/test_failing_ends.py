@@ -183,7 +183,7 @@ def test_each_step_of_the_end_is_taken_whatever_the_one_before_it_raises(step: s
 # ---- processes
 
 
-def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_said(
+def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where memory runs out over one message, the others are sent, and it is tried again."""

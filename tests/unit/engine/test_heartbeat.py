@@ -45,7 +45,7 @@ def test_a_worker_whose_loop_has_ended_is_one_that_is_about_to_be_replaced() -> 
     box.close()
 
 
-def test_an_engine_s_thread_says_whether_it_ticks_or_waits() -> None:
+def test_an_engine_s_thread_reports_whether_it_ticks_or_waits() -> None:
     """Idle before and after, ticking in a pass that does not end, ended when it is closed."""
     with Running(eos_every=10**9) as engine:
         engine.hold()
@@ -61,7 +61,7 @@ def test_an_engine_s_thread_says_whether_it_ticks_or_waits() -> None:
     assert (heart.is_alive, heart.state) == (False, "ended")
 
 
-def test_a_loop_that_fails_says_so() -> None:
+def test_a_loop_that_fails_is_reported() -> None:
     """Three failing ticks in a row end it, and no request to the engine is needed to know."""
     with Running() as engine:
         engine.runner._engine.tick = broken  # type: ignore[method-assign]

@@ -58,7 +58,7 @@ def test_what_is_waited_for_is_not_lost() -> None:
     assert inbox.take() == []
 
 
-def test_a_command_wakes_who_waits() -> None:
+def test_a_command_wakes_a_waiting_thread() -> None:
     """Waiting without a limit ends with a command from another thread."""
     inbox = Inbox(10)
     waiter = threading.Thread(target=inbox.wait, args=(None,))

@@ -80,7 +80,7 @@ def test_each_submit_has_a_channel_of_its_own() -> None:
     assert not other.is_finished
 
 
-def test_a_reader_that_waits_too_long_is_told_so() -> None:
+def test_a_reader_that_waits_too_long_gets_a_timeout() -> None:
     """A wait that runs out returns TIMEOUT, takes nothing and changes nothing."""
     door = Door()
     request, channel = door.submit()
@@ -217,7 +217,7 @@ def test_a_refused_embedding_leaves_nothing_behind() -> None:
     assert door.inbox.num_open == 1
 
 
-def test_a_cancel_sets_the_flag_and_tells_the_engine_once() -> None:
+def test_a_cancel_sets_the_flag_and_notifies_the_engine_once() -> None:
     """The flag is seen even in the tick that is running; the command wakes the engine."""
     door = Door()
     request, channel = door.submit()
@@ -272,7 +272,7 @@ def test_a_slow_reader_pauses_and_goes_on() -> None:
     assert door.inbox.take() == [SetPaused(request.key, False)]
 
 
-def test_a_slow_reader_is_cut_off_where_the_request_says_so() -> None:
+def test_a_slow_reader_is_cancelled_where_the_request_asks_for_it() -> None:
     """With slow_reader="cancel" the engine is told to end the request."""
     door = Door(max_buffered_tokens=1, slow_reader="cancel")
     request, channel = door.submit()

@@ -102,7 +102,7 @@ def test_a_prompt_that_fits_is_not_cut(num_tokens: int) -> None:
     assert fit(num_tokens, 100, max_tokens=10, truncate="left") == list(range(num_tokens))
 
 
-def test_each_side_is_cut_as_it_says() -> None:
+def test_each_side_is_cut_as_its_name_says() -> None:
     """Left keeps the end and a bos token, right the beginning, middle both ends."""
     ids = list(range(10))
     assert truncated(ids, 4, "left", keep=1) == [0, 7, 8, 9]

@@ -44,7 +44,7 @@ def test_all_slots_of_an_engine_without_work_are_idle() -> None:
     assert found == slots_snapshot((), num_slots=3, num_waiting=0)
 
 
-def test_a_slot_says_what_its_sequence_is_at() -> None:
+def test_a_slot_shows_the_state_of_its_sequence() -> None:
     """A prompt in parts, then tokens one by one: the counts after the tick, by which it is prefilling or decoding."""
     world = World(limits={"num_slots": 2, "chunk_size": 4, "n_batch": 4}, eos_every=10**9)
     outcome = world.submit([1, 2, 3, 4, 5, 6], max_tokens=5, request_id="mine")
@@ -74,7 +74,7 @@ def test_a_request_without_a_slot_is_counted_as_waiting() -> None:
     assert all(slot.num_remaining is None for slot in found)
 
 
-def test_a_slot_whose_reader_is_slow_says_that_it_is_paused() -> None:
+def test_a_slot_whose_reader_is_slow_is_shown_as_paused() -> None:
     """And what it had computed."""
     world = World(eos_every=10**9)
     outcome = world.submit("abc", max_tokens=None)
@@ -84,7 +84,7 @@ def test_a_slot_whose_reader_is_slow_says_that_it_is_paused() -> None:
     assert (found.state, found.num_generated) == ("paused", 3)
 
 
-def test_a_slot_says_how_much_came_from_memory() -> None:
+def test_a_slot_shows_how_much_was_cached() -> None:
     """As usage does."""
     world = World(eos_every=10**9)
     prompt = list(range(30, 60))

@@ -48,7 +48,7 @@ def test_taken_and_free_ids_are_all_of_them(takes: list[bool]) -> None:
             ids.check(wrong)
 
 
-def test_who_waits_keeps_his_turn() -> None:
+def test_a_waiting_sequence_keeps_its_turn() -> None:
     """A preempted sequence comes before all that arrived later; what is not there is discarded without a word."""
     _, (first, second, third) = sequences("a", "b", "c")
     waiting = WaitingQueue()

@@ -40,7 +40,7 @@ def computed(token_ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_idle_engine_tells_all_it_has_at_once(kind: str) -> None:
+def test_an_idle_engine_exports_everything_at_once(kind: str) -> None:
     """Of what can be saved in parts all that was computed; of whole states the longest."""
     world = Rig(kind=kind)
     world.ask(text(700), 5)
@@ -117,7 +117,7 @@ def test_a_save_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is
     world.check_done()
 
 
-def test_a_path_that_leaves_the_device_meanwhile_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_leaves_the_device_meanwhile_is_exported_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pressure takes its source away in the middle: it has gone to host memory by then."""
     world = Rig(num_cells=700, limits={"num_slots": 3})
     slow_saves(world, monkeypatch)
@@ -150,7 +150,7 @@ def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wante
         assert hashes(exported(world, key)) == computed(prompt)[:count]
 
 
-def test_other_namespaces_are_told_nothing() -> None:
+def test_other_namespaces_export_nothing() -> None:
     """Neither of a salt's prefixes nor of a request's without cache."""
     world = Rig()
     world.ask(text(100), cache_salt="a")
@@ -181,7 +181,7 @@ def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_a_path_without_a_state_is_told_as_nothing(kind: str) -> None:
+def test_a_prefix_without_a_state_exports_nothing(kind: str) -> None:
     """Where memory is saved whole there is no part of a state."""
     world = Rig(kind=kind)
     world.ask(text(100))

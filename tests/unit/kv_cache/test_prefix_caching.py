@@ -198,7 +198,7 @@ def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> 
     world.check_done()
 
 
-def test_who_wants_no_cache_neither_reads_nor_writes() -> None:
+def test_a_request_without_cache_neither_reads_nor_writes() -> None:
     """It computes all, finds nothing and leaves nothing; others are served before and after as if it had not been."""
     world = Rig()
     prompt, other = text(100), text(100, 1)
@@ -254,7 +254,7 @@ def test_salts_tenants_and_adapters_share_nothing(kind: str, other: dict[str, An
     world.check_done()
 
 
-def test_the_tenant_and_the_salt_are_told_apart() -> None:
+def test_the_tenant_and_the_salt_are_distinguished() -> None:
     """A salt that reads like another's tenant opens nothing."""
     world = Rig()
     world.ask(text(50), tenant="a", cache_salt="b")
@@ -302,7 +302,7 @@ def promised(**options: Any) -> tuple[Rig, Outcome, Outcome]:
     return world, first, second
 
 
-def test_who_waits_for_a_prefix_starts_when_it_is_there() -> None:
+def test_a_request_that_waits_for_a_prefix_starts_when_it_is_there() -> None:
     """And computes nothing of it."""
     world, _, second = promised()
     world.run()
@@ -747,7 +747,7 @@ def broken_load(world: Rig, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_cannot_be_loaded_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that fails costs time and nothing else: no request fails, and none gets KV that is not there."""
     world = Rig(kind=kind, num_cells=128)
     world.ask(text(100))
@@ -803,7 +803,7 @@ def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_load_that_fails_for_one_who_has_ended_leaves_no_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_for_an_ended_request_leaves_no_prefix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy fails in the very tick in which the load does: what was to be loaded belongs to no sequence."""
     world = Rig(kind=kind, num_cells=160)
     world.ask(text(100))
@@ -878,7 +878,7 @@ def test_preempted_ones_go_on_from_host_memory(kind: str, most: int) -> None:
     world.check_done()
 
 
-def test_who_gave_way_for_a_slow_reader_waits_for_him() -> None:
+def test_a_request_preempted_for_a_slow_reader_waits_for_it() -> None:
     """It takes no slot before its reader is back, though one is free."""
     world = Rig(limits={"num_slots": 1})
     paused = world.begin(text(40), 30)
@@ -893,7 +893,7 @@ def test_who_gave_way_for_a_slow_reader_waits_for_him() -> None:
     world.check_done()
 
 
-def test_who_would_give_way_is_saved_before_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_victim_is_saved_before_it_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part a tick while cells run out, so that the tick in which it does gives others no pause."""
     world = Rig(num_cells=600, limits={"num_slots": 2})
     counts = slow_saves(world, monkeypatch)
@@ -942,7 +942,7 @@ def test_where_cells_are_plenty_nothing_is_saved_ahead(monkeypatch: pytest.Monke
     assert not any(isinstance(one, Save) for one in done)
 
 
-def test_who_asks_for_no_cache_is_not_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_cache_is_not_saved_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves nothing in host memory, and is computed again."""
     world = Rig(num_cells=600, limits={"num_slots": 2})
     done = operations_of(world, monkeypatch)

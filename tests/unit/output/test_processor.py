@@ -144,7 +144,7 @@ def test_control_tokens_show_where_asked_for() -> None:
     assert chunk.text == "a<eos>"
 
 
-def test_chunks_wait_for_as_many_tokens_as_the_interval_says() -> None:
+def test_chunks_have_as_many_tokens_as_the_interval() -> None:
     """No chunk has fewer; the last chunk has whatever is left (edge rule 20)."""
     output = OutputProcessor(SamplingParams(), VOCABULARY, 0, RequestOptions(interval=3), "")
     sizes = []

@@ -245,7 +245,7 @@ def test_cells_in_use_are_learnt() -> None:
     assert pace.seconds(300, 20_000) / pace.seconds(300, 0) == pytest.approx(0.91 / 0.31, rel=0.1)
 
 
-def test_the_state_tells_what_it_believes() -> None:
+def test_the_state_has_the_estimates() -> None:
     """Seconds of a ubatch, of tokens and cells, the margin, and how many ticks were seen."""
     pace = TickCostModel()
     for _ in range(100):
@@ -345,7 +345,7 @@ def test_a_tile_that_is_cheaper_than_less_is_learnt() -> None:
     assert quantile(ticks, 0.99) <= 1.3
 
 
-def test_both_kinds_of_ubatches_are_told_apart() -> None:
+def test_both_kinds_of_ubatches_are_distinguished() -> None:
     """What passes of 100 tokens say changes nothing for passes of 10 beside the machine's speed."""
     pace = TickCostModel()
     for _ in range(30):

@@ -101,7 +101,7 @@ def test_a_text_that_fails_ends_its_request_alone() -> None:
     assert isinstance(world.embedded[bad].error, DecodeError)
 
 
-def test_a_pass_that_was_told_to_stop_is_made_again() -> None:
+def test_an_aborted_pass_is_run_again() -> None:
     """The same texts come in the next embedding tick, each vector in its place."""
     world = World()
     key = world.submit_embedding(["one", "two", "three"])

@@ -49,7 +49,7 @@ def test_what_is_not_supported_is_the_requests_fault_for_openai_only() -> None:
     assert (openai_status(api_error), openai_error_body(api_error)["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_a_prompt_that_is_too_long_is_told_in_both_apis_own_words() -> None:
+def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:
     """With the numbers that llama-server's clients look for."""
     api_error = api_error_of(errors.PromptTooLong("long", 10, 5))
     numbers = {"n_prompt_tokens": 10, "n_ctx": 5}
@@ -80,7 +80,7 @@ def test_an_unexpected_error_shows_no_details() -> None:
         ("/a/b.so and /c/d.so differ", "b.so and d.so differ"),
     ],
 )
-def test_folders_are_cut_from_what_the_inside_says(text: str, expected: str) -> None:
+def test_folders_are_cut_from_internal_messages(text: str, expected: str) -> None:
     """Names of files stay, and what only looks like a path."""
     assert strip_folders(text) == expected
 
@@ -97,7 +97,7 @@ def test_messages_can_be_carried_and_end() -> None:
     msgspec.json.encode(openai_error_body(api_error_of(errors.InvalidParams("\udfff" * 5000))))
 
 
-def test_every_ending_that_failed_is_told_with_its_name() -> None:
+def test_every_failed_finish_reason_is_an_error_code() -> None:
     """As the code, but where there is an error that says more."""
     for reason in FAILED_FINISH_REASONS - {FinishReason.ERROR}:
         assert api_error_of_finish(reason).code == reason.value

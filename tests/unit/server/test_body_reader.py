@@ -73,7 +73,7 @@ def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> 
     asyncio.run(main())
 
 
-def test_what_a_hang_up_leaves_half_read_comes_back() -> None:
+def test_the_budget_of_a_half_read_body_comes_back_after_a_disconnect() -> None:
     """And what was too large for itself."""
 
     async def main() -> None:

@@ -124,7 +124,7 @@ def test_names_are_a_promise() -> None:
     assert {"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"} <= set(families)
 
 
-def test_llama_server_s_names_tell_what_ours_tell() -> None:
+def test_llama_server_s_metrics_have_the_values_of_ours() -> None:
     """From the same counters; prompts and embedded texts count together, tokens and seconds alike."""
     snapshot = busy_world().metrics.snapshot()
     embedded, embedding_s = snapshot.number("paceline_embedded_tokens_total"), 0.0
@@ -148,7 +148,7 @@ def test_llama_server_s_names_tell_what_ours_tell() -> None:
     assert 1 < found["llamacpp:n_busy_slots_per_decode"] <= 4
 
 
-def test_requests_that_run_and_wait_are_told_apart() -> None:
+def test_requests_that_run_and_wait_are_counted_apart() -> None:
     """By slots and by the queue."""
     world = World(limits={"num_slots": 2}, eos_every=10**9)
     for _ in range(5):
@@ -173,7 +173,7 @@ def test_rates_are_those_since_the_last_look() -> None:
     assert second["llamacpp:predicted_tokens_seconds"] == second["llamacpp:prompt_tokens_seconds"] == 0
 
 
-def test_what_the_server_counts_is_told_too() -> None:
+def test_the_servers_own_counts_are_exposed_too() -> None:
     """Requests by route, method and status, their times, streams and bytes."""
     http = HttpMetrics()
     http.observe("/v1/completions", 200, 0.3, method="POST")
@@ -209,7 +209,7 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
     assert found[server_metrics.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000
 
 
-def test_a_worker_is_told_of_by_its_process_while_there_is_one() -> None:
+def test_a_worker_has_process_metrics_while_there_is_one() -> None:
     """Any process will do here: this one."""
     snapshot = World().metrics.snapshot()
     there = values(exposed(snapshot, worker_pid=os.getpid()).scrape().body.decode())
@@ -218,7 +218,7 @@ def test_a_worker_is_told_of_by_its_process_while_there_is_one() -> None:
     assert not [name for name, _ in gone if name.startswith("paceline_worker")]
 
 
-def test_an_engine_that_does_not_live_is_told_by_a_zero() -> None:
+def test_an_engine_that_is_not_alive_is_a_zero() -> None:
     """For alarms."""
     found = values(exposed(World().metrics.snapshot(), is_alive=False).scrape().body.decode())
     assert found[ALIVE, ()] == 0

@@ -57,7 +57,7 @@ def test_a_probability_of_zero_can_be_written_as_json() -> None:
     assert chat_logprobs(SPELT, [0], [none], 1)[0].top_logprobs[0].logprob == -9999.0
 
 
-def test_chat_tells_the_bytes_of_every_token() -> None:
+def test_chat_logprobs_have_the_bytes_of_every_token() -> None:
     """So that characters of several tokens can be put together."""
     (entry,) = chat_logprobs(SPELT, [2], [ONE], 1)
     assert msgspec.to_builtins(entry) == {
@@ -68,7 +68,7 @@ def test_chat_tells_the_bytes_of_every_token() -> None:
     }
 
 
-def test_a_prompt_is_told_by_token_ids() -> None:
+def test_prompt_logprobs_are_by_token_id() -> None:
     """Null for its first token; each has its own and the most likely ones."""
     entry = prompt_logprobs(SPELT, [4, 3], [ONE])
     assert entry[0] is None

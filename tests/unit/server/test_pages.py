@@ -87,7 +87,7 @@ def test_operations_stand_under_their_tags_with_their_parameters_and_responses()
         ({"$ref": "#/components/schemas/Other"}, "Other"),
     ],
 )  # fmt: skip
-def test_types_are_told_in_words(schema: dict[str, Any], shown: str) -> None:
+def test_types_are_shown_in_words(schema: dict[str, Any], shown: str) -> None:
     """With their bounds and defaults."""
     assert f"field{shown}" in "".join(Page(api_page(document(schema))).texts)
 
@@ -103,7 +103,7 @@ def test_fields_go_by_how_much_they_matter() -> None:
     assert [text for text in texts if text in ("ours", "second", "first")] == ["first", "second", "ours"]
 
 
-def test_whatever_a_document_says_is_text() -> None:
+def test_text_of_a_document_is_escaped() -> None:
     """Tags in it do nothing."""
     bad = '<script>alert("x")</script>'
     given = document({"description": bad, "default": bad, "enum": [bad]}, summary=bad, description=bad, tags=[bad])

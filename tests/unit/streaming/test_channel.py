@@ -162,7 +162,7 @@ def test_a_burst_is_one_chunk() -> None:
     assert channel.get(0) == delta(0, 1, 2, 3, 4)
 
 
-def test_choices_are_told_apart_and_end_one_by_one() -> None:
+def test_choices_are_separate_and_end_one_by_one() -> None:
     """Each choice has its own chunks and ending; the terminal chunk is the last of all."""
     channel = StreamChannel.create()
     sender = channel.attach()
@@ -190,7 +190,7 @@ def test_an_unripe_choice_is_not_lost_when_the_stream_ends() -> None:
 # ---- slow readers
 
 
-def test_the_engine_is_told_when_the_reader_falls_behind_and_when_he_is_back() -> None:
+def test_falling_behind_and_catching_up_are_reported_to_the_engine() -> None:
     """A call on each change, and the state to read back; what the limit does is the engine's affair."""
     calls: list[bool] = []
     channel = StreamChannel.create()
@@ -204,7 +204,7 @@ def test_the_engine_is_told_when_the_reader_falls_behind_and_when_he_is_back() -
     assert (calls, sender.is_behind, sender.num_times_behind) == ([True, False], False, 1)
 
 
-def test_a_backlog_may_be_read_while_the_engine_is_told_of_it() -> None:
+def test_a_backlog_may_be_read_while_it_is_reported_to_the_engine() -> None:
     """The calls are made without the channel's lock, so that they may use the channel."""
     channel = StreamChannel.create()
     taken: list[object] = []
@@ -235,7 +235,7 @@ def test_after_the_end_a_backlog_is_not_reported() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_is_told_that_nothing_more_will_come() -> None:
+def test_in_a_forked_child_an_open_channel_raises() -> None:
     """Whatever waits raises at once; what has ended can still be read; a new channel works."""
     open_one, ended = StreamChannel.create(), StreamChannel.create()
     open_one.attach().push(delta(0, 1))

@@ -45,7 +45,7 @@ def test_joining_two_is_joining_all_of_two() -> None:
     assert StreamChunk.joined_all([first]) is first
 
 
-def test_a_chunk_is_not_terminal_unless_it_says_so() -> None:
+def test_a_chunk_is_not_terminal_by_default() -> None:
     """A plain chunk has no reason, no usage and no error, and cannot be changed."""
     chunk = StreamChunk(index=0)
     assert (chunk.finish_reason, chunk.usage, chunk.error, chunk.token_ids, chunk.text) == (None, None, None, (), "")

@@ -80,7 +80,7 @@ def test_a_smaller_interval_can_put_a_reader_behind() -> None:
     assert reported == [True, False]
 
 
-def test_the_engine_is_told_of_each_change_until_the_end() -> None:
+def test_each_change_is_reported_to_the_engine_until_the_end() -> None:
     """After the end a change has no effect and no listener."""
     reported: list[int] = []
     channel = StreamChannel.create()

@@ -64,7 +64,7 @@ def test_a_reader_is_not_woken_for_what_it_cannot_take() -> None:
     assert seen == [delta(0, 1, 2)]
 
 
-def test_who_waits_for_the_end_sleeps_through_the_tokens() -> None:
+def test_a_thread_that_waits_for_the_end_sleeps_through_the_tokens() -> None:
     """`wait_finished` is woken once, by the terminal chunk, and takes nothing."""
     channel, sender = pair()
     waiting = arrival(sender._end_waiters)

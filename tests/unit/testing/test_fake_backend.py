@@ -144,7 +144,7 @@ def test_passes_take_their_time_on_the_clock() -> None:
     assert backend.num_passes == 2
 
 
-def test_what_it_cannot_do_it_says() -> None:
+def test_what_it_cannot_do_raises_unsupported() -> None:
     """Grammars are refused; text is bytes; embeddings depend on text and pooling."""
     backend = FakeBackend()
     with pytest.raises(Unsupported, match="no grammars"):

@@ -32,7 +32,7 @@ def test_it_serves_requests_like_an_engine() -> None:
         engine.prepare("hello", PARAMS, RequestOptions())
 
 
-def test_what_is_wrong_with_a_request_is_said_and_the_next_one_is_served() -> None:
+def test_a_wrong_request_is_refused_and_the_next_one_is_served() -> None:
     """An empty prompt is refused as by any engine."""
     engine = FakeEngineClient()
     with pytest.raises(InvalidParams):

@@ -46,7 +46,7 @@ def test_suspects_go_one_at_a_time_and_the_others_at_once() -> None:
     assert blame.take() == [5]
 
 
-def test_who_kills_again_on_probation_is_at_fault() -> None:
+def test_a_request_that_kills_again_on_probation_is_at_fault() -> None:
     """It is held no longer; the others that were in the pass go on unsuspected."""
     blame = running(1, 2, 3)
     crash(blame, {1, 2}, {1, 2, 3})

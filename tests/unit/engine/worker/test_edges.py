@@ -14,7 +14,7 @@ from paceline.engine.worker.socket_sink import needs_state
 from paceline.params import SamplingParams
 
 
-def test_a_black_box_tells_what_the_other_side_was_at() -> None:
+def test_a_black_box_shows_what_the_other_side_was_doing() -> None:
     """Through a mapping of its own of the same memory, as a worker has it."""
     front = BlackBox.create()
     worker = BlackBox(front.fileno())

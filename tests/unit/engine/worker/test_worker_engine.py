@@ -311,7 +311,7 @@ def test_logs_of_the_worker_come_out_of_the_loggers_here(caplog: pytest.LogCaptu
     assert {record.name for record in caplog.records} == {"paceline.engine"}
 
 
-def test_instruments_of_a_new_worker_are_told_that_it_is_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_instruments_of_a_new_worker_get_engine_restarted(caplog: pytest.LogCaptureFixture) -> None:
     """They are new objects, and know nothing of the first worker."""
     with engine(instruments=["tests.faulty_backend:Restarted"]) as one:
         channel = start(one, "hello", max_tokens=300)

@@ -113,7 +113,7 @@ def test_sampling_flags_mean_what_they_mean_to_llama_server(words: list[str], pa
     assert sampling(*words) == params
 
 
-def test_a_negative_temperature_is_told() -> None:
+def test_a_negative_temperature_is_noted() -> None:
     """It counts as 0, which is a change of what was given."""
     assert resolved("--temp", "-1").notes == ("--temp -1 counts as 0, which is greedy",)
 
@@ -125,7 +125,7 @@ def test_a_context_of_0_is_what_the_model_was_trained_with() -> None:
     assert str(found.origins["engine.n_ctx"]) == "derived: -c 0, as many as the model was trained with"
 
 
-def test_a_context_of_0_takes_back_what_a_file_said() -> None:
+def test_a_context_of_0_overrides_a_file() -> None:
     """The stronger source counts also where it asks for the model's own."""
     assert config("ctx-size = 512", "-c", "0").settings.engine_options["n_ctx"] == TRAINED
     assert config("ctx-size = 0", "-c", "512").settings.engine_options["n_ctx"] == 512
@@ -156,7 +156,7 @@ def test_batches_are_lowered_to_what_they_are_part_of(words: list[str], batch: i
     assert (options.get("n_batch"), options.get("n_ubatch")) == (batch, ubatch)
 
 
-def test_a_lowered_batch_is_told() -> None:
+def test_a_lowered_batch_is_noted() -> None:
     """With the flag, its value and the new one."""
     assert resolved("-b", "64", "-ub", "128").notes == ("-ub 128 is lowered to 64, the size of n_batch",)
 
@@ -222,7 +222,7 @@ def test_a_stronger_source_saves_from_what_a_weaker_one_cannot_have() -> None:
     assert engine("-c", "512", env={"LLAMA_ARG_CTX_SIZE": "many"})["n_ctx"] == 512
 
 
-def test_given_twice_the_last_counts_and_a_note_says_so() -> None:
+def test_given_twice_the_last_counts_with_a_note() -> None:
     """As in llama-server."""
     found = resolved("--port", "1", "--port", "2")
     assert (found.settings.port, found.notes) == (2, ("--port was given more than once; the last one counts",))
@@ -290,7 +290,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
     assert "x.toml is not UTF-8" in refusal("--config", "x.toml", files={"x.toml": b"a = '\xff'"})
 
 
-def test_variables_that_look_like_slips_are_told() -> None:
+def test_variables_that_look_like_slips_are_noted() -> None:
     """Those of llama-server's prefix always, those of ours where they are near a known one."""
     env = {"LLAMA_ARG_CTX_SIZ": "1", "PACELINE_CTX_SIZ": "1", "PACELINE_CACHE_DIR": "x", "HF_TOKEN": "x"}
     assert resolved(env=env).notes == (
@@ -381,12 +381,12 @@ def test_variables_that_look_like_slips_are_told() -> None:
         (["-r", ""], "-r is empty"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_flag_value_and_way_out(words: list[str], message: str) -> None:
+def test_an_error_has_flag_value_and_way_out(words: list[str], message: str) -> None:
     """One line each."""
     assert message in refusal(*words)
 
 
-def test_a_wrong_variable_is_told_by_its_name() -> None:
+def test_a_wrong_variable_is_refused_by_its_name() -> None:
     """Not by the flag's."""
     assert refusal(env={"LLAMA_ARG_CTX_SIZE": "x"}).startswith("LLAMA_ARG_CTX_SIZE must be an integer")
     assert refusal(env={"LLAMA_ARG_CONTEXT_SHIFT": "on"}).startswith("LLAMA_ARG_CONTEXT_SHIFT on: ")
@@ -457,7 +457,7 @@ def test_secrets_are_in_no_representation() -> None:
     [(["--help"], "help"), (["-h"], "help"), (["--usage"], "help"), (["--version"], "version"),
      (["--print-config"], "config"), (["--print-config", "--help"], "help"), (["-m", "no", "--help"], "help")],
 )  # fmt: skip
-def test_flags_that_print_are_told(words: list[str], prints: str) -> None:
+def test_flags_that_print_are_recognised(words: list[str], prints: str) -> None:
     """Help and version whatever else is wrong with values."""
     assert resolved(*words).prints == prints
 

@@ -43,7 +43,7 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
     assert (body.n_predict, body.temperature, body.seed) == (12, 1.0, -1)
 
 
-def test_a_field_that_is_not_supported_yet_says_so() -> None:
+def test_a_field_that_is_not_supported_yet_is_refused() -> None:
     """The page of the API does not offer `regex` as something that works."""
     fields = CompletionBody.model_json_schema()["properties"]
     assert fields["regex"]["description"].startswith("Reserved: refused")

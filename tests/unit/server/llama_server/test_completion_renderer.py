@@ -87,7 +87,7 @@ def test_choices_end_together_each_in_its_place() -> None:
     assert [(one["index"], one["stop_type"], one["id_slot"]) for one in events] == [(0, "limit", 4), (1, "eos", 5)]
 
 
-def test_a_choice_that_failed_is_not_told_to_have_ended_like_the_others() -> None:
+def test_a_choice_that_failed_has_no_stop_type() -> None:
     """Its chunks come without a reason, since the stream tells the error."""
     failed = StreamChunk(index=0, choice=0, token_ids=(7,), text="a")
     *_, first, second = rendered(
@@ -132,7 +132,7 @@ def test_timings_follow_from_what_it_took() -> None:
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (4, 3)
 
 
-def test_timings_per_token_are_told_while_it_runs() -> None:
+def test_timings_per_token_come_while_it_runs() -> None:
     """By the clock of the one who tells."""
     clock = Ticking()
     renderer = made(clock, timings_per_token=True)

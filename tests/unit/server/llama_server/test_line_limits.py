@@ -98,7 +98,7 @@ async def drained(generation: LineLimitedSource) -> None:
         pass
 
 
-def test_a_failure_and_a_hang_up_stay_what_they_are() -> None:
+def test_a_failure_and_a_disconnect_stay_what_they_are() -> None:
     """Neither is turned into a completion."""
     failed = Played(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=None, usage=Usage()))
     with pytest.raises(Exception, match="failed"):

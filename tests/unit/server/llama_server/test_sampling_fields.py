@@ -36,7 +36,7 @@ def params(**fields: Any) -> SamplingParams:
     return found
 
 
-def test_a_body_that_says_nothing_has_the_defaults() -> None:
+def test_an_empty_body_has_the_defaults() -> None:
     """Those of the API: no limit of tokens, else what llama.cpp has."""
     assert params() == SamplingParams(max_tokens=None)
 
@@ -93,7 +93,7 @@ def test_values_beyond_off_are_off(name: str, value: float, wanted: float) -> No
 @pytest.mark.parametrize(
     ("name", "value", "wanted"), [("top_p", 1.5, 1), ("min_p", -0.1, 0), ("mirostat", 7, 2), ("xtc_threshold", 3, 1)]
 )
-def test_what_llama_server_clamps_is_clamped_and_told(name: str, value: float, wanted: float) -> None:
+def test_what_llama_server_clamps_is_clamped_and_reported(name: str, value: float, wanted: float) -> None:
     """No silent change."""
     found, warnings = read({name: value})
     assert getattr(found, name) == wanted
@@ -176,7 +176,7 @@ def test_biases_have_an_end() -> None:
         read({"logit_bias": [None] * 65537})
 
 
-def test_biases_that_are_none_are_left_out_and_told() -> None:
+def test_invalid_biases_are_left_out_and_reported() -> None:
     """Another shape, true, an id that the vocabulary has not."""
     found, warnings = read({"logit_bias": [[97], "x", [97, True], [97, None], [400, 1], [-1, 1], [97, 2]]})
     assert found.logit_bias == ((97, 2.0),)

@@ -32,14 +32,14 @@ def chat(**body: Any) -> ParsedRequest:
     return parse_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {})
 
 
-def test_a_body_that_says_nothing_has_the_defaults_of_its_api() -> None:
+def test_an_empty_body_has_the_defaults_of_its_api() -> None:
     """16 tokens of a completion, any number of a conversation, temperature and top_p 1."""
     ours, theirs = completion().params, chat().params
     assert (ours.max_tokens, ours.temperature, ours.top_p, ours.n, ours.seed) == (16, 1, 1, 1, None)
     assert (theirs.max_tokens, theirs.temperature, theirs.top_p) == (None, 1, 1)
 
 
-def test_a_field_that_is_not_supported_yet_says_so() -> None:
+def test_a_field_that_is_not_supported_yet_is_refused() -> None:
     """The page of the API does not offer `regex` as something that works."""
     fields = OpenAICompletionBody.model_json_schema()["properties"]
     assert fields["regex"]["description"].startswith("Reserved: refused")
@@ -93,7 +93,7 @@ def test_own_fields_reach_sampling_and_options() -> None:
     assert (asked.options["priority"], asked.options["cache_salt"], asked.options["lora"]) == (3, "s", {"a": 0.5})
 
 
-def test_a_completions_prompt_may_spell_control_tokens_unless_it_says_otherwise() -> None:
+def test_a_completions_prompt_may_spell_control_tokens_by_default() -> None:
     """The prompt is the client's own."""
     assert completion().options["parse_special"] is True
     assert completion(parse_special=False).options["parse_special"] is False

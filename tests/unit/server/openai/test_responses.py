@@ -185,13 +185,13 @@ def test_a_stream_of_several_prompts_ends_with_the_last_of_them() -> None:
     assert [event.get("warnings") for event in payloads] == [None, None, None, ["w"]]
 
 
-def test_warnings_come_with_the_last_event_where_no_usage_is_told() -> None:
+def test_warnings_come_with_the_last_event_without_usage() -> None:
     """And only there."""
     payloads = events(CompletionStream(options(warnings=("w",))), [chunk("a"), last("b")])
     assert [event.get("warnings") for event in payloads] == [None, ["w"]]
 
 
-def test_tokens_that_make_no_text_yet_are_told_only_to_who_wants_tokens() -> None:
+def test_tokens_without_text_yet_are_sent_only_where_tokens_are_asked_for() -> None:
     """An event without a text says nothing else."""
     part = StreamChunk(index=0, token_ids=(65,), logprobs=(ONE,))
     assert events(CompletionStream(options()), [part]) == []
@@ -262,7 +262,7 @@ def test_finish_reasons_are_openais_words(reason: str, word: str) -> None:
     assert choices(events(ChatStream(options()), [ended]))[-1]["finish_reason"] == word
 
 
-def test_usage_says_where_cached_tokens_were_if_that_is_one_place() -> None:
+def test_usage_names_the_source_of_cached_tokens_if_there_is_one() -> None:
     """And what came of drafts, where there were some."""
     device = Usage(prompt_tokens=1, cached_tokens=1, cached_from="device", draft_tokens=4, accepted_tokens=2)
     assert usage_body([USAGE, Usage()])["prompt_tokens_details"] == {"cached_tokens": 1, "cached_from": "host"}
