@@ -52,7 +52,7 @@ from paceline.testing.fake_memory import FakeState
 
 
 class Faults:
-    """What goes wrong in a world, when a test says so."""
+    """What goes wrong in a world, as a test sets it."""
 
     def __init__(self) -> None:
         self.next_passes: deque[Exception] = deque()  # each ends one pass, whatever is in it
@@ -112,7 +112,7 @@ class Commands:
 
 @dataclass
 class Outcome:
-    """All that a request was told."""
+    """All events of a request."""
 
     request: Request
     chunks: list[StreamChunk] = field(default_factory=list)
@@ -222,7 +222,7 @@ def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
 
 
 class World:
-    """Engine, clock and backend. Unless told otherwise, each tick is followed by a check of everything."""
+    """Engine, clock and backend. By default each tick is followed by a check of everything."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class World:
         self.outcomes: dict[int, Outcome] = {}
         self.embedding_requests: dict[int, EmbeddingRequest] = {}
         self.embedded: dict[int, Embedded] = {}
-        self.exported: dict[int, list[FakeState] | None] = {}  # None until it is told
+        self.exported: dict[int, list[FakeState] | None] = {}  # None until the event comes
         self.imported: dict[int, list[FakeState] | None] = {}
         self._next_key = 0
         self.num_ticks = 0
@@ -413,7 +413,7 @@ class World:
         assert open_keys - waiting_to_begin == known
 
     def check_done(self) -> None:
-        """Nothing is left of anything, and all have been told."""
+        """Check that nothing is left of any request, and that each has ended."""
         self.check()
         assert self.engine.is_idle
         assert not self.scheduler.running

@@ -1,4 +1,4 @@
-"""A fake backend that kills its process, or its process's good name, when it is told to; made in the worker, by name."""
+"""A fake backend that kills its process, or breaks its protocol, on command; made in the worker, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler, limits_
 POISON = BOS
 """A token that ends the process when it is computed; none is ever drawn."""
 HIDDEN_POISON = 2
-"""One that ends it when a sampler is told of it."""
+"""The token that ends the process when a sampler accepts it."""
 
 
 class FaultyBackend(FakeBackend):
@@ -63,7 +63,7 @@ class FaultyBackend(FakeBackend):
 
 
 class ForgetfulBackend(FaultyBackend):
-    """Cannot let go of anything, which no engine survives."""
+    """Cannot release anything, which no engine survives."""
 
     def remove(self, seq_id: int) -> None:
         raise RuntimeError(f"sequence {seq_id} does not go away")

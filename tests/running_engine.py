@@ -33,7 +33,7 @@ _MANY_CELLS = 200_000  # so many that no test gets to the end of them, however l
 
 
 class GatedBackend(FakeBackend):
-    """A fake whose passes wait while `gate` is closed, or until they are told to stop."""
+    """A fake whose passes wait while `gate` is closed, or until they are aborted."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -60,7 +60,7 @@ class GatedBackend(FakeBackend):
         self.gate.clear()
 
     def wait_for_pass(self) -> None:
-        """Until the engine's thread stands before the gate."""
+        """Wait until the engine's thread is at the gate."""
         assert self.is_in_pass.wait(LONG_S)
 
     def _wait(self) -> None:

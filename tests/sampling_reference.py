@@ -148,7 +148,7 @@ class Reference:
         return kept
 
     def _cut(self, order: list[int], count: int, logits: Logits) -> None:
-        """Notes how close the last that is kept is to the first that is not; equal ones are told apart by id."""
+        """Record how close the last that is kept is to the first that is not; equal ones are ordered by id."""
         if count < len(order) and logits[order[count - 1]] != logits[order[count]]:
             self._close(logits[order[count - 1]] - logits[order[count]])
 

@@ -104,7 +104,7 @@ def test_auto_is_the_cpu_where_the_driver_has_no_gpu(choose: Callable[..., str],
 
 
 def test_auto_is_cuda_with_compiler_and_gpu(choose: Callable[..., str], program: Program) -> None:
-    """With nvcc and a driver that lists a GPU, auto is CUDA and says which GPU."""
+    """With nvcc and a driver that lists a GPU, auto is CUDA and reports the GPU."""
     program("nvcc")
     program("nvidia-smi", ONE_GPU)
     assert "chosen: cuda because nvcc found, and the driver reports NVIDIA X1000" in choose("auto")
@@ -143,7 +143,7 @@ def test_auto_without_any_toolkit_names_what_each_backend_lacks(choose: Callable
 def test_auto_is_hip_with_compiler_libraries_and_gpu(
     choose: Callable[..., str], program: Program, rocm: Callable[..., None]
 ) -> None:
-    """With hipcc, hipBLAS, rocBLAS and a GPU that ROCm lists, auto is HIP and says which architecture."""
+    """With hipcc, hipBLAS, rocBLAS and a GPU that ROCm lists, auto is HIP and reports the architecture."""
     program("hipcc")
     program("rocm_agent_enumerator", ONE_AMD_GPU)
     rocm("hipblas", "rocblas")
@@ -178,7 +178,7 @@ def test_auto_is_not_hip_without_the_libraries_that_it_links(
 
 @pytest.mark.usefixtures("vulkan_headers")
 def test_auto_is_vulkan_with_the_sdk_and_a_discrete_gpu(choose: Callable[..., str], program: Program) -> None:
-    """With glslc, the headers and a discrete GPU that the loader lists, auto is Vulkan and says which GPU."""
+    """With glslc, the headers and a discrete GPU that the loader lists, auto is Vulkan and reports the GPU."""
     program("glslc")
     program("vulkaninfo", VULKAN_SUMMARY.replace("%s", "DISCRETE_GPU"))
     output = choose("auto", before=LINUX + WITHOUT_NVCC)
@@ -251,7 +251,7 @@ def test_what_was_asked_for_is_taken(choose: Callable[..., str], program: Progra
 
 
 def test_cuda_without_its_compiler_is_refused(choose: Callable[..., str]) -> None:
-    """CUDA that was asked for needs nvcc, and says so."""
+    """CUDA that was asked for needs nvcc, and the error says so."""
     output = choose("cuda", before=LINUX + WITHOUT_NVCC, fails=True)
     assert "the cuda backend needs nvcc" in output
     assert "PACELINE_BACKEND=cpu" in output

@@ -1,4 +1,4 @@
-"""What llama.cpp's build is told, and what makes two builds share a cache entry."""
+"""The options forwarded to llama.cpp's build, and what makes two builds share a cache entry."""
 
 from __future__ import annotations
 

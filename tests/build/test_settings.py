@@ -1,4 +1,4 @@
-"""Settings from -D and the environment, the cache folder, and how failures are told."""
+"""Settings from -D and the environment, the cache folder, and error messages."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_llama_cpp_is_refused(find: Callable[..., str], tre
 
 
 def test_a_folder_above_the_tree_gets_a_hint(find: Callable[..., str], tmp_path: Path) -> None:
-    """Who names a checkout that holds llama.cpp in vendor/ is told the right folder."""
+    """For a checkout that holds llama.cpp in vendor/ the error names the right folder."""
     write_tree(tmp_path / "outer/vendor/llama.cpp")
     assert f"did you mean {tmp_path}/outer/vendor/llama.cpp?" in find(tmp_path / "outer", fails=True)
 
@@ -157,7 +157,7 @@ def test_an_archive_with_another_checksum_is_refused_unopened(index: Index, tmp_
 
 
 def test_an_unreachable_source_names_the_way_out(index: Index) -> None:
-    """Without the archive anywhere the message names PACELINE_LLAMA_CPP_SOURCE and shows what pip said."""
+    """Without the archive anywhere the message names PACELINE_LLAMA_CPP_SOURCE and shows pip's output."""
     output = index.fetch("0" * 64, fails=True)
     assert "cannot be downloaded" in output
     assert "PACELINE_LLAMA_CPP_SOURCE" in output

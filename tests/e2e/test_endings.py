@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 
 def test_ctrl_c_ends_with_what_there_is(long_model: Path) -> None:
-    """The text so far is flushed, the numbers are told, and the exit code is 130."""
+    """The text so far is flushed, the numbers are printed, and the exit code is 130."""
     with started(*endless(long_model)) as process:
         assert process.stdout is not None
         begin = process.stdout.read(10)

@@ -225,7 +225,7 @@ async def happens_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def soak(served: Served, tally: Tally) -> None:
-    """All of it, for as long as it was told to."""
+    """Run all of it for the given time."""
     is_over = asyncio.Event()
     port = urlsplit(served.url).port or 0
     async with asyncio.TaskGroup() as group:

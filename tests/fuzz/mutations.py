@@ -80,7 +80,7 @@ def _without_value(base: Document, place: int) -> tuple[bytes, str]:
 
 
 def damage(random: Random, bases: Sequence[Document]) -> tuple[bytes, str]:
-    """One damaged file and a line that says what was done to it."""
+    """One damaged file and a line that describes the damage."""
     base = random.choice(bases)
     name = base.find(b"general.architecture")
     kind = random.choices((_meaning, _bytes), (3, 1))[0]

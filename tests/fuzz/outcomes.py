@@ -1,4 +1,4 @@
-"""Runs something risky in forked children, one a case, and says how each of them ended."""
+"""Run something risky in forked children, one a case, and report how each of them ended."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_the_loop_goes_on_while_a_model_loads_and_a_prompt_is_computed() -> None
 
 
 def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_models: TinyModels) -> None:
-    """What is refused is tried again when there is room; what fails is told with all outcomes."""
+    """What is refused is tried again when there is room; a failure is raised with all outcomes."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:

@@ -146,7 +146,7 @@ def test_outputs_are_those_of_the_formula(
     max_bias: float,
     n_threads: int,
 ) -> None:
-    """Any shape, mask, bias, cap and sinks: what the formula says, to the digits of single precision."""
+    """Any shape, mask, bias, cap and sinks: the formula's result, to single precision."""
     bias = max_bias if kind != "none" else 0.0
     one = make(shape, kind, cell_type, with_sinks=with_sinks, softcap=softcap, max_bias=bias)
     outputs, _ = one.run(n_threads=n_threads)
@@ -236,7 +236,7 @@ def test_large_scores_and_hidden_rows_give_numbers() -> None:
 
 
 def test_the_kernel_can_be_chosen() -> None:
-    """Both compute the same but for rounding, and the last word says which."""
+    """Both compute the same but for rounding, and the last setting selects the kernel."""
     one = make(LARGE, "causal")
     ours, _ = one.run()
     use_kernel("llama.cpp")

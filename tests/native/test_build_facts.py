@@ -1,4 +1,4 @@
-"""What the core says of its own making, and what it must not say."""
+"""The build facts that the core reports, and those that it must not reveal."""
 
 from __future__ import annotations
 

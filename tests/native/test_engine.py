@@ -371,7 +371,7 @@ def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
 
 
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
-    """A bad prompt among good ones is told after the others ended, with all outcomes."""
+    """A bad prompt among good ones raises after the others ended, with all outcomes."""
     with pytest.raises(BatchError, match="2 of 4 prompts failed, the first is number 1") as caught:
         llama.generate(["Hello", [99999], "a", []], **GREEDY)
     good, bad, also_good, empty = caught.value.outcomes
@@ -544,7 +544,7 @@ def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -
 
 
 def test_a_forked_child_gets_an_error(llama: LLM) -> None:
-    """A child has no engine thread: it is told so at once, instead of waiting for ever, and the parent goes on."""
+    """A child has no engine thread: its calls raise at once, instead of waiting for ever, and the parent goes on."""
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
         code = 1

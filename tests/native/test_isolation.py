@@ -126,7 +126,7 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_raises_from_either_process(tmp_path: Path) -> None:
-    """By the front where the vocabulary tells, by the worker where it does not."""
+    """By the front where the vocabulary is enough to know, by the worker otherwise."""
     with pytest.raises(ModelLoadError, match="cannot read"):
         isolated(model=tmp_path / "none.gguf")
     with pytest.raises(InvalidParams, match="n_batch"):
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_loaded_raises_from_either_process(tmp_path: Path
 
 
 def test_loading_reports_its_progress() -> None:
-    """On the caller's thread, in steps that grow to the end; a worker that takes over says nothing."""
+    """On the caller's thread, in steps that grow to the end; a worker that takes over reports none."""
     fractions: list[float] = []
     threads: set[int] = set()
 
@@ -249,7 +249,7 @@ def test_adapters_encoders_and_rerankers_go_along(tiny_models: TinyModels, tmp_p
 
 
 def test_prefixes_are_saved_and_loaded_by_the_worker(tmp_path: Path) -> None:
-    """The next worker finds what the last one wrote; what is wrong with a name is said as ever."""
+    """The next worker finds what the last one wrote; a wrong name is refused as before."""
     prompt = [5 + index % 900 for index in range(300)]
     with isolated(state_folder=tmp_path) as llm:
         expected = llm.generate(prompt, temperature=0, max_tokens=5)

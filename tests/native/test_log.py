@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 
 def test_lines_arrive_at_their_levels(tiny_models: TinyModels, caplog: pytest.LogCaptureFixture) -> None:
-    """What llama.cpp tells of a load is debug output of the logger paceline.llama, a line a record."""
+    """What llama.cpp logs during a load is debug output of the logger paceline.llama, a line a record."""
     with caplog.at_level(logging.DEBUG, logger="paceline.llama"):
         Model.load(tiny_models("llama")).close()
     records = [record for record in caplog.records if record.name == "paceline.llama"]

@@ -263,7 +263,7 @@ def test_files_hold_what_bytes_hold(llama: Model, tmp_path: Path) -> None:
     ids=["empty", "other magic", "short", "long", "token changed", "state changed", "version", "random"],
 )
 def test_damaged_bytes_are_refused_and_lose_nothing(context: Context, damage, words: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """StateError says what is wrong; the sequence it was meant for goes on as it was."""
+    """StateError names the reason; the sequence it was meant for goes on as it was."""
     context.decode(ids(8))
     context.copy(0, 1)
     data = context.save_sequence(0, token_ids=ids(8))
@@ -291,7 +291,7 @@ def test_states_of_other_models_and_layouts_are_refused(tiny_models: TinyModels,
 
 
 def test_a_state_that_does_not_fit_leaves_an_empty_sequence(llama: Model) -> None:
-    """More cells than are free: StateError says so, and everyone else is untouched."""
+    """More cells than are free: StateError says so, and all other sequences are untouched."""
     with Context(llama, n_ctx=512, n_batch=512, **EXACT) as large:
         large.decode(ids(400))
         data = large.save_sequence(0)

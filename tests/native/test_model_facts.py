@@ -18,7 +18,7 @@ SHAPE = ("n_ctx_train", "n_layer", "n_embd", "n_head", "n_head_kv")
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_facts_without_weights_are_those_with_weights(kind: str, tiny_models: Callable[..., Path]) -> None:
-    """Whatever the architecture, what is said at all is what llama.cpp says; memory and sizes are always said."""
+    """Whatever the architecture, each fact present is that of llama.cpp; memory and sizes are always present."""
     path = tiny_models(kind)
     facts, model = model_facts(Model.load(path, vocab_only=True)), Model.load(path)
     assert (facts.memory_class, facts.n_swa) == (model.memory_class.value, model.n_swa)

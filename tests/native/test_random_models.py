@@ -75,7 +75,7 @@ def test_every_kind_loads_in_every_weight_type(tiny_models: TinyModels, kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_its_memory_class(tiny_models: TinyModels, kind: str) -> None:
-    """Windows, recurrent states and their mixtures are told from plain attention, and an encoder has no memory."""
+    """Windows, recurrent states and their mixtures are distinguished from plain attention, and an encoder has no memory."""
     with Model.load(tiny_models(kind)) as model:
         assert model.memory_class is MEMORY.get(kind, MemoryClass.ATTENTION)
 

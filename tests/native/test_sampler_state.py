@@ -68,7 +68,7 @@ def named(options: list[dict[str, Any]]) -> Any:
 
 @named(REBUILDABLE)
 def test_a_sampler_rebuilt_from_its_tokens_goes_on_as_the_first(vocabulary: Model, options: dict[str, Any]) -> None:
-    """Built again and told the prompt and each generated token, a sampler draws what the first draws."""
+    """Rebuilt and given the prompt and each generated token, a sampler draws what the first draws."""
     params = SamplingParams(seed=8, **options)
     first = Sampler(params, vocabulary, choice=2)
     first.accept_prompt(PROMPT)
@@ -128,7 +128,7 @@ def test_reset_is_the_beginning(vocabulary: Model, options: dict[str, Any]) -> N
 
 @named(STATEFUL)
 def test_the_state_is_what_makes_the_difference(vocabulary: Model, options: dict[str, Any]) -> None:
-    """Mirostat and adaptive-p move on by what they drew, so told the tokens alone they stand elsewhere."""
+    """Mirostat and adaptive-p move on by what they drew, so given the tokens alone their state differs."""
     params = SamplingParams(seed=8, **options)
     first = Sampler(params, vocabulary)
     generated = go_on(first, rows(12))

@@ -51,7 +51,7 @@ def test_what_a_flag_makes_of_the_engines_options_is_taken(name: str) -> None:
 
 
 def test_a_context_of_0_is_read_from_the_models_file() -> None:
-    """The same number as the loaded model says."""
+    """The same number as that of the loaded model."""
     with Model.load(demo_model_path()) as model:
         trained = model.n_ctx_train
     assert resolve(["-c", "0"], {}, DiskFiles()).settings.engine_options["n_ctx"] == trained

@@ -75,7 +75,7 @@ print(len(results), all(results))
 
 
 def test_no_room_for_the_stack_is_an_error(run: Callable[[str, str], str]) -> None:
-    """Where the address space has no room for the stack, the caller is told, and short texts still work."""
+    """Where the address space has no room for the stack, the caller gets an error, and short texts still work."""
     code = """
 import resource
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

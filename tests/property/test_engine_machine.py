@@ -121,7 +121,7 @@ class Sources(Instrument):
 
 
 class Machine(RuleBasedStateMachine):
-    """Callers, readers and accidents; a subclass says with which strategy and memory."""
+    """Callers, readers and accidents; a subclass sets strategy and memory."""
 
     strategy = "paced"
     kind = "attention"

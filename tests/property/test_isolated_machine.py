@@ -70,7 +70,7 @@ AROUND = st.fixed_dictionaries(  # what changes no token
 
 
 class Machine(RuleBasedStateMachine):
-    """Callers, readers and deaths; a subclass says with which memory."""
+    """Callers, readers and deaths; a subclass sets the memory."""
 
     kind = "attention"
 

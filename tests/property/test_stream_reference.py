@@ -1,4 +1,4 @@
-"""Streams against a plain function of the drawn tokens: ends, stops, intervals, and a reader who comes when he likes."""
+"""Streams against a plain function of the drawn tokens: ends, stops, intervals, and a reader that reads at any time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STOPS = st.lists(st.text("ab é🙂", min_size=1, max_size=4), max_size=3)
 
 @st.composite
 def scripts(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
-    """What is drawn, and what the request says about its end."""
+    """What is drawn, and the request's conditions for its end."""
     body = draw(st.lists(st.sampled_from(PLAIN), max_size=14))
     tokens = [*body, *draw(st.sampled_from([[12], [13], [12, 0]]))]
     max_tokens = draw(st.none() | st.integers(1, 16))

@@ -128,7 +128,7 @@ def test_an_event_loops_reader_gets_the_same(steps: list[StreamChunk | str], las
 
 @given(steps=STEPS, limit=st.integers(1, 12))
 def test_being_behind_follows_what_could_be_taken(steps: list[StreamChunk | str], limit: int) -> None:
-    """It begins above the limit, ends at half of it, and the engine is told of each change and of nothing else."""
+    """It begins above the limit, ends at half of it, and the engine is notified of each change and of nothing else."""
     reported: list[bool] = []
     channel = StreamChannel.create()
     sender: StreamSender = channel.attach(

@@ -83,7 +83,7 @@ class OpenAIServer(RunningServer):
         self._note_closed()
 
     def wait_closed(self, request_id: str) -> None:
-        """Until the server has let go of the request with this id: what had not ended is cancelled then."""
+        """Wait until the server has released the request with this id, which cancels what had not ended."""
         with self._changed:
             assert self._changed.wait_for(lambda: request_id in self._closed, LONG_S)
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, over a stand-in engine whose passes are held up."""
+"""A server in a process of its own, over a fake engine whose passes are blocked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(serving.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=
 
 
 class Program:
-    """A server in a process of its own, whose passes are held up. lines: what it says, as it says it."""
+    """A server in a process of its own, whose passes are blocked. lines: what it has written to stderr."""
 
     def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
         self._process = subprocess.Popen(

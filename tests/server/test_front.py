@@ -9,7 +9,7 @@ pytestmark = pytest.mark.native
 
 
 def test_a_loaded_server_is_healthy_live_and_ready(client: httpx.Client) -> None:
-    """All three say ok, and /v1/health does as /health."""
+    """All three respond with ok, and /v1/health is /health."""
     for path in ("/health", "/v1/health", "/health/ready"):
         response = client.get(path)
         assert (response.status_code, response.json()) == (200, {"status": "ok"})

@@ -71,7 +71,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(worlds: Any) -> N
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_disconnect_frees_the_slot_of_a_running_request(worlds: Any, streaming: bool, half: bool) -> None:
-    """Whether it streams or not, in the tick after; a socket that is only half closed counts as hung up."""
+    """Whether it streams or not, in the tick after; a socket that is only half closed counts as disconnected."""
     world = worlds(num_slots=1)
     world.engine.backend.hold()
     connection = world.raw(prompts=prompts(1), stream=streaming, sampling=ENDLESS)
@@ -140,7 +140,7 @@ def test_a_failing_pass_is_a_500_where_nothing_was_streamed(worlds: Any) -> None
 
 
 def test_a_route_that_cannot_render_ends_its_stream_in_order(worlds: Any) -> None:
-    """The request is cancelled, its client reads an error that tells nothing of the inside."""
+    """The request is cancelled, its client reads an error without internal details."""
     world = worlds(num_cells=400_000)
     response = world.post(**streamed(sampling=ENDLESS), broken=True)
     *_, last, done = events(response.text)
@@ -233,7 +233,7 @@ def test_a_waiting_stream_sends_keep_alives(worlds: Any) -> None:
 
 
 def test_a_reader_that_stops_reading_loses_its_stream_and_the_slot_is_free(worlds: Any) -> None:
-    """What waits for it stays bounded, whatever the model goes on to say."""
+    """The tokens buffered for it stay bounded, however many the model generates."""
     world = worlds(num_cells=400_000)
     with world.raw(**streamed(sampling=ENDLESS, options={"max_buffered_tokens": 100})):
         assert world.engine.ends.reason() is FinishReason.SLOW_READER

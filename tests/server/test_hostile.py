@@ -56,7 +56,7 @@ def client(target: RunningServer) -> Iterator[httpx.Client]:
 
 
 def refusal(response: httpx.Response, status: int = 400) -> str:
-    """The message of a refusal, which is short, valid text, and says nothing of the inside."""
+    """The message of a refusal, which is short, valid text, without internal details."""
     assert response.status_code == status, response.text
     message: str = response.json()["error"]["message"]
     assert 0 < len(message) <= 2000
@@ -95,7 +95,7 @@ def test_what_is_no_json_is_refused(client: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_what_is_json_but_no_object_is_refused(client: httpx.Client, path: str) -> None:
-    """The message says what a body is."""
+    """The message names what a body has to be."""
     for body in (b"null", b"[]", b"1", b'"a"', b"true", b"[[{}]]"):
         refusal(client.post(path, content=body))
 

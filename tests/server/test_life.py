@@ -27,7 +27,7 @@ from paceline.server.settings import ServerSettings
 
 
 def test_the_port_is_open_while_the_model_loads() -> None:
-    """/health says how far it is; routes that need the model say so; the page is there."""
+    """/health has the progress; routes that need the model respond with 503; the page is served."""
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.service.progress = 0.25
@@ -57,7 +57,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_without_its_folder(kind: type
 
 
 def test_an_engine_that_has_ended_is_neither_healthy_nor_live_nor_ready() -> None:
-    """The server itself goes on to say so."""
+    """The server itself goes on and reports it."""
     llm = StandInLLM()
     with RunningServer(ServerSettings(), llm) as server, server.client() as client:
         llm.engine.close()
@@ -211,7 +211,7 @@ def test_what_the_first_request_needs_is_made_before_it_comes(worlds: Any, monke
 
 
 def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeypatch: Any) -> None:
-    """Idle is life as well; the state is told."""
+    """Idle is alive as well; the response has the state."""
     world = worlds()
     assert world.client.get("/health/live").json() == {"status": "ok", "state": "idle"}
     world.engine.backend.hold()
@@ -258,7 +258,7 @@ def test_a_crash_loop_whose_next_worker_loads_is_reported(worlds: Any, monkeypat
 
 
 def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> None:
-    """Code 70, and the reason on stderr, for a service manager; a server that is told to end has 0."""
+    """Code 70, and the reason on stderr, for a service manager; a server that a signal ends has 0."""
 
     async def main(gives_up: bool) -> int:
         llm = StandInLLM()

@@ -1,4 +1,4 @@
-"""What a server takes from strangers: keys, sizes, times, numbers, and what it tells when something breaks."""
+"""Limits for untrusted clients: keys, sizes, times, numbers, and what an internal error reveals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_to_end(connection: Any) -> bytes:
 
 
 def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
-    """The others say how to send one."""
+    """The errors of the others say how to send one."""
     client = worlds({"api_keys": KEYS}).client
     assert [client.get(path).status_code for path in ("/", "/health", "/v1/health", "/health/ready")] == [200] * 4
     for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"authorization": "Bearer"}):
@@ -58,7 +58,7 @@ def test_a_request_is_cancelled_by_its_own_tenant_only(worlds: Any) -> None:
 
 
 def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
-    """Whether it says its length or comes in pieces."""
+    """Whether it declares its length or comes in chunks."""
     client = worlds({"max_body_bytes": 1000}).client
     for content in (b"x" * 1001, iter([b"x" * 600] * 3)):
         response = client.post("/completion", content=content)

@@ -51,7 +51,7 @@ def refused(client: httpx.Client, status: int = 400, path: str = "/completion", 
 
 
 def test_control_tokens_have_text_with_the_flag() -> None:
-    """With --special, in texts and in the tokens of probabilities; a request that says false has none."""
+    """With --special, in texts and in the tokens of probabilities; a request with false has none."""
     settings = ServerSettings(engine_options=DEMO_ENGINE, special=True)
     asked = {"allowed_token_ids": [4085], "n_predict": 2, "n_probs": 1}
     with RunningServer(settings) as server, server.client() as client:
@@ -138,7 +138,7 @@ def test_only_the_fields_that_were_asked_for_come(client: httpx.Client) -> None:
 
 
 def test_a_stop_word_ends_the_completion_and_is_not_in_it(client: httpx.Client) -> None:
-    """It is told beside it."""
+    """The response has it in a field of its own."""
     text = complete(client, n_predict=24)["content"]
     word = text.split()[3]
     completion = complete(client, n_predict=24, stop=["never comes", word])
@@ -202,7 +202,7 @@ def test_every_token_has_probabilities(client: httpx.Client) -> None:
 
 
 def test_probabilities_after_sampling_add_up(client: httpx.Client) -> None:
-    """Those that cannot come are not told, and all of those that can make one."""
+    """Tokens that cannot be drawn are left out; the probabilities of all others add up to one."""
     completion = complete(client, n_probs=10, n_predict=5, temperature=1, top_k=5, post_sampling_probs=True)
     for entry in completion["completion_probabilities"]:
         probabilities = [one["prob"] for one in entry["top_probs"]]
@@ -269,7 +269,7 @@ def test_ignored_fields_are_reported(client: httpx.Client) -> None:
 
 
 def test_a_line_ends_the_completion_where_it_may(client: httpx.Client) -> None:
-    """By indent: nothing of the line that begins too far left is told, streamed or not."""
+    """By indent: nothing of the line that begins too far left is sent, streamed or not."""
     grammar = {"grammar": 'root ::= "ab\\n  cd\\n ef" [a-z]*', "n_predict": 40, "n_indent": 2}
     completion = complete(client, **grammar)
     assert (completion["content"], completion["stop_type"], completion["truncated"]) == ("ab\n  cd\n ", "limit", False)
@@ -291,7 +291,7 @@ def test_options_of_the_engine_are_taken(client: httpx.Client) -> None:
 
 
 def test_a_long_prompt_is_cut_where_the_request_sets_truncate(client: httpx.Client) -> None:
-    """What is told of it is what was computed."""
+    """The response has the part of it that was computed."""
     prompt = [20 + number % 200 for number in range(3000)]
     completion = complete(client, prompt, truncate="right")
     assert completion["tokens_evaluated"] == completion["timings"]["prompt_n"] + completion["timings"]["cache_n"] < 3000
@@ -314,7 +314,7 @@ def test_control_tokens_in_a_prompt_may_be_text(client: httpx.Client) -> None:
 
 
 def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) -> None:
-    """And is told."""
+    """And reported in the response."""
     assert "interval" in complete(client, interval=4)["warnings"][0]
     assert len(streamed(client, interval=4, n_predict=8)) <= 4
 
@@ -337,7 +337,7 @@ def test_a_stream_has_the_same_completion_and_ends_once(client: httpx.Client) ->
 
 
 def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
-    """Events are told apart by their index."""
+    """Events are distinguished by their index."""
     events = streamed(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)
     assert sorted(one["index"] for one in events if one["stop"]) == [0, 1, 2, 3]
     whole = complete(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)

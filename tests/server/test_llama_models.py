@@ -163,7 +163,7 @@ def test_a_model_that_embeds_does_not_write(embedder: httpx.Client) -> None:
 
 
 def test_a_model_without_tokens_for_it_fills_no_gap(embedder: httpx.Client) -> None:
-    """It says which are missing."""
+    """The error names the missing ones."""
     response = embedder.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert response.status_code == 501
     assert "Infill is not supported by this model" in response.json()["error"]["message"]
@@ -192,7 +192,7 @@ def ranked(client: httpx.Client, path: str = "/rerank", **body: Any) -> Any:
 
 
 def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -> None:
-    """The refusal says both numbers; with truncate it is ranked, and its tokens are counted as they were read."""
+    """The error has both numbers; with truncate it is ranked, and its tokens are counted as they were read."""
     long = "the cat sat " * 400
     refused = reranker.post("/rerank", json={"query": "a cat", "documents": ["a", long]})
     assert refused.status_code == 400
@@ -265,7 +265,7 @@ def test_a_requests_scales_win_over_the_servers(styled: httpx.Client) -> None:
 
 
 def test_scales_can_be_set_for_all(styled: httpx.Client) -> None:
-    """They are listed, and apply to requests that do not say."""
+    """They are listed, and apply to requests that name none."""
     full = written(styled, lora=[{"id": 0, "scale": 1.0}])
     for scale in (0.0, 1.0):
         assert styled.post("/lora-adapters", json=[{"id": 0, "scale": scale}]).json() == {"success": True}

@@ -94,7 +94,7 @@ def test_slots_and_files_belong_to_a_tenant(tmp_path: Path) -> None:
 
 
 def test_an_erased_slot_holds_nothing(slots: httpx.Client) -> None:
-    """How much it held is told; then there is nothing to save."""
+    """The response reports how much it held; then there is nothing to save."""
     completion = complete(slots, FRANCE, id_slot=2)
     erased = act(slots, 2, "erase").json()
     assert erased == {"id_slot": 2, "n_erased": len(FRANCE) + completion["tokens_predicted"]}
@@ -124,7 +124,7 @@ def test_a_name_is_no_path(slots: httpx.Client, folder: Path, name: str) -> None
 
 
 def test_a_file_that_is_none_is_refused(slots: httpx.Client, folder: Path) -> None:
-    """Whether it is not there or not ours; no folder is told."""
+    """Whether it does not exist or is not a saved slot; the error names no folder."""
     (folder / "damaged.bin").write_bytes(b"no state")
     for name in ("missing.bin", "damaged.bin"):
         response = act(slots, 0, "restore", filename=name)
@@ -161,7 +161,7 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
 
 
 def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotView) -> None:
-    """From now on the engine says that these are its slots."""
+    """Make the engine report these as its slots from now on."""
 
     def snapshot() -> Future[SlotsSnapshot]:
         response: Future[SlotsSnapshot] = Future()
@@ -213,7 +213,7 @@ def test_a_slot_shows_the_settings_of_its_request(client: httpx.Client) -> None:
     found: list[dict[str, Any]] = []
     for _ in range(50):
         with client.stream("POST", "/completion", json=body) as response:
-            lines = response.iter_lines()  # kept, since to drop it is to hang up
+            lines = response.iter_lines()  # kept: dropping it disconnects
             next(lines)
             with httpx.Client(base_url=client.base_url) as other:
                 found = [one["params"] for one in other.get("/slots").json() if "params" in one]

@@ -140,7 +140,7 @@ def test_echo_with_logprobs_is_what_the_library_gives(client: openai.OpenAI) -> 
 
 
 def test_a_prompt_can_be_scored_without_a_completion(client: openai.OpenAI) -> None:
-    """As programs that evaluate models ask: no token generated, all of the prompt's told."""
+    """As evaluation programs ask: no token generated, all of the prompt's with logprobs."""
     completion = complete(client, max_tokens=0, echo=True, logprobs=1)
     assert (completion.choices[0].text, completion.choices[0].finish_reason) == (PROMPT, "length")
     found = completion.choices[0].logprobs
@@ -183,7 +183,7 @@ def test_a_repeated_prompt_reports_its_cached_tokens(client: openai.OpenAI) -> N
 
 
 def test_own_options_reach_the_engine(client: openai.OpenAI) -> None:
-    """Such as the tokens that may come at all, and the ids that are told."""
+    """Such as the tokens that may come at all, and the ids in the response."""
     extra = {"allowed_token_ids": [300, 301], "return_token_ids": True, "ignore_eos": True}
     choice = complete(client, temperature=1, extra_body=extra).choices[0]
     assert choice.model_extra is not None
@@ -277,7 +277,7 @@ def test_a_large_body_is_read_like_a_small_one(world: OpenAIServer) -> None:
 
 
 def test_leaving_a_stream_cancels_its_request(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """The engine says so."""
+    """The engine refuses them."""
     with world.watch.held():
         with client.completions.create(
             model="tale", prompt=PROMPT, max_tokens=900, stream=True, extra_body=FOREVER

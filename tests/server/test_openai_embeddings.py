@@ -153,7 +153,7 @@ def test_a_refusal_names_the_field(world: OpenAIServer, body: dict[str, Any], pa
 
 
 def test_a_model_made_to_generate_embeds_only_with_the_flag(server: RunningServer) -> None:
-    """The refusal says how."""
+    """The error names the flag."""
     with server.client() as client:
         response = client.post("/v1/embeddings", json={"input": "a"})
     assert response.status_code == 400
@@ -193,7 +193,7 @@ def test_a_client_that_disconnects_cancels_its_embedding(world: OpenAIServer, mo
 
 
 def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client is told so."""
+    """Its client gets the error."""
     accepted = threading.Event()
 
     def never(*_: Any) -> Future[list[Any]]:

@@ -47,7 +47,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def document(small: RunningServer) -> Any:
-    """The document, as the server tells it."""
+    """The OpenAPI document, as the server has it."""
     return schemathesis.openapi.from_url(small.url + "/openapi.json", wait_for_schema=LONG_S)
 
 

@@ -18,7 +18,7 @@ BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def sleeper() -> Iterator[RunningServer]:
-    """The demo model, whose worker is let go soon."""
+    """The demo model, whose worker is stopped soon when idle."""
     with RunningServer(ServerSettings(engine_options=OPTIONS)) as running:
         yield running
 
@@ -41,7 +41,7 @@ READ_ONLY = [
 
 
 def test_read_only_routes_respond_and_do_not_wake_it(sleeper: RunningServer) -> None:
-    """Health is well, and says that it sleeps; so do /props and /metrics."""
+    """Health is ok and reports that it sleeps; so do /props and /metrics."""
     until_asleep(sleeper)
     with sleeper.client() as client:
         responses = {path: client.get(path) for path in READ_ONLY}

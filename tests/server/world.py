@@ -1,4 +1,4 @@
-"""A server over a stand-in engine, and clients of it: plain ones, and sockets that do as they like."""
+"""A server over a fake engine, and clients of it: httpx, and raw sockets that misbehave."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class World:
         self.server.close()
 
     def socket(self) -> socket.socket:
-        """A connection that has said nothing."""
+        """A connection on which nothing was sent."""
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)

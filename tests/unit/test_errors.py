@@ -16,7 +16,7 @@ def tree(base: type[PacelineError]) -> list[type[PacelineError]]:
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
-    """Programs tell errors apart by code, so no two share one."""
+    """Programs distinguish errors by code, so no two share one."""
     codes = [each.code for each in tree(PacelineError)]
     assert len(codes) == len(set(codes))
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", code) for code in codes)
@@ -37,7 +37,7 @@ def test_python_programs_can_catch_what_they_expect() -> None:
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    """Every class stands in the picture."""
+    """Every class is in the diagram."""
     for each in tree(PacelineError):
         assert re.search(rf"\b{each.__name__}\b", errors.__doc__ or ""), each
 

@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_limit_shortens_and_never_lengthens() -> None:
-    """--max-tokens holds for all; who asked for less gets less."""
+    """--max-tokens holds for all; a request with a lower limit keeps it."""
     asked = requests_of(
         [{"prompt": "a", "max_tokens": 5}, {"prompt": "b", "max_tokens": None}, "c", {"prompt": "d", "max_tokens": 50}],
         "",
@@ -95,7 +95,7 @@ def test_a_limit_shortens_and_never_lengthens() -> None:
 
 
 def test_seeds_count_on_and_keep_explicit_ones() -> None:
-    """Two requests with the same prompt do not say the same, and a seed of a request's own stays."""
+    """Two requests with the same prompt have different outputs, and a seed of a request's own stays."""
     asked = requests_of(["a", {"prompt": "b", "seed": 7}, "c"], "")
     assert [one.options["seed"] for one in seeded(asked, 2**32 - 2)] == [2**32 - 2, 7, 0]
 

@@ -13,7 +13,7 @@ from paceline.request import OPTION_NAMES, RequestOptions
 
 
 def test_every_keyword_reaches_its_owner() -> None:
-    """Engine, model and context options are told apart, and none is dropped."""
+    """Engine, model and context options are separated, and none is dropped."""
     arguments = engine_arguments(
         {
             "num_slots": 3,
@@ -36,7 +36,7 @@ def test_every_keyword_reaches_its_owner() -> None:
     [("num_slot", "num_slots"), ("nctx", "n_ctx"), ("n_gpu_layer", "n_gpu_layers"), ("Lora", "lora")],
 )
 def test_the_error_for_an_unknown_keyword_names_the_nearest(name: str, nearest: str) -> None:
-    """It is a TypeError that says what was meant."""
+    """It is a TypeError that suggests the right one."""
     with pytest.raises(TypeError, match=f"did you mean '{nearest}'"):
         engine_arguments({name: 1})
 

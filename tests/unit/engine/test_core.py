@@ -19,7 +19,7 @@ KINDS = ("attention", "sliding_window", "recurrent")
 
 
 def test_an_idle_engine_computes_nothing() -> None:
-    """Without requests a tick makes no pass, and the engine says that it is idle."""
+    """Without requests a tick makes no pass, and the engine reports that it is idle."""
     world = World()
     world.tick(3)
     assert world.engine.is_idle
@@ -102,7 +102,7 @@ def test_a_stop_that_is_complete_when_the_completion_ends_is_why(script: list[in
 
 
 def test_a_stop_id_ends_and_is_in_no_token_ids() -> None:
-    """The id that stopped is told by itself; neither its text nor its logprobs appear."""
+    """The stop token's id is reported by itself; neither its text nor its logprobs appear."""
     world = World()
     outcome = world.submit([1], script=[65, 66, 67], stop_token_ids=[67], logprobs=0)
     world.run()
@@ -186,7 +186,7 @@ def test_commands_for_unknown_requests_are_ignored() -> None:
 
 
 def test_reasons_have_their_order_within_a_tick() -> None:
-    """ERROR, CANCELLED, DEADLINE, SHUTDOWN, SLOW_READER: what comes together is told as the first of these."""
+    """ERROR, CANCELLED, DEADLINE, SHUTDOWN, SLOW_READER: of several at once the first of these is reported."""
     wanted = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SHUTDOWN, FinishReason.SLOW_READER)
     for index, reason in enumerate(wanted):
         world = World()
@@ -301,7 +301,7 @@ def test_a_failed_draw_ends_one_choice_of_several() -> None:
 
 
 def test_a_strategy_that_fails_ends_those_it_was_asked_to_plan() -> None:
-    """Its name is in the error; who waits is served afterwards."""
+    """Its name is in the error; waiting requests are served afterwards."""
     world = World(limits={"num_slots": 2})
     first, second, waiting = (world.submit(f"hello {index}", max_tokens=4) for index in range(3))
     world.faults.next_plans.append(KeyError("what"))
@@ -416,7 +416,7 @@ def test_a_lone_sequence_that_fills_the_memory_ends_there() -> None:
 
 
 def test_pressure_takes_the_least_important_and_youngest() -> None:
-    """Of those that run, a lower priority gives way first, then the younger one; both finish."""
+    """Of those that run, a lower priority is preempted first, then the younger one; both finish."""
     world = World(num_cells=30, limits={"num_slots": 3})
     low = world.submit("low", priority=-1, max_tokens=9, ignore_eos=True)
     old = world.submit("old", max_tokens=9, ignore_eos=True)
@@ -548,7 +548,7 @@ def test_requests_of_all_kinds_share_a_batch() -> None:
 
 
 def test_adapters_take_turns_and_no_request_starves() -> None:
-    """Sequences with different adapters run side by side, each with its own, and change what is said."""
+    """Sequences with different adapters run side by side, each with its own, which changes the output."""
     world = World(adapters=("one", "two"))
     sets: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": 1.0}, {"one": 0.5, "two": 0.5}]
     outcomes = [world.submit("hello", lora=lora, max_tokens=20, ignore_eos=True) for lora in sets]
@@ -649,7 +649,7 @@ def test_twenty_thousand_finished_requests_leave_nothing() -> None:
 
 
 def test_the_end_token_is_no_token_of_the_completion() -> None:
-    """The end of generation is told by itself, and its number is that of the vocabulary."""
+    """The end-of-generation token is reported by itself, and its number is that of the vocabulary."""
     world = World()
     outcome = world.submit([1], script=[65])
     world.run()

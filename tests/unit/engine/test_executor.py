@@ -21,7 +21,7 @@ Step = Callable[[list[int]], None]
 
 
 class Recording:
-    """A backend that notes what it was asked for, and raises what a test says."""
+    """A backend that records its calls, and raises what a test sets."""
 
     def __init__(self, step: Step = lambda names: None) -> None:
         self.calls: list[Any] = []
@@ -200,7 +200,7 @@ def test_texts_that_fail_are_found_like_rows() -> None:
 
 
 def test_an_aborted_embedding_is_not_tried_again() -> None:
-    """All its texts are told so."""
+    """All its texts get the error."""
 
     def step(names: list[int]) -> None:
         raise Aborted("stop")

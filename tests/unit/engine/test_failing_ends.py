@@ -110,7 +110,7 @@ def fail_the_next_tick(engine: Running) -> None:
 
 
 def test_others_keep_what_they_held_back_where_one_request_cannot_be_ended() -> None:
-    """After a failure of the engine's own each request ends in order but for the one, and its failure is told."""
+    """After a failure of the engine's own each request ends in order but for the one, and its failure is reported."""
     world = World(eos_every=10**9)
     one, broken, other = (world.submit("hello", max_tokens=None, interval=1_000_000) for _ in range(3))
     world.tick(10)

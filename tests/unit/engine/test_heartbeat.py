@@ -75,7 +75,7 @@ def broken() -> Any:
 
 
 def wait_until(is_so: Any) -> None:
-    """Looks again and again, and gives way meanwhile; fails where that takes far too long."""
+    """Poll, yielding in between; fail where that takes far too long."""
     patience = threading.Event()
     for _ in range(int(LONG_S / 0.01)):
         if is_so():
@@ -125,7 +125,7 @@ def test_a_front_that_is_out_of_restarts_is_not_alive() -> None:
 
 
 def test_a_worker_that_was_stopped_grows_silent() -> None:
-    """Whatever it said last, the time since then goes on; told to go on, it speaks again."""
+    """Whatever it reported last, the time since then goes on; continued, it reports again."""
     engine = fake_worker_engine(backend_options=LONG)
     pid = engine.worker_pid
     assert pid is not None

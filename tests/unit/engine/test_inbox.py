@@ -114,7 +114,7 @@ def test_a_refused_request_reserves_nothing() -> None:
 
 
 def test_a_request_that_has_ended_is_not_taken_any_more() -> None:
-    """Its reader has been told; what else was asked of it may still come."""
+    """Its reader has the end; other commands for it may still come."""
     inbox = Inbox(10)
     ended, other = submit(inbox), submit(inbox)
     inbox.put(Cancel(ended.key))

@@ -70,7 +70,7 @@ def test_events_reach_the_channel_in_order() -> None:
 
 
 def test_each_submit_has_a_channel_of_its_own() -> None:
-    """No two requests share a channel, and each is told only what is its own."""
+    """No two requests share a channel, and each gets only its own chunks."""
     door = Door()
     (first, one), (second, other) = door.submit(), door.submit()
     assert one is not other
@@ -132,7 +132,7 @@ def test_the_last_of_racing_changes_is_the_last_command() -> None:
 
 
 def test_an_interval_set_while_the_request_is_submitted_is_not_lost() -> None:
-    """A command that the engine takes before it has the request is told again behind it."""
+    """A command that the engine takes before it has the request is sent again behind it."""
     door, channel = Door(), StreamChannel.create()
     request = door.request()
     submit = door.inbox.submit
@@ -195,7 +195,7 @@ def test_a_channel_whose_request_was_refused_can_be_used_again() -> None:
 
 
 def test_a_channel_cancelled_before_its_request_cancels_it() -> None:
-    """The engine is told as soon as there is a request."""
+    """The engine is notified as soon as there is a request."""
     door, channel = Door(), StreamChannel.create()
     channel.cancel()
     request = door.request()
@@ -261,7 +261,7 @@ def test_the_terminal_chunk_comes_once_and_deltas_after_it_are_ignored() -> None
 
 
 def test_a_slow_reader_pauses_and_goes_on() -> None:
-    """Above max_buffered_tokens the engine is told to pause the request, at half of it to go on."""
+    """Above max_buffered_tokens the engine gets a command to pause the request, at half of it to resume."""
     door = Door(max_buffered_tokens=4)
     request, channel = door.submit()
     door.router.deliver([Delta(request.key, chunk(0, 1, 2, 3, 4))])
@@ -273,7 +273,7 @@ def test_a_slow_reader_pauses_and_goes_on() -> None:
 
 
 def test_a_slow_reader_is_cancelled_where_the_request_asks_for_it() -> None:
-    """With slow_reader="cancel" the engine is told to end the request."""
+    """With slow_reader="cancel" the engine gets a command to end the request."""
     door = Door(max_buffered_tokens=1, slow_reader="cancel")
     request, channel = door.submit()
     door.router.deliver([Delta(request.key, chunk(0, 1, 2))])
@@ -282,7 +282,7 @@ def test_a_slow_reader_is_cancelled_where_the_request_asks_for_it() -> None:
 
 
 def test_a_reader_that_comes_back_after_the_end_wakes_no_engine() -> None:
-    """What is read of a finished stream tells the engine nothing."""
+    """Reading a finished stream sends the engine nothing."""
     door = Door(max_buffered_tokens=1)
     request, channel = door.submit()
     door.router.deliver([Delta(request.key, chunk(0, 1, 2)), Ended(request.key, ending(2)), Released(request.key)])
@@ -292,7 +292,7 @@ def test_a_reader_that_comes_back_after_the_end_wakes_no_engine() -> None:
 
 
 def test_an_embedding_future_that_is_cancelled_cancels_its_request() -> None:
-    """Cancelling the future plants the flag and tells the engine; what comes afterwards is dropped."""
+    """Cancelling the future sets the flag and notifies the engine; what comes afterwards is dropped."""
     door = Door()
     request = door.embedding()
     future = door.router.submit_embedding(request)

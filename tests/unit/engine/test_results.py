@@ -106,7 +106,7 @@ def test_reranking_takes_no_options_of_tokenising() -> None:
 
 
 def test_vectors_are_stacked_and_normalised_as_asked() -> None:
-    """float32 (n, dimension); length 1 unless told otherwise; none is an empty array of the right width."""
+    """float32 (n, dimension); length 1 by default; none is an empty array of the right width."""
     rows = [np.array([3.0, 4.0], dtype=np.float32), np.array([0.0, -2.0], dtype=np.float32)]
     assert vectors(rows, True, 2).tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0, -1]]
     assert vectors(rows, False, 2).tolist() == [[3, 4], [0, -2]]

@@ -1,4 +1,4 @@
-"""Engines whose worker is let go while nothing needs it: real processes on the fake backend."""
+"""Engines whose worker is stopped while idle: real processes on the fake backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT_S = 0.05
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on a busy machine has time to say what it did."""
+    """A worker on a busy machine has time to report what it did."""
     monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
 
 
@@ -69,7 +69,7 @@ def test_what_a_worker_did_still_counts_when_it_was_let_go() -> None:
 
 
 def test_questions_do_not_wake_it() -> None:
-    """Metrics, slots and heartbeats are told of a sleeping engine as of an idle one."""
+    """Metrics, slots and heartbeats of a sleeping engine are those of an idle one."""
     with engine(sleep_idle_s=SHORT_S) as one:
         until_asleep(one)
         one.stats()
@@ -143,7 +143,7 @@ def test_an_engine_that_sleeps_can_be_closed() -> None:
 
 
 def test_a_thread_cannot_sleep() -> None:
-    """It is said with the way out; so is a time that is none."""
+    """The error has the way out; so has that of an invalid time."""
     with pytest.raises(InvalidParams, match='sleep_idle_s=5 needs isolation="process"'):
         EngineConfig(sleep_idle_s=5.0)
     with pytest.raises(InvalidParams, match="sleep_idle_s"):

@@ -1,4 +1,4 @@
-"""What an engine says its slots do: alone, with a thread, with a process."""
+"""The slots of an engine: alone, with a thread, with a process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_slot_shows_the_state_of_its_sequence() -> None:
 
 
 def test_a_request_without_a_slot_is_counted_as_waiting() -> None:
-    """Sequences of the same request each count; a choice in a slot says which it is."""
+    """Sequences of the same request each count; a choice in a slot has its number."""
     world = World(limits={"num_slots": 2}, eos_every=10**9)
     world.submit("abc", n=3, max_tokens=None)
     world.tick(3)
@@ -129,7 +129,7 @@ def start(engine: WorkerEngine, **options: Any) -> StreamChannel:
 
 
 def test_a_front_asks_its_worker() -> None:
-    """The request's own name and key come back, also after another worker has gone on with it; closed, it says so."""
+    """The request's own name and key come back, also after another worker has taken it over; a closed engine raises."""
     engine = fake_worker_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
     try:
         assert [slot.is_processing for slot in engine.slots()] == [False] * engine.limits.num_slots

@@ -12,7 +12,7 @@ from paceline.testing.fake_memory import FakeMemory, FakeState
 
 
 def exported(world: World, key: int) -> list[FakeState]:
-    """What was told; ranges that follow each other from the first token on."""
+    """Return the exported ranges, which follow each other from the first token on."""
     states = world.exported[key]
     assert states is not None
     at = 0
@@ -53,7 +53,7 @@ def test_an_idle_engine_exports_everything_at_once(kind: str) -> None:
 
 
 def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tick saves more than fits it; in the end all is there, and who generates says what it says alone."""
+    """No tick saves more than fits it; in the end all is exported, and the decoding request has the output it has alone."""
     world = Rig(limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
     world.ask(text(200, 1))
@@ -101,7 +101,7 @@ def test_what_host_memory_cannot_hold_does_not_go_out(budget: int) -> None:
 
 @pytest.mark.parametrize("is_generating", [False, True])
 def test_a_save_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_generating: bool) -> None:
-    """There is nothing to be told then."""
+    """The export then has nothing."""
     world = Rig()
     world.ask(text(100))
 
@@ -164,7 +164,7 @@ def test_other_namespaces_export_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
-    """Another engine that takes it in computes one token, and says the same."""
+    """Another engine that takes it in computes one token, with the same output."""
     world, other = Rig(kind=kind), Rig(kind=kind)
     world.ask(text(700), 2)
     key = world.export(text(700))

@@ -108,7 +108,7 @@ def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_prompt_again_computes_one_token(kind: str) -> None:
-    """Of a prompt that is known in full its last token is computed, and said to be all that was."""
+    """Of a prompt that is known in full its last token is computed, and reported as the only one."""
     world = Rig(kind=kind)
     prompt = text(100)
     first, second = world.ask(prompt), world.ask(prompt)
@@ -184,7 +184,7 @@ def test_choices_compute_their_prompt_once(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "num_cells"), [("attention", 2048), ("attention", 700), ("sliding_window", 2048)])
 def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> None:
-    """12 conversations of 4 turns on 4 slots: from device or host, all that was said before is there."""
+    """12 conversations of 4 turns on 4 slots: from device or host, all earlier turns are cached."""
     world = Rig(kind=kind, num_cells=num_cells, limits={"chunk_size": 64})
     histories = [text(40, seed) for seed in range(12)]
     for turn in range(4):
@@ -276,7 +276,7 @@ def test_a_tiny_match_destroys_nothing() -> None:
 
 
 def test_a_prompt_that_is_scored_reads_nothing_and_serves_others() -> None:
-    """Every prompt token's logits are wanted, so all are computed; who comes later finds them."""
+    """Every prompt token's logits are wanted, so all are computed; later requests find them."""
     world = Rig(limits={"max_scored": 32})
     world.ask(text(60))
     scored = world.ask(text(60), prompt_logprobs=0)
@@ -333,7 +333,7 @@ def too_late(world: Rig, first: Outcome) -> None:
 
 @pytest.mark.parametrize("accident", [cancelled, slow, poisoned, too_late])
 def test_a_broken_promise_blocks_no_request(accident: Callable[[Rig, Outcome], None]) -> None:
-    """Whatever ends the one who computes, the one who waited goes on from what there is."""
+    """Whatever ends the computing request, the waiting one goes on from what is computed."""
     world, first, second = promised()
     accident(world, first)
     world.run()
@@ -359,7 +359,7 @@ def test_no_request_waits_for_a_paused_one() -> None:
 
 
 def test_a_promiser_that_is_preempted_blocks_no_request() -> None:
-    """A preempted one and who waited for it go on one after the other, and both end."""
+    """A preempted request and the one that waited for it resume one after the other, and both end."""
     world, first, second = promised(num_cells=230)
     world.pause(first)
     rival = world.begin(text(60, 9), 100, priority=5)
@@ -388,7 +388,7 @@ def test_a_promise_ends_where_the_prompt_does() -> None:
 
 
 def test_many_that_wait_for_one_another_all_end() -> None:
-    """Nested prefixes, submitted at once in the worst order on two slots, all end with what they say alone."""
+    """Nested prefixes, submitted at once in the worst order on two slots, all end with the output they have alone."""
     world = Rig(limits={"num_slots": 2, "chunk_size": 16, "n_batch": 32})
     lengths = [300, 100, 200, 150, 250, 40, 299, 301]
     outcomes = [world.begin(text(length), 4) for length in lengths]
@@ -697,7 +697,7 @@ def test_what_made_way_comes_back_from_host_memory(kind: str) -> None:
 
 
 def test_a_path_is_put_together_from_device_and_host() -> None:
-    """The beginning is shared with one who has it on the device, the rest is loaded behind it."""
+    """The beginning is shared with a sequence on the device, the rest is loaded behind it."""
     world = Rig(num_cells=200)
     long = text(150)
     world.ask(long)
@@ -785,7 +785,7 @@ def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that gave way after it had begun from memory: what it had of there it did not compute then."""
+    """A request preempted after a start from host memory: the loaded tokens count as not computed."""
     world = Rig(num_cells=400, limits={"num_slots": 1})
     world.ask(text(100))
     outcome = world.begin([*text(100), 3], 40)
@@ -834,7 +834,7 @@ def test_a_load_that_fails_in_an_embedding_tick_is_noticed(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_a_load_that_fails_half_way_leaves_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three pieces the second fails: what the device is said to have afterwards is what it has."""
+    """Of three pieces the second fails: afterwards the records of the device match its content."""
     world = Rig()
     prompt = text(2 * _PIECE + 76)
     world.ask(prompt)
@@ -955,7 +955,7 @@ def test_a_request_without_cache_is_not_saved_eagerly(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("saved_token_s", "is_saved"), [(0.0, True), (0.0009, True), (0.005, False)])
 def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: float, is_saved: bool) -> None:
-    """A token takes 1 ms to compute; whichever is cheaper, they say the same."""
+    """A token takes 1 ms to compute; whichever is cheaper, the output is the same."""
     cost = FakeCost(base_s=0.0, token_s=0.001, saved_token_s=saved_token_s)
     world = Rig(num_cells=300, limits={"num_slots": 2, "host_bytes": 100_000}, cost=cost)
     learn_to_save(world)
@@ -969,7 +969,7 @@ def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: f
 
 
 def test_without_host_memory_the_preempted_are_computed_again() -> None:
-    """And say the same."""
+    """And their output is the same."""
     world = Rig(num_cells=256, limits={"num_slots": 8, "host_bytes": 0})
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
     world.run()
@@ -1119,7 +1119,7 @@ def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
 
 @pytest.mark.parametrize(("known", "same"), [(200, 19), (200, 101), (200, 200), (63, 20), (200, 0)])
 def test_prompts_that_go_on_or_are_others_are_not_reported(known: int, same: int) -> None:
-    """A follow-up matches most of it, another prompt nearly nothing, and short paths say nothing."""
+    """A follow-up matches most of it, another prompt nearly nothing, and short prefixes count for nothing."""
     world = Rig()
     world.ask(text(known))
     world.ask([*text(known)[:same], *text(100, 1)])

@@ -1,4 +1,4 @@
-"""The instruments of an engine as one: who is called, what happens to one that raises, changes from other threads."""
+"""The instruments of an engine as one: which are called, what happens to one that raises, changes from other threads."""
 
 from __future__ import annotations
 

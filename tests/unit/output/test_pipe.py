@@ -35,7 +35,7 @@ def test_the_end_delivers_what_was_held_back() -> None:
 
 @pytest.mark.parametrize("cut", range(6))
 def test_another_pipe_goes_on_from_its_state(cut: int) -> None:
-    """In the middle of a character or of a stop, a pipe made from the state of another says what that one would."""
+    """In the middle of a character or of a stop, a pipe made from the state of another gives the same output."""
     stops, ids = ["<end>", "\n<"], [0, 3, 4, 8, 3, 6, 7]
     first = TextPipe(PIECES, stops)
     for token in ids[:cut]:

@@ -122,7 +122,7 @@ def test_a_stop_of_many_bytes_is_found_where_characters_are_split() -> None:
 
 
 def test_nothing_follows_a_match() -> None:
-    """Pushing on after the end of a sequence is a mistake of the program and is said so."""
+    """Pushing on after the end of a sequence is an error of the program and raises."""
     stop_filter = StopFilter(["a"])
     stop_filter.push(1, b"a")
     with pytest.raises(RuntimeError, match="no token can follow"):

@@ -217,7 +217,7 @@ def test_it_recovers_from_any_beginning(odd_s: float, num_odd: int) -> None:
 
 
 def test_a_range_that_was_hardly_seen_does_not_run_away() -> None:
-    """A tick one token beyond the end of a range that took a quarter longer says next to nothing about 200 more."""
+    """A tick one token beyond the end of a range that took a quarter longer predicts next to nothing about 200 more."""
     pace, random = TickCostModel(), Random(7)
     observe_mixed(pace, random, cpu)
     for _ in range(200):
@@ -236,7 +236,7 @@ def test_a_pass_is_the_sum_of_its_ubatches() -> None:
 
 
 def test_cells_in_use_are_learnt() -> None:
-    """Where a full memory makes passes slower, that is expected, and told apart from the tokens."""
+    """Where a full memory makes passes slower, that is expected, and separated from the cost of tokens."""
     pace, random = TickCostModel(), Random(8)
     for _ in range(200):
         num_tokens, num_cells = random.randint(1, 500), random.randint(0, 30_000)
@@ -346,7 +346,7 @@ def test_a_tile_that_is_cheaper_than_less_is_learnt() -> None:
 
 
 def test_both_kinds_of_ubatches_are_distinguished() -> None:
-    """What passes of 100 tokens say changes nothing for passes of 10 beside the machine's speed."""
+    """Passes of 100 tokens change nothing for passes of 10 beside the machine's speed."""
     pace = TickCostModel()
     for _ in range(30):
         pace.observe(10, 0, 0.02)

@@ -66,7 +66,7 @@ def test_vectors_come_back_in_the_order_of_the_texts() -> None:
 
 
 def test_each_way_to_end_has_its_error() -> None:
-    """Cancelled, out of time, shut down, failed: the future's error says which; nothing hangs."""
+    """Cancelled, out of time, shut down, failed: the future's error has the reason; nothing hangs."""
     world = World()
     keys = [world.submit_embedding(["text"], **options) for options in ({}, {"timeout_s": 5}, {"queue_timeout_s": 5})]
     world.cancel_embedding(keys[0])
@@ -112,7 +112,7 @@ def test_an_aborted_pass_is_run_again() -> None:
 
 
 def test_a_text_that_is_computed_twice_counts_once() -> None:
-    """Where parts of a pass were told to stop, what came of the rest is kept, and the request still ends whole."""
+    """Where parts of a pass were aborted, the results of the rest are kept, and the request still ends whole."""
     world = World(limits={"max_tick_s": 100})
     key = world.submit_embedding(["one", "two", "three"])
     world.engine._take_commands()

@@ -68,7 +68,7 @@ def test_a_chunk_bounds_what_one_gets() -> None:
 
 
 def test_rows_of_logits_are_shared_out_in_order() -> None:
-    """Scored prompt tokens are scarce: who comes first gets them, who gets none sits out, who wants none does not care."""
+    """Scored prompt tokens are limited: the first sequence gets them, one without sits out, one that needs none is unaffected."""
     world = World(limits={"max_scored": 6})
     for scores in (1, 1, None):
         world.submit("0123456789", prompt_logprobs=scores)

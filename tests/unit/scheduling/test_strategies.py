@@ -1,4 +1,4 @@
-"""The four strategies on small views: who gets how much of a tick, and who waits."""
+"""The four strategies on small views: how a tick is divided, and which sequences wait."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prompt(
 
 
 def planned(strategy: BatchStrategy, budget: int, *sequences: TrialSequence, **changes: Any) -> dict[int, int]:
-    """Tokens by key, in the order of the plan. A pass takes 10 ms and 1 ms a token, where nothing else is said."""
+    """Tokens by key, in the order of the plan. By default a pass takes 10 ms and 1 ms a token."""
     options: dict[str, Any] = {
         "chunk_size": 512,
         "num_cells": 0,
@@ -212,7 +212,7 @@ def test_paced_gives_prompts_sixteen_tokens_however_slow_the_machine() -> None:
 
 
 class TiledCost:
-    """From 64 tokens on a token costs less, by as much as is said."""
+    """From 64 tokens on a token costs less, by the given share."""
 
     def __init__(self, below_s: float, tile_s: float) -> None:
         self._below_s, self._tile_s = below_s, tile_s

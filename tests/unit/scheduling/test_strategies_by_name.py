@@ -129,7 +129,7 @@ def test_what_cannot_be_loaded_is_named_with_the_reason(own_module: str, path: s
 
 @pytest.mark.parametrize("value", [None, 3, True, object(), b"paced"])
 def test_an_object_without_a_plan_is_no_strategy(value: Any) -> None:
-    """The error is a TypeError and says what is missing."""
+    """The error is a TypeError and names what is missing."""
     with pytest.raises(InvalidType, match="method plan"):
         resolve_strategy(value)
 

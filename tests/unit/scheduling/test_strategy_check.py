@@ -93,7 +93,7 @@ def test_an_error_of_the_strategy_is_the_cause() -> None:
 
 
 def test_a_strategy_that_changes_the_view_fails() -> None:
-    """The sequences of a view are read-only, and the error says who tried."""
+    """The sequences of a view are read-only, and the error names the strategy."""
 
     def change(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
         view.sequences[0].limit = 1  # type: ignore[misc]

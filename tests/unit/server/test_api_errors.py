@@ -1,4 +1,4 @@
-"""From errors to what clients are told, in the two shapes."""
+"""From exceptions to error bodies, in the two shapes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_folders_are_cut_from_internal_messages(text: str, expected: str) -> Non
 
 
 def test_a_callers_own_words_are_shown_as_they_are() -> None:
-    """A path in a prompt's parameter is no secret to who sent it."""
+    """A path in a prompt's parameter is no secret to the client that sent it."""
     assert "/a/b/c" in api_error_of(errors.InvalidParams("stop must be a text, not '/a/b/c'")).message
 
 
@@ -98,14 +98,14 @@ def test_messages_can_be_carried_and_end() -> None:
 
 
 def test_every_failed_finish_reason_is_an_error_code() -> None:
-    """As the code, but where there is an error that says more."""
+    """As the code, unless there is an error with more details."""
     for reason in FAILED_FINISH_REASONS - {FinishReason.ERROR}:
         assert api_error_of_finish(reason).code == reason.value
     assert api_error_of_finish(FinishReason.ERROR, errors.DecodeError("x")).code == "decode_error"
 
 
 def test_statuses_of_the_framework_have_types_and_codes() -> None:
-    """404 and 405 are told in the shape of their API."""
+    """404 and 405 have the shape of their API."""
     for status, code in ((404, "not_found"), (405, "method_not_allowed")):
         response = error_response(api_error_of(HTTPException(status)), "/v1/x")
         assert response.status_code == status

@@ -1,4 +1,4 @@
-"""What those that find no room are told to wait."""
+"""Retry-After for requests beyond the limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.server.in_flight import CompletionRate, estimate_remaining_s
 
 
 class Time:
-    """Goes on when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -40,7 +40,7 @@ Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def busy_world() -> World:
-    """One that has something to tell of everything that a fake can do."""
+    """Metrics with a value for everything that a fake can do."""
     world = World(eos_every=30)
     for index in range(6):
         world.submit(list(range(40, 70)), max_tokens=5 + index, seed=index)

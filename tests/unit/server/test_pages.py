@@ -1,4 +1,4 @@
-"""The page of the API, made of documents that say all sorts of things."""
+"""The page of the API, made from arbitrary OpenAPI documents."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_each_part_has_its_own_index_and_probability() -> None:
 
 
 def test_a_chunk_without_tokens_stays_as_it_is() -> None:
-    """Its text was held back, and its tokens have been told."""
+    """Its text was held back, and its tokens were sent already."""
     splitter = TokenSplitter(BYTES)
     assert texts(b"ab", splitter=splitter, text="") == ["", ""]
     chunk = StreamChunk(index=2, text="ab")

@@ -37,7 +37,7 @@ def test_an_ending_that_cannot_be_joined_comes_by_itself(monkeypatch: pytest.Mon
 
 
 def test_a_reader_that_cannot_be_woken_keeps_no_other_reader_asleep(caplog: pytest.LogCaptureFixture) -> None:
-    """`finish` and `release` wake the others, say what failed, and try that one again; neither raises."""
+    """`finish` and `release` wake the others, log the failure, and try that one again; neither raises."""
     channel = StreamChannel.create()
     sender = channel.attach()
     waiting = arrival(sender._end_waiters)

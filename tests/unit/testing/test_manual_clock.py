@@ -1,4 +1,4 @@
-"""Time that goes when it is told."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is suspected, who is on probation, who is at fault."""
+"""Which request is suspected, which is on probation, which is at fault."""
 
 from __future__ import annotations
 

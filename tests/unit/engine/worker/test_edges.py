@@ -43,7 +43,7 @@ def test_a_black_box_keeps_as_many_keys_as_it_has_room_for() -> None:
 
 
 def test_a_forked_child_gives_a_black_box_back_whichever_thread_was_reading_it() -> None:
-    """The lock of a thread that is not there is never let go."""
+    """The lock of a thread that does not exist in the child is never released."""
     box = BlackBox.create()
     box._closing.acquire()
     box.forget()

@@ -124,7 +124,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
 
 @given(message=ups, cut=st.integers(1, 50))
 def test_a_message_that_was_cut_off_is_never_handed_out(message: messages.Up, cut: int) -> None:
-    """A worker that dies in the middle of a frame has said nothing by it."""
+    """A worker that dies in the middle of a frame has sent nothing by it."""
     frame = framed(messages.encode(message))
     reader = FrameReader()
     assert reader.feed(frame[: max(0, len(frame) - cut)]) == []

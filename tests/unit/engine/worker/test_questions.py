@@ -10,7 +10,7 @@ from paceline.engine.worker.worker_process import WorkerProcess
 
 
 class Listener:
-    """A worker that hears everything and says nothing."""
+    """A worker that receives everything and sends nothing."""
 
     is_ready = True
 

@@ -1,4 +1,4 @@
-"""When an idle worker is let go."""
+"""When an idle worker is stopped."""
 
 from __future__ import annotations
 

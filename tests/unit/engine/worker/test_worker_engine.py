@@ -42,7 +42,7 @@ LONG = {"num_cells": 200_000, "eos_every": 10**9}
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on a busy machine has time to say what it did."""
+    """A worker on a busy machine has time to report what it did."""
     monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
 
 
@@ -464,7 +464,7 @@ def test_fail_ends_every_stream_with_what_happened_and_takes_new_requests() -> N
 
 
 def test_cancel_deadline_and_stop_end_what_waits_for_a_worker() -> None:
-    """While there is none, the front does it, with all that had been told."""
+    """While there is none, the front does it, with all that had been reported."""
     limits = RestartLimits(max_restarts=3, first_wait_s=3600.0, longest_wait_s=3600.0)
     one = fake_worker_engine(restarts=limits, backend_options=LONG)
     cancelled = start(one, "hello", max_tokens=None)
@@ -529,7 +529,7 @@ def test_a_worker_that_cannot_load_any_more_is_tried_until_it_can(tmp_path: Path
         kill(one)
         patience = threading.Event()
         while one.heartbeat().state != "crash_loop":
-            patience.wait(0.01)  # gives way to the supervisor
+            patience.wait(0.01)  # lets the supervisor's thread run
         heart = one.heartbeat()
         assert heart.is_alive
         assert heart.num_crashes >= 3
@@ -540,7 +540,7 @@ def test_a_worker_that_cannot_load_any_more_is_tried_until_it_can(tmp_path: Path
 
 
 def test_a_crash_beyond_max_restarts_ends_the_engine_for_good() -> None:
-    """What is open ends with EngineStopped, and so does every submit from then on; both say why, and so does `ended`."""
+    """What is open ends with EngineStopped, and so does every submit from then on; both have the reason, and so has `ended`."""
     with engine(restarts=RestartLimits(first_wait_s=0.0), max_restarts=1) as one:
         channel = start(one, "hello", max_tokens=None)
         taken = [first_of(channel)]
@@ -588,7 +588,7 @@ def test_a_worker_whose_engine_gives_up_is_replaced() -> None:
 
 
 def test_a_drain_waits_for_no_reader() -> None:
-    """One who fell behind is paused no longer; a death does not change that."""
+    """A reader that fell behind is paused no longer; a death does not change that."""
     with engine() as one:
         slow = start(one, "hello", max_tokens=3000, options=RequestOptions(max_buffered_tokens=5))
         read(start(one, "other", max_tokens=100))
@@ -778,7 +778,7 @@ signal.pause()
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is the point
 def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
-    """There every call says so; closing does nothing; the parent goes on."""
+    """There every call raises; closing does nothing; the parent goes on."""
     with engine() as one:
         channel = start(one, "hello", max_tokens=None)  # it cannot be over before the fork
         num_tokens = len(first_of(channel).token_ids)

@@ -132,7 +132,7 @@ def test_a_context_of_0_overrides_a_file() -> None:
 
 
 def test_cells_for_each_slot_make_the_context_where_it_is_not_given() -> None:
-    """With the slots that were asked for; a note says that nothing is cut into parts."""
+    """With the slots that were asked for; a note says that the context is not divided."""
     found = resolved("-np", "3", "--kv-unified-per-slot", "100")
     assert found.settings.engine_options["n_ctx"] == 300
     assert "may use more than 100" in found.notes[0]

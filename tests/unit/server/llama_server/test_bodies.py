@@ -1,4 +1,4 @@
-"""The bodies of llama-server's requests: what is taken, what is refused, what is said to be ignored."""
+"""The bodies of llama-server's requests: what is accepted, what is refused, what is reported as ignored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_field_that_is_not_supported_yet_is_refused() -> None:
 
 
 def test_null_is_as_good_as_absent() -> None:
-    """For every field, and nothing is said to be ignored."""
+    """For every field, and nothing is reported as ignored."""
     names = [*CompletionBody.model_fields, "unheard_of"]
     body = CompletionBody.model_validate(dict.fromkeys(names))
     assert body == CompletionBody(unheard_of=None)

@@ -88,7 +88,7 @@ def test_choices_end_together_each_in_its_place() -> None:
 
 
 def test_a_choice_that_failed_has_no_stop_type() -> None:
-    """Its chunks come without a reason, since the stream tells the error."""
+    """Its chunks come without a reason, since the stream has the error."""
     failed = StreamChunk(index=0, choice=0, token_ids=(7,), text="a")
     *_, first, second = rendered(
         made(n=2), failed, StreamChunk(index=0, choice=1, finish_reason=FinishReason.LENGTH, usage=USAGE)
@@ -133,7 +133,7 @@ def test_timings_follow_from_what_it_took() -> None:
 
 
 def test_timings_per_token_come_while_it_runs() -> None:
-    """By the clock of the one who tells."""
+    """By the renderer's clock."""
     clock = Ticking()
     renderer = made(clock, timings_per_token=True)
     clock.now += 2

@@ -70,7 +70,7 @@ def limited(played: Any, n: int = 1) -> LineLimitedSource:
 
 
 def test_a_completion_that_is_over_ends_with_length_and_computes_no_more() -> None:
-    """What comes of it until the engine has ended it is not told."""
+    """Chunks that come until the engine has ended it are dropped."""
     played = Played(
         StreamChunk(index=0, token_ids=(1,), text="a\nb"),
         StreamChunk(index=1, token_ids=(2,), text="c"),
@@ -85,7 +85,7 @@ def test_a_completion_that_is_over_ends_with_length_and_computes_no_more() -> No
 
 
 def test_one_choice_that_is_over_leaves_the_others_running() -> None:
-    """Only when none is left the engine is told."""
+    """The engine is notified only when none is left."""
     over = StreamChunk(index=0, choice=1, token_ids=(1,), text="a\nb")
     played = Played(over, StreamChunk(index=0, choice=0, token_ids=(1,), text="x"))
     asyncio.run(drained(limited(played, n=2)))

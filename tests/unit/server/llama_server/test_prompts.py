@@ -89,7 +89,7 @@ def test_a_long_gap_keeps_what_is_near_it() -> None:
 
 
 def test_a_model_without_the_tokens_is_refused() -> None:
-    """It says which are missing."""
+    """The error names the missing ones."""
     with pytest.raises(Unsupported, match="suffix and the middle"):
         gap({"prefix": 1})
 

@@ -80,7 +80,7 @@ def test_grammars_and_schemas_are_shown() -> None:
 
 
 def test_adapters_are_numbered_as_they_were_given() -> None:
-    """Named by their keys or by their files; of a path only the file is told."""
+    """Named by their keys or by their files; of a path only the file's name is shown."""
     assert Adapters.of(None) == Adapters((), ())
     assert Adapters.of(["x/a.gguf", "b.gguf"]) == Adapters(("a", "b"), ("a.gguf", "b.gguf"))
     assert Adapters.of({"n": "x/a.gguf"}) == Adapters(("n",), ("a.gguf",))

@@ -23,14 +23,14 @@ BASE = SamplingParams(**API_DEFAULTS)
 
 
 def read(fields: dict[str, Any], base: SamplingParams = BASE) -> tuple[SamplingParams, list[str]]:
-    """The params of a body, and what is said of it."""
+    """Return the params of a body, and its warnings."""
     warnings: list[str] = []
     setting = ParseContext(base=base, tokenizer=letters(), adapters=("first", "second"))
     return parse_params(CompletionBody.model_validate(fields), setting, warnings), warnings
 
 
 def params(**fields: Any) -> SamplingParams:
-    """The params of a body of which there is nothing to say."""
+    """Return the params of a body without warnings."""
     found, warnings = read(fields)
     assert warnings == []
     return found
@@ -86,7 +86,7 @@ def test_two_seeds_are_drawn(seed: int) -> None:
     ],
 )
 def test_values_beyond_off_are_off(name: str, value: float, wanted: float) -> None:
-    """Nothing is said of it, as this is what they mean."""
+    """Without a warning, as this is what they mean."""
     assert getattr(params(**{name: value}), name) == wanted
 
 
@@ -103,7 +103,7 @@ def test_what_llama_server_clamps_is_clamped_and_reported(name: str, value: floa
 
 
 def test_a_dry_base_below_one_is_the_servers() -> None:
-    """And told."""
+    """And a warning reports it."""
     found, warnings = read({"dry_base": 0.5})
     assert found.dry_base == BASE.dry_base
     assert "dry_base" in warnings[0]
@@ -142,7 +142,7 @@ def test_a_lazy_grammar_has_words_and_tokens_as_triggers() -> None:
 
 
 def test_probabilities_are_asked_for_by_two_names() -> None:
-    """0 asks for none; after sampling only where it says so."""
+    """0 asks for none; after sampling only where the request asks for it."""
     assert params(n_probs=0).logprobs is None
     assert params(logprobs=3).logprobs == 3
     assert params(n_probs=2, logprobs=3).logprobs == 2
@@ -193,7 +193,7 @@ def test_values_that_may_be_large_are_checked_where_they_are_read(name: str, val
 
 
 def test_samplers_have_names_other_names_and_letters() -> None:
-    """What is none, or comes again, is left out and told."""
+    """Invalid and repeated ones are left out with a warning."""
     assert params(samplers=["top-k", "Temp", "minp", "typ", "nucleus"]).samplers == (
         "top_k",
         "temperature",
@@ -215,7 +215,7 @@ def test_breakers_must_be_some() -> None:
 
 
 def test_adapters_are_named_by_number() -> None:
-    """Those that are not there are told."""
+    """Unknown ones are reported."""
     warnings: list[str] = []
     entries = [LoraScale(id=1, scale=0.5), LoraScale(id=7, scale=1.0)]
     assert parse_lora_scales(entries, ("first", "second"), warnings) == {"second": 0.5}

@@ -160,7 +160,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
-    """The refusal says what to use instead."""
+    """The error names what to use instead."""
     with pytest.raises(ApiException, match="tenant .* cache_salt"):
         completion(tenant="other")
 
@@ -194,7 +194,7 @@ def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
 
 
 def test_best_of_that_equals_n_is_no_wish() -> None:
-    """All that is made is told."""
+    """The response has all of them."""
     assert completion(n=2, best_of=2).params.n == 2
 
 

@@ -83,7 +83,7 @@ def test_timings_are_of_one_prompt() -> None:
 
 
 def test_timings_can_come_with_every_event() -> None:
-    """By the clock of the one who tells; those of the last one are the engine's."""
+    """By the renderer's clock; those of the last one are the engine's."""
     now = [10.0]
     stream = CompletionStream(options(clock=lambda: now[0]))
     now[0] += 2
@@ -160,7 +160,7 @@ def test_every_choice_has_the_prompts_columns_though_only_the_first_brings_them(
 
 
 def test_the_usage_comes_last_and_alone_where_it_is_asked_for() -> None:
-    """All other events say null."""
+    """All other events have null."""
     payloads = events(CompletionStream(options(include_usage=True)), [chunk("a"), last("b")])
     assert [event["usage"] for event in payloads[:-1]] == [None, None]
     assert payloads[-1]["choices"] == []
@@ -192,7 +192,7 @@ def test_warnings_come_with_the_last_event_without_usage() -> None:
 
 
 def test_tokens_without_text_yet_are_sent_only_where_tokens_are_asked_for() -> None:
-    """An event without a text says nothing else."""
+    """An event without text has nothing else."""
     part = StreamChunk(index=0, token_ids=(65,), logprobs=(ONE,))
     assert events(CompletionStream(options()), [part]) == []
     assert len(events(CompletionStream(options(token_ids=True)), [part])) == 1
