@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cli.traces.trace_picture import draw
+from paceline.cli.trace_picture import draw
 from paceline.observability.metrics import Tally
 from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
 from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord

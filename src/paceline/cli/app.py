@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli import terminal, traces
+from paceline.cli import terminal, trace
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
@@ -61,7 +61,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     for command in (demo, generate, tokenize, embed, info):
         app.command(no_args_is_help=command not in (demo, info))(command)
     app.command(cls=RawCommand)(serve)
-    app.add_typer(traces.commands, name="trace")
+    app.add_typer(trace.commands, name="trace")
     return app
 
 

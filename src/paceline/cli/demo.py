@@ -45,7 +45,7 @@ from paceline.errors import InvalidParams
 if TYPE_CHECKING:
     from paceline.cli.demo_instruments import Pacer
     from paceline.cli.demo_streams import DemoStreams
-    from paceline.cli.keys import Keys
+    from paceline.cli.terminal import Keys
     from paceline.runtime import Model
 
 _DEFAULTS = EngineConfig()
@@ -71,46 +71,54 @@ class DemoJob:
     trace: Path | None
 
 
+Requests = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
+        show_default="eight requests of ours",
+    ),
+]
+FirstSeed = Annotated[
+    int, choosing_tokens("--seed", "-s", metavar="N", help="Of the first request, the next ones count on; -1: new.")
+]
+MostTokens = Annotated[
+    int | None,
+    ending("--max-tokens", "-n", metavar="N", help="Most tokens of any choice.", show_default="each request's own"),
+]
+NumSlots = Annotated[
+    int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
+]
+Pace = Annotated[
+    float | None,
+    running(
+        metavar="N",
+        help="Most ticks a second, so that one can follow; 0 for no limit.",
+        show_default="25 for a picture of the demo model, else 0",
+    ),
+]
+Plain = Annotated[bool, showing("--plain", help="One line per choice and one of figures, as without a terminal.")]
+AsJson = Annotated[bool, showing("--json", help="One JSON object at the end.")]
+TraceTarget = Annotated[
+    Path | None, showing(metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False)
+]
+
+
 def demo(
     *,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
-            show_default="eight requests of ours",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, choosing_tokens("--seed", "-s", metavar="N", help="Of the first request, the next ones count on; -1: new.")
-    ] = _SEED,
-    max_tokens: Annotated[
-        int | None,
-        ending("--max-tokens", "-n", metavar="N", help="Most tokens of any choice.", show_default="each request's own"),
-    ] = None,
-    num_slots: Annotated[
-        int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
-    ] = _DEFAULTS.num_slots,
-    pace: Annotated[
-        float | None,
-        running(
-            metavar="N",
-            help="Most ticks a second, so that one can follow; 0 for no limit.",
-            show_default="25 for a picture of the demo model, else 0",
-        ),
-    ] = None,
+    requests: Requests = None,
+    seed: FirstSeed = _SEED,
+    max_tokens: MostTokens = None,
+    num_slots: NumSlots = _DEFAULTS.num_slots,
+    pace: Pace = None,
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
-    plain: Annotated[
-        bool, showing("--plain", help="One line per choice and one of figures, as without a terminal.")
-    ] = False,
-    as_json: Annotated[bool, showing("--json", help="One JSON object at the end.")] = False,
-    trace: Annotated[
-        Path | None, showing(metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False)
-    ] = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+    trace: TraceTarget = None,
 ) -> None:
     """Run several requests together on one engine, and show how they share it.
 
@@ -155,7 +163,7 @@ def _requests(path: Path | None, *, is_demo_model: bool) -> list[DemoRequest]:
 
 
 def _keys(job: DemoJob) -> Keys | nullcontext[None]:
-    from paceline.cli.keys import Keys, can_read_keys
+    from paceline.cli.terminal import Keys, can_read_keys
 
     return Keys(sys.stdin.fileno()) if job.is_live and can_read_keys() else nullcontext()
 

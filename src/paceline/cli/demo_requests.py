@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import validation
-from paceline.cli import reading
+from paceline.cli.options import STDIN, stdin_text, text_file
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
@@ -94,9 +94,9 @@ def _with(request: DemoRequest, name: str, value: int) -> DemoRequest:
 
 
 def _source(path: Path) -> tuple[str, str]:
-    if str(path) == reading.STDIN:
-        return f"{_NAME} -", reading.stdin_text()
-    return f"{_NAME} {path}", reading.text_file(_NAME, path)
+    if str(path) == STDIN:
+        return f"{_NAME} -", stdin_text()
+    return f"{_NAME} {path}", text_file(_NAME, path)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.text import Text
 from paceline.cli import terminal
 from paceline.cli.demo_instruments import SlotBoard, SlotOccupant
 from paceline.cli.demo_streams import DemoStream, DemoStreams
-from paceline.cli.keys import Keys
+from paceline.cli.terminal import Keys
 
 _STYLES = {
     "prefill": "cyan",

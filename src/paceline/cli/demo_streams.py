@@ -194,15 +194,15 @@ def figure_rows(found: Figures, seed: int, load_s: float) -> list[tuple[str, str
         ("requests", f"{found.num_requests}, of which {found.num_ended} came to their end"),
         (
             "throughput",
-            f"{_speed(found)}, {terminal.counted(found.num_tokens, 'token')} in {_seconds(found.elapsed_s)}",
+            f"{_speed(found)}, {terminal.counted(found.num_tokens, 'token')} in {terminal.duration(found.elapsed_s)}",
         ),
         ("held back", f"{found.rested_s:.1f} s of rests, counted nowhere" if found.rested_s else ""),
-        ("TTFT", f"p50 {_seconds(found.ttft_p50_s)}, p95 {_seconds(found.ttft_p95_s)}"),
-        ("ITL", f"p50 {_seconds(found.itl_p50_s)}, p99 {_seconds(found.itl_p99_s)}"),
+        ("TTFT", f"p50 {terminal.duration(found.ttft_p50_s)}, p95 {terminal.duration(found.ttft_p95_s)}"),
+        ("ITL", f"p50 {terminal.duration(found.itl_p50_s)}, p99 {terminal.duration(found.itl_p99_s)}"),
         ("occupancy", _share(found.occupancy)),
         ("prefix hits", f"{found.prefix_hits} ({terminal.counted(found.prefix_hit_tokens, 'token')})"),
         ("ticks", str(found.num_ticks)),
-        ("load", _seconds(load_s)),
+        ("load", terminal.duration(load_s)),
         ("seed", str(seed)),
     ]
 
@@ -212,13 +212,13 @@ def figure_line(found: Figures, seed: int, load_s: float) -> str:
     return " | ".join(
         [
             f"{terminal.counted(found.num_requests, 'request')}, {found.num_ended} ended",
-            f"{_speed(found)}, {terminal.counted(found.num_tokens, 'token')} in {_seconds(found.elapsed_s)}",
-            f"TTFT p50 {_seconds(found.ttft_p50_s)} p95 {_seconds(found.ttft_p95_s)}",
-            f"ITL p50 {_seconds(found.itl_p50_s)} p99 {_seconds(found.itl_p99_s)}",
+            f"{_speed(found)}, {terminal.counted(found.num_tokens, 'token')} in {terminal.duration(found.elapsed_s)}",
+            f"TTFT p50 {terminal.duration(found.ttft_p50_s)} p95 {terminal.duration(found.ttft_p95_s)}",
+            f"ITL p50 {terminal.duration(found.itl_p50_s)} p99 {terminal.duration(found.itl_p99_s)}",
             f"occupancy {_share(found.occupancy)}",
             f"prefix hits {found.prefix_hits}",
             f"ticks {found.num_ticks}",
-            f"load {_seconds(load_s)}",
+            f"load {terminal.duration(load_s)}",
             f"seed {seed}",
         ]
     )
@@ -300,12 +300,6 @@ def _flat(text: str) -> str:
 
 def _speed(found: Figures) -> str:
     return "no speed" if found.tokens_per_s is None else f"{found.tokens_per_s:.0f} tok/s"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def _share(value: float | None) -> str:

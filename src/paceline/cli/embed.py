@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from paceline.cli import reading, terminal
+from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
@@ -20,6 +20,7 @@ from paceline.cli.options import (
     ModelOption,
     ThreadsOption,
     VerboseOption,
+    arguments_or_lines,
     load,
     making_vectors,
     showing,
@@ -85,7 +86,7 @@ def embed(
         raise InvalidParams("--json and --npy exclude each other; choose one")
     if npy is not None and pooling is PoolingName.NONE:
         raise InvalidParams("--npy needs one vector a text; --pooling none gives one a token")
-    given = reading.arguments_or_lines("TEXT", texts)
+    given = arguments_or_lines("TEXT", texts)
     choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
 
     def work(stop: StopSignal) -> Vectors:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import reading, terminal
+from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
@@ -22,11 +22,14 @@ from paceline.cli.options import (
     ParseSpecialOption,
     ThreadsOption,
     VerboseOption,
+    argument_or_stdin,
     choosing_tokens,
     ending,
     load,
     running,
     showing,
+    text_argument,
+    text_file,
 )
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
@@ -63,57 +66,69 @@ class GenerateJob:
     parse_special: bool
 
 
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP)]
+Temperature = Annotated[float, choosing_tokens(metavar="X", help="How freely; 0 always takes the likeliest token.")]
+TopK = Annotated[int, choosing_tokens(metavar="N", help="Only the N likeliest tokens; 0 for all.")]
+TopP = Annotated[
+    float, choosing_tokens(metavar="X", help="Only the likeliest, up to this sum of probabilities; 1 for all.")
+]
+MinP = Annotated[
+    float, choosing_tokens(metavar="X", help="Only tokens at least X times as likely as the likeliest; 0 for all.")
+]
+RepeatPenalty = Annotated[
+    float, choosing_tokens(metavar="X", help="Above 1, the last 64 tokens come less easily again.")
+]
+Seed = Annotated[
+    int, choosing_tokens("--seed", "-s", metavar="N", help="The same seed gives the same text; -1 for a new one.")
+]
+GrammarFile = Annotated[
+    Path | None, choosing_tokens(metavar="FILE", help="Only what this grammar (GBNF) allows.", show_default=False)
+]
+MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most tokens; -1 until the context is full.")]
+Stop = Annotated[
+    list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
+]
+IgnoreEos = Annotated[bool, ending("--ignore-eos", help="Go on where the model would end.")]
+ContextSize = Annotated[
+    int | None,
+    running(
+        "--ctx-size",
+        "-c",
+        metavar="N",
+        help="Tokens that fit, prompt included.",
+        show_default="what the model knows, at most 4096 unless more is needed",
+    ),
+]
+Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]
+Special = Annotated[bool, showing("--special", help="Show control tokens that are generated.")]
+AsJson = Annotated[bool, showing("--json", help="One JSON object at the end, not text as it comes.")]
+Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no statistics.")]
+
+
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP)],
+    prompt: Prompt,
     *,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
     parse_special: ParseSpecialOption = False,
-    temperature: Annotated[
-        float, choosing_tokens(metavar="X", help="How freely; 0 always takes the likeliest token.")
-    ] = _DEFAULTS.temperature,
-    top_k: Annotated[
-        int, choosing_tokens(metavar="N", help="Only the N likeliest tokens; 0 for all.")
-    ] = _DEFAULTS.top_k,
-    top_p: Annotated[
-        float, choosing_tokens(metavar="X", help="Only the likeliest, up to this sum of probabilities; 1 for all.")
-    ] = _DEFAULTS.top_p,
-    min_p: Annotated[
-        float, choosing_tokens(metavar="X", help="Only tokens at least X times as likely as the likeliest; 0 for all.")
-    ] = _DEFAULTS.min_p,
-    repeat_penalty: Annotated[
-        float, choosing_tokens(metavar="X", help="Above 1, the last 64 tokens come less easily again.")
-    ] = _DEFAULTS.repeat_penalty,
-    seed: Annotated[
-        int, choosing_tokens("--seed", "-s", metavar="N", help="The same seed gives the same text; -1 for a new one.")
-    ] = -1,
-    grammar_file: Annotated[
-        Path | None, choosing_tokens(metavar="FILE", help="Only what this grammar (GBNF) allows.", show_default=False)
-    ] = None,
-    max_tokens: Annotated[
-        int, ending("--max-tokens", "-n", metavar="N", help="Most tokens; -1 until the context is full.")
-    ] = _DEFAULTS.max_tokens or -1,
-    stop: Annotated[
-        list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
-    ] = None,
-    ignore_eos: Annotated[bool, ending("--ignore-eos", help="Go on where the model would end.")] = False,
-    ctx_size: Annotated[
-        int | None,
-        running(
-            "--ctx-size",
-            "-c",
-            metavar="N",
-            help="Tokens that fit, prompt included.",
-            show_default="what the model knows, at most 4096 unless more is needed",
-        ),
-    ] = None,
+    temperature: Temperature = _DEFAULTS.temperature,
+    top_k: TopK = _DEFAULTS.top_k,
+    top_p: TopP = _DEFAULTS.top_p,
+    min_p: MinP = _DEFAULTS.min_p,
+    repeat_penalty: RepeatPenalty = _DEFAULTS.repeat_penalty,
+    seed: Seed = -1,
+    grammar_file: GrammarFile = None,
+    max_tokens: MaxTokens = _DEFAULTS.max_tokens or -1,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    ctx_size: ContextSize = None,
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
-    echo: Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")] = None,
-    special: Annotated[bool, showing("--special", help="Show control tokens that are generated.")] = False,
-    as_json: Annotated[bool, showing("--json", help="One JSON object at the end, not text as it comes.")] = False,
-    quiet: Annotated[bool, showing("--quiet", "-q", help="No progress bar, no statistics.")] = False,
+    echo: Echo = None,
+    special: Special = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on from a text, streamed to stdout; statistics go to stderr.
 
@@ -127,14 +142,14 @@ def generate(
         min_p=min_p,
         repeat_penalty=repeat_penalty,
         seed=secrets.randbits(32) if seed == -1 else seed,  # short enough to be typed again
-        grammar=None if grammar_file is None else reading.text_file("--grammar-file", grammar_file),
+        grammar=None if grammar_file is None else text_file("--grammar-file", grammar_file),
         max_tokens=None if max_tokens == -1 else max_tokens,
-        stop=tuple(reading.argument("--stop", one) for one in stop or ()),
+        stop=tuple(text_argument("--stop", one) for one in stop or ()),
         ignore_eos=ignore_eos,
     )
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
     job = GenerateJob(
-        prompt=reading.argument_or_stdin("PROMPT", prompt),
+        prompt=argument_or_stdin("PROMPT", prompt),
         params=params,
         model=ModelChoice(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import reading, terminal
+from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
-from paceline.cli.options import ModelChoice, ModelOption, ParseSpecialOption, load, reading_text, showing
+from paceline.cli.options import (
+    ModelChoice,
+    ModelOption,
+    ParseSpecialOption,
+    argument_or_stdin,
+    load,
+    reading_text,
+    showing,
+)
 from paceline.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -36,7 +44,7 @@ def tokenize(
     Pieces are quoted; bytes that are no text on their own are shown as \xNN. Only the model's vocabulary is loaded.
     """
     show = _format(decode=decode, ids=ids, pieces=pieces, count=count, as_json=as_json)
-    given = reading.argument_or_stdin("TEXT", text)
+    given = argument_or_stdin("TEXT", text)
     wanted = _parse_ids(given) if decode else None
 
     def work(stop: StopSignal) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline import cli
 from paceline.cli import app as app_module
-from paceline.cli import reading
+from paceline.cli import options
 from paceline.cli.app import build_app
 from paceline.errors import InvalidParams, ModelLoadError
 
@@ -120,7 +120,7 @@ def test_ctrl_c_while_stdin_is_read_exits_with_130(monkeypatch: pytest.MonkeyPat
     def interrupted() -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reading, "stdin_text", interrupted)
+    monkeypatch.setattr(options, "stdin_text", interrupted)
     assert invoke("generate", "-").exit_code == 130
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import terminal
-from paceline.cli.keys import Keys
+from paceline.cli.terminal import Keys
 
 
 @dataclass
@@ -97,7 +97,7 @@ def test_a_signal_that_ends_the_process_restores_the_mode_and_ends_it(screen: Pt
     before = screen.mode
     code = (
         "import resource, signal, sys\n"
-        "from paceline.cli.keys import Keys\n"
+        "from paceline.cli.terminal import Keys\n"
         f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # tests in the background may run with it ignored
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "with Keys(0) as keys:\n"

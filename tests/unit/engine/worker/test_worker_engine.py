@@ -22,7 +22,7 @@ from tests.faulty_backend import HIDDEN_POISON, POISON
 from tests.possessions import Possessions
 from tests.running_engine import LONG_S
 
-from paceline.cli.traces.trace_layout import arrange
+from paceline.cli.trace_layout import arrange
 from paceline.engine.worker import worker_engine
 from paceline.engine.worker.restarts import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine

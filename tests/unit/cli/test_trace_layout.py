@@ -7,7 +7,7 @@ import itertools
 import pytest
 from tests.unit.observability.recorded import busy, two_requests
 
-from paceline.cli.traces.trace_layout import MAX_EMPTY_SLOTS, Cell, EndOutsideSlot, arrange
+from paceline.cli.trace_layout import MAX_EMPTY_SLOTS, Cell, EndOutsideSlot, arrange
 from paceline.observability.trace_events import EngineRestarted, Preempted, RequestStarted, SlotFreed, Trace, TraceEvent
 from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage

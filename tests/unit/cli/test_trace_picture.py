@@ -10,8 +10,7 @@ import pytest
 from tests.unit.observability.recorded import Recorded, busy, two_requests
 from tests.unit.observability.simulated import Simulation
 
-from paceline.cli.traces.svg import fit
-from paceline.cli.traces.trace_picture import LEFT, RIGHT, axis_ticks, draw
+from paceline.cli.trace_picture import LEFT, RIGHT, axis_ticks, draw, fit
 from paceline.errors import InvalidParams
 from paceline.observability.trace_events import Trace
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord

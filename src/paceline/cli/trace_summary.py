@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.cli import terminal
 from paceline.observability import metric_table as table
 from paceline.observability.metrics import Metrics, TokenTimes
 from paceline.observability.trace_events import Paused, RequestStarted, Trace
@@ -109,8 +110,5 @@ def totals(summary: TraceSummary) -> str:
 
 
 def seconds(ascending: Sequence[float], q: float) -> str:
-    """Format the quantile `q` of ascending seconds, in milliseconds below one second; "-" without values."""
-    value = quantile(ascending, q)
-    if value is None:
-        return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+    """Format the quantile `q` of ascending seconds; "-" without values."""
+    return terminal.duration(quantile(ascending, q))

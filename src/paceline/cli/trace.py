@@ -1,4 +1,4 @@
-"""The command `paceline trace show`: a summary of a recorded trace, and its picture."""
+"""`paceline trace show`: a summary of a recorded trace, and its picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from paceline.cli import terminal
 
 if TYPE_CHECKING:
-    from paceline.cli.traces.trace_summary import TraceSummary
+    from paceline.cli.trace_summary import TraceSummary
 
 commands = typer.Typer(no_args_is_help=True, help="Look at traces: what an engine did, tick by tick.")
 
@@ -32,8 +32,8 @@ def show(
     width: Annotated[int, typer.Option(min=400, max=20_000, help="Of the picture, in pixels.")] = 1200,
 ) -> None:
     """Summarize a trace, and draw it: slots over time, ticks as columns."""
-    from paceline.cli.traces.trace_picture import draw
-    from paceline.cli.traces.trace_summary import summarize
+    from paceline.cli.trace_picture import draw
+    from paceline.cli.trace_summary import summarize
     from paceline.observability.trace_file import read_trace
 
     trace = read_trace(file)
@@ -50,7 +50,7 @@ def _title(file: Path) -> str:
 
 
 def _rows(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    from paceline.cli.traces.trace_summary import seconds
+    from paceline.cli.trace_summary import seconds
 
     embedding = f", {summary.num_embedding_ticks:,} of them embedding" if summary.num_embedding_ticks else ""
     yield "ticks", f"{summary.num_ticks:,} in {summary.duration_s:.3f} s{embedding}"
