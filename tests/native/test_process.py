@@ -194,7 +194,7 @@ def test_a_process_ends_well_while_a_daemon_thread_computes(tiny_models: TinyMod
 def test_the_end_of_calls_ends_a_pass_and_refuses_the_next(tiny_models: TinyModels) -> None:
     """Whichever the thread is in, it comes back with an error, and no call is left when the end has waited for it."""
     code = """
-from paceline.runtime.process_hooks import end_calls
+from paceline.runtime.native_core import end_calls
 end_calls(60)
 thread.join()
 """
@@ -206,7 +206,7 @@ thread.join()
 def test_the_end_of_calls_ends_a_load(tiny_models: TinyModels) -> None:
     """A large file must not hold the process up: the load is cancelled, whatever its progress callback says."""
     code = """
-from paceline.runtime.process_hooks import end_calls
+from paceline.runtime.native_core import end_calls
 context = Context(Model.load(path), n_ctx=256, n_threads=1)
 running, ending = threading.Event(), threading.Event()
 def progress(share):
@@ -259,7 +259,7 @@ context = Context(model, n_ctx=256, n_threads=1)
 def test_a_call_that_outlives_the_wait_does_not_end_the_process_badly(tiny_models: TinyModels) -> None:
     """It comes back to an interpreter that is being taken down, and stays where it is."""
     code = """
-from paceline.runtime.process_hooks import end_calls
+from paceline.runtime.native_core import end_calls
 class Slow:
     def __del__(self, sleep=time.sleep):
         sleep(1.5)  # the call below comes back meanwhile

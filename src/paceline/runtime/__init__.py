@@ -4,20 +4,18 @@ Nothing here schedules; a context runs one call at a time. Every object frees it
 manager, or when it is collected, in any order: objects keep alive what they were made from.
 """
 
-from paceline.runtime import process_hooks as _process_hooks
-from paceline.runtime.adapter import Adapter
-from paceline.runtime.build import BuildInfo, build_info
+from paceline.runtime import native_core as _native_core
 from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
-from paceline.runtime.masks import MaskSlots
-from paceline.runtime.model import MemoryClass, Model
+from paceline.runtime.model import Adapter, MemoryClass, Model
+from paceline.runtime.native_core import BuildInfo, build_info
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState
-from paceline.runtime.step import SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
+from paceline.runtime.step import MaskSlots, SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
 from paceline.runtime.tokenizer import Tokenizer
 
-_process_hooks.install()
+_native_core.install()
 
 __all__ = [
     "Adapter",

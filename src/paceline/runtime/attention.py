@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paceline import _native
 from paceline.errors import InvalidParams, Unsupported
-from paceline.runtime.build import build_info
+from paceline.runtime.native_core import build_info
 
 VARIABLE = "PACELINE_CPU_ATTENTION"
 Kernel = Literal["paceline", "llama.cpp"]

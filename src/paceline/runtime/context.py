@@ -13,15 +13,13 @@ import numpy.typing as npt
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong, StateError, Unsupported
-from paceline.runtime.adapter import Adapter
 from paceline.runtime.attention import use_kernel_of_environment
-from paceline.runtime.closeable import Closeable
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
-from paceline.runtime.masks import MaskSlots
-from paceline.runtime.model import MemoryClass, Model
+from paceline.runtime.model import Adapter, MemoryClass, Model
+from paceline.runtime.native_core import Closeable
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState, SequenceState, layout_fingerprint
-from paceline.runtime.step import StepResult, StepRow, flatten, native_error, unflatten
+from paceline.runtime.step import MaskSlots, StepResult, StepRow, flatten, native_error, unflatten
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 

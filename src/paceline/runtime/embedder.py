@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, PromptTooLong, Unsupported
-from paceline.runtime.closeable import Closeable
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import Pooling
 from paceline.runtime.gguf_file import read_gguf
 from paceline.runtime.model import MemoryClass, Model
+from paceline.runtime.native_core import Closeable
 
 Normalization = Literal["l2", "max_abs", "none"]
 Text = str | Sequence[int]

@@ -1,6 +1,6 @@
 """Checks of model files: refuses values on which llama.cpp would abort, naming the key and the value.
 
-llama.cpp answers most of what can be wrong with a file by not loading it; over some values it aborts instead, while
+llama.cpp refuses most of what can be wrong with a file; over some values it aborts instead, while
 loading or at the first pass. Those are looked for here, before it sees the file. What is not caught:
 `docs/known-aborts.md`. Found by `tests/fuzz/fuzz_gguf.py`.
 """
@@ -24,6 +24,7 @@ MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 1024
 MAX_WINDOW: Final = 2**24
 _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
+_SHARD: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _TYPE_F32: Final = 0
 _KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
@@ -71,6 +72,20 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
         _check_tensors(str(path), file.tensors)
 
 
+def files_beside(path: Path) -> tuple[Path, ...]:
+    """Return the files that llama.cpp opens for this one: itself, or all parts of its split set."""
+    match = _SHARD.fullmatch(path.name)
+    if not match:
+        return (path,)
+    stem, count = match["stem"], int(match["count"])
+    shards = tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
+    if int(match["number"]) != 1:
+        raise ModelLoadError(
+            f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name
+        )
+    return shards
+
+
 def check_adapter(path: str | Path) -> None:
     """Check the header of a LoRA adapter's file. Raises `AdapterError`."""
     try:
@@ -88,7 +103,7 @@ def check_adapter(path: str | Path) -> None:
 class _Facts:
     """Metadata by the names that architectures share: `facts.integer("block_count")`.
 
-    Answers None for what is not there or has another type than llama.cpp takes: it refuses those by itself.
+    None for what is not there or has another type than llama.cpp takes: it refuses those by itself.
     """
 
     name: str

@@ -1,9 +1,8 @@
-"""A loaded GGUF model and the facts of its file."""
+"""A loaded GGUF model, the facts of its file, and its LoRA adapters."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -13,11 +12,10 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, ModelLoadError
-from paceline.runtime.adapter import Adapter
-from paceline.runtime.closeable import Closeable
-from paceline.runtime.gguf_check import Override, check_gguf
+from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, ModelLoadError
+from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import file_fingerprint
+from paceline.runtime.native_core import Closeable
 from paceline.runtime.tokenizer import Tokenizer
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -27,7 +25,6 @@ PathLike = str | os.PathLike[str]
 # The numbers are llama.cpp's.
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class MemoryClass(Enum):
@@ -38,6 +35,45 @@ class MemoryClass(Enum):
     RECURRENT = "recurrent"  # one state that every token changes: only whole copies and saved states
     HYBRID = "hybrid"  # attention and recurrent state side by side: as recurrent
     NONE = "none"  # encoders keep nothing
+
+
+class Adapter(Closeable):
+    """A LoRA adapter in memory, made by `Model.load_adapter`. Keeps its model alive; free it with `close()`.
+
+    A closed adapter that a context applies is freed when the context drops it.
+    """
+
+    def __init__(self, native: _native.Adapter, path: Path) -> None:
+        self._native: _native.Adapter | None = native
+        self.path = path
+        self.fingerprint = file_fingerprint([path])
+
+    @classmethod
+    def load(cls, model: _native.Model, path: Path) -> Self:
+        """Load an adapter file for a model. Raises `AdapterError` where the file is no adapter or does not fit the model."""
+        if not path.is_file():
+            raise AdapterError(f"there is no adapter file {path}")
+        check_adapter(path)
+        return cls(_native.Adapter.load(model, str(path)), path)
+
+    @property
+    def native(self) -> _native.Adapter:
+        """The native object. Raises `Closed` after `close()`."""
+        if self._native is None:
+            raise Closed(f"the adapter {self.path.name} was closed")
+        return self._native
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The scalar metadata of the adapter's file, as text."""
+        return MappingProxyType(dict(self.native.metadata))
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        self._native = None
+
+    def __repr__(self) -> str:
+        return f"Adapter({self.path.name!r}{', closed' if self._native is None else ''})"
 
 
 class Model(Closeable):
@@ -261,15 +297,12 @@ def _checked_paths(path: PathLike | Sequence[PathLike], overrides: Mapping[str, 
     paths = tuple(validation.path("path", one) for one in ([path] if single else _listed("path", path)))
     if not paths:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
-    needed = _shards_beside(paths[0]) if single else paths
-    for one in needed:
-        _check_file(one)
-    check_gguf(needed, overrides)
+    check_gguf(files_beside(paths[0]) if single else paths, overrides)
     return paths
 
 
 def _all_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    return _shards_beside(paths[0]) if len(paths) == 1 else paths
+    return files_beside(paths[0]) if len(paths) == 1 else paths
 
 
 def _listed(name: str, values: object) -> list[Any]:
@@ -291,31 +324,6 @@ def _checked_shares(shares: object) -> list[float]:
 def _as_text(value: Override) -> str:
     """Format a value as llama.cpp formats metadata."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _shards_beside(path: Path) -> tuple[Path, ...]:
-    """Return the files that llama.cpp opens for this one: itself, or all parts of its split set."""
-    match = _SHARD.fullmatch(path.name)
-    if not match:
-        return (path,)
-    stem, count = match["stem"], int(match["count"])
-    shards = tuple(path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
-    if int(match["number"]) != 1:
-        raise ModelLoadError(
-            f"{path.name} is not the first part of its split set; load {shards[0].name}" if shards else path.name
-        )
-    return shards
-
-
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelLoadError(f"cannot read the model file {path}: {error.strerror or error}") from None
-    if magic != b"GGUF":
-        kind = "is empty" if not magic else f"begins with {magic!r} where a GGUF file has b'GGUF'"
-        raise ModelLoadError(f"{path} is no GGUF model: it {kind}")
 
 
 def _checked_override(key: str, value: Override) -> tuple[str, Override]:

@@ -52,25 +52,11 @@ class RemoteModel(Model):
         """Set the facts that `model_facts` returned in the other process; call it once, before they are read."""
         self._facts = dict(facts)
 
-    desc = _fact("desc")
-    size_bytes = _fact("size_bytes")
-    n_params = _fact("n_params")
-    n_ctx_train = _fact("n_ctx_train")
-    n_embd = _fact("n_embd")
-    n_embd_out = _fact("n_embd_out")
-    n_layer = _fact("n_layer")
-    n_head = _fact("n_head")
-    n_head_kv = _fact("n_head_kv")
-    n_swa = _fact("n_swa")
-    n_cls_out = _fact("n_cls_out")
-    ftype = _fact("ftype")
-    is_recurrent = _fact("is_recurrent")
-    is_hybrid = _fact("is_hybrid")
-    is_diffusion = _fact("is_diffusion")
-    has_encoder = _fact("has_encoder")
-    has_decoder = _fact("has_decoder")
-
     @property
     def memory_class(self) -> MemoryClass:
         """The kind of memory that the model keeps of a sequence."""
         return MemoryClass(self._facts["memory_class"])
+
+
+for _name in FACTS:
+    setattr(RemoteModel, _name, _fact(_name))

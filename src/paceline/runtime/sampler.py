@@ -18,8 +18,8 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import SamplingParams
-from paceline.runtime.closeable import Closeable
 from paceline.runtime.json_schema import check_keywords
+from paceline.runtime.native_core import Closeable
 
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]

@@ -1,0 +1,103 @@
+"""The compiled core as a part of this process: what it was built from, its log, and how its objects and calls end.
+
+Its log goes to `logging.getLogger("paceline.llama")`, on the thread whose native call just returned, in the order of the lines.
+llama.cpp logs the details of loading a model as "info"; they become DEBUG, so that an application that logs at INFO stays
+readable.
+
+At exit Python ends a daemon thread when its native call returns, in the middle of C++ frames that cannot be unwound, which
+aborts the process. So the calls are ended before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from paceline import _native
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    """Facts that were fixed when the core was compiled.
+
+    Folders are those of the machine that built it; a folder in the builder's home is reported in the user's.
+    backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
+    sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
+    own_attention: whether attention on a CPU may be computed by paceline's own kernel (see `runtime.attention`).
+    """
+
+    backend: str
+    backend_reason: str
+    llama_cpp_version: str
+    llama_cpp_commit: str
+    llama_cpp_source: str
+    build_type: str
+    sanitizers: str
+    flags: tuple[str, ...]
+    compiler: str
+    target: str
+    cache_dir: str
+    cache_entry: str
+    assertions: bool
+    own_attention: bool
+
+
+def build_info() -> BuildInfo:
+    """Return the facts of the loaded core."""
+    facts = _native.build_info()
+    return BuildInfo(**{**facts, "flags": tuple(facts["flags"])})
+
+
+class Closeable(ABC):
+    """An object that is closed by `close()` or at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+logger = logging.getLogger("paceline.llama")
+
+END_TIMEOUT_S = 10.0  # for calls that no abort reaches, such as a wait for a mask
+
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+
+
+def install() -> None:
+    """Connect the log and the end of calls; called once, when `paceline.runtime` is imported."""
+    # Without a handler, Python writes warnings to stderr; a library stays silent.
+    logger.addHandler(logging.NullHandler())
+    _native.set_log_sink(_log_line)
+    atexit.register(end_calls)
+
+
+def end_calls(timeout_s: float = END_TIMEOUT_S) -> None:
+    """End native calls in other threads: passes and loads raise `Aborted`, new calls raise `Closed`.
+
+    Waits for the calls, at most timeout_s. Those that take longer never return to Python.
+    """
+    returned = _native.end_calls(timeout_s)
+    for thread in threading.enumerate():
+        if thread.ident in returned:
+            # It may be about to print what the call raised; ended while it holds the lock of stderr, it would make
+            # Python abort. A thread that Python did not start cannot be joined.
+            with contextlib.suppress(RuntimeError, AssertionError):
+                thread.join(1.0)
+
+
+def _log_line(level: int, line: str) -> None:
+    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
