@@ -149,7 +149,7 @@ def test_every_truncation_of_a_header_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """The error for a missing file has its path in it."""
-    with pytest.raises(ModelLoadError, match=r"nowhere.gguf: cannot be read: No such file"):
+    with pytest.raises(ModelLoadError, match=r"cannot read .*nowhere.gguf: No such file"):
         check_gguf([tmp_path / "nowhere.gguf"])
 
 

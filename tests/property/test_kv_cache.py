@@ -99,7 +99,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
     def save(self, data: st.DataObject) -> None:
-        """A range of what a sequence has goes to host memory, as `Memory.saved` does it."""
+        """A range of an owner's tokens goes to host memory, as `KVCache.complete` puts it there."""
         owner = data.draw(st.sampled_from(self.owners))
         end = data.draw(st.integers(1, len(owner.tokens)))
         start = data.draw(st.integers(0, end - 1))
@@ -144,7 +144,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(NAMESPACES), tokens=PATHS | st.just(()))
     def match(self, namespace: Any, tokens: Path) -> None:
-        """Return the longest prefix that any sequence has or had saved, and where it ends."""
+        """The longest beginning that anybody has or had saved, and where it ends."""
         known = self.known(namespace)
         expected = max((shared(tokens, one) for one in known), default=0)
         match = self.tree.match(namespace, packed(tokens))
@@ -167,7 +167,7 @@ class TreeMachine(RuleBasedStateMachine):
             ends = by_namespace.pop(name, set())
             known = self.known(name)
             assert known <= ends
-            assert all(any(one[: len(end)] == end for one in known) for end in ends), "every node has an owner"
+            assert all(any(one[: len(end)] == end for one in known) for end in ends), "somebody speaks for every node"
         assert not by_namespace
         assert all(root.children for root in self.tree._roots.values()), "no root without a path"
         for owner in self.owners:
@@ -507,7 +507,7 @@ def test_a_whole_placement_is_a_snapshot_on_the_way(made: tuple[RadixTree, Path]
 
 
 def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> None:
-    """For 31 tokens of another request's none waits, for 32 one does; for one token of a sibling too, and of one waited for."""
+    """For 31 tokens of a stranger's nobody waits, for 32 one does; for one of a sibling's too, and of one waited for."""
     for missing, is_worth_it in ((31, False), (32, True)):
         prompt = long_path((1,) * 10)
         tree = RadixTree()

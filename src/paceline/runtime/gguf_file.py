@@ -83,7 +83,7 @@ def read_gguf(path: str | Path) -> GgufFile:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _HeaderReader(data, str(path)).read()
     except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # what mmap says to a file of no bytes
         raise ModelLoadError(f"{path}: the file is empty") from error
 
