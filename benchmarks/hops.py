@@ -17,7 +17,7 @@ from typing import Any
 
 import paceline
 from paceline.engine.core import Engine
-from paceline.engine.runner import Runner
+from paceline.engine.engine_thread import Runner
 
 _FIRST, _NUM_TICKS = 20, 40
 

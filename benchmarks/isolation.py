@@ -32,7 +32,7 @@ from benchmarks.engine import prompts
 from paceline import LLM, Model, Sampler, SamplingParams
 from paceline.completion import Completion
 from paceline.demo import demo_model_path
-from paceline.engine.worker import restarts
+from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import TokenLogprobs
 
@@ -123,7 +123,7 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
         expected = [llm.generate(ids, **options) for ids, options in asked]
         engine = llm._engine  # noqa: SLF001 - its limit on restarts
         assert isinstance(engine, WorkerEngine)
-        engine._supervisor._restarts.limits = restarts.RestartLimits(max_restarts=wanted + 1, first_wait_s=0.0)  # noqa: SLF001
+        engine._supervisor._restarts.limits = RestartLimits(max_restarts=wanted + 1, first_wait_s=0.0)  # noqa: SLF001
         done, num_killed = threading.Event(), 0
 
         def kill_on() -> None:

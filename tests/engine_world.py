@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.clock import Clock
 from paceline.engine.commands import (
     Cancel,
     Command,
@@ -27,7 +28,6 @@ from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (
     Delta,

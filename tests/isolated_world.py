@@ -14,12 +14,12 @@ from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
-from paceline.engine.worker.frames import FrameReader, framed
+from paceline.engine.worker.lifecycle import RestartLimits, Restarts
+from paceline.engine.worker.link import FrameReader, framed
 from paceline.engine.worker.replay_log import ReplayLog
 from paceline.engine.worker.request_preparer import RequestPreparer
-from paceline.engine.worker.requests_watch import RequestsWatch
-from paceline.engine.worker.restarts import RestartLimits, Restarts
 from paceline.engine.worker.socket_sink import SocketSink
+from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams

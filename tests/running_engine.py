@@ -10,13 +10,13 @@ from typing import Any, Self
 
 from tests.engine_world import Faults, make_limits, make_request, make_scheduler
 
+from paceline.clock import MonotonicClock
 from paceline.engine.backend import Lora
 from paceline.engine.core import Engine
+from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.runner import Runner
 from paceline.errors import Aborted
 from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics

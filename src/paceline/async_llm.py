@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import check_channel, collected_arguments, streamed_arguments
-from paceline.engine.collecting import AsyncBatch, answered, collect_async
+from paceline.engine.arguments import (
+    check_channel,
+    collected_arguments,
+    embedding_options,
+    prefix_options,
+    reranking_options,
+    streamed_arguments,
+)
 from paceline.engine.engine_factory import check_options, open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
+    AsyncBatch,
     batch_outcome,
-    embedding_options,
+    collect_async,
     one_vector_pooling,
-    prefix_options,
-    reranking_options,
     scores,
+    submit_async,
     vectors,
 )
 from paceline.errors import InvalidType
@@ -176,7 +182,7 @@ class AsyncLLM:
         """
         engine, kind = await self._engine(), one_vector_pooling(pooling)
         many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
-        rows = await answered(lambda: engine.embed(many, kind, rest))
+        rows = await submit_async(lambda: engine.embed(many, kind, rest))
         found = vectors(rows, normalize, engine.model.n_embd_out)
         return found[0] if isinstance(texts, str) else found
 
@@ -196,7 +202,7 @@ class AsyncLLM:
         """
         engine = await self._engine()
         rest = reranking_options(options)
-        return scores(await answered(lambda: engine.rerank(query, documents, rest)))
+        return scores(await submit_async(lambda: engine.rerank(query, documents, rest)))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
         """Save a cached prefix as `LLM.save_prefix` does.

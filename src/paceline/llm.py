@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.completion import Completion, Score
-from paceline.engine.arguments import collected_arguments, streamed_arguments
-from paceline.engine.collecting import Batch, cancelled_if_left, collect
+from paceline.engine.arguments import (
+    collected_arguments,
+    embedding_options,
+    prefix_options,
+    reranking_options,
+    streamed_arguments,
+)
 from paceline.engine.engine_factory import open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
+    Batch,
     batch_outcome,
-    embedding_options,
+    cancelled_if_left,
+    collect,
     one_vector_pooling,
-    prefix_options,
-    reranking_options,
     scores,
     vectors,
 )

@@ -7,7 +7,7 @@ import pytest
 from tests.native.conftest import TinyModels
 
 from paceline import LLM
-from paceline.engine.text_requests import embeddable
+from paceline.engine.prompts import embeddable
 from paceline.errors import InvalidParams, NotEnoughMemory, PromptTooLong
 from paceline.request import RequestOptions, Truncate
 from paceline.testing.models import BertSpec, LlamaSpec

@@ -15,7 +15,7 @@ from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
 import paceline
-from paceline.engine.state_files import StateFiles
+from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import EngineStopped, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.runtime import CellState
 from paceline.runtime.sequence_state import SequenceState

@@ -15,12 +15,11 @@ from typing import Literal, Self
 
 import msgspec
 
-from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.clock import Clock, MonotonicClock
 from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.observability.trace_events import EventInstrument, PrefixShared, TraceEvent, call_hook
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
 
 State = Literal["prefill", "decode", "paused", "left"]

@@ -1,8 +1,9 @@
-"""What callers write as keywords, sorted: sampling, request options, engine, model and context."""
+"""Sorts the keywords of callers: engine, model, context, sampling, request options; with a model's own sampling defaults."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from paceline.params import FIELDS, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.streaming import StreamChannel
+
+_log = logging.getLogger("paceline.engine")
 
 _READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")
 _MODEL_NAMES = frozenset(
@@ -32,11 +35,29 @@ _MODEL_NAMES = frozenset(
 )
 # Context options that follow from the engine's own.
 _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})
+# Options of requests that generate no text; the model defines how a reranker's pairs are tokenised.
+_RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "truncate"})
+_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special"}
+_PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "add_special", "parse_special"})
+# GGUF keys general.sampling.*, the fields of `SamplingParams` they stand for, and their types.
+_SAMPLING_KEYS: dict[str, tuple[str, type]] = {
+    "temp": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "xtc_probability": ("xtc_probability", float),
+    "xtc_threshold": ("xtc_threshold", float),
+    "penalty_last_n": ("penalty_last_n", int),
+    "penalty_repeat": ("repeat_penalty", float),
+    "mirostat": ("mirostat", int),
+    "mirostat_tau": ("mirostat_tau", float),
+    "mirostat_eta": ("mirostat_eta", float),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The keywords of `LLM` and `AsyncLLM`, by whom they are for."""
+    """The keywords of `LLM` and `AsyncLLM`, by what they configure."""
 
     config: EngineConfig
     model: Mapping[str, Any]
@@ -46,7 +67,7 @@ class EngineArguments:
 
 
 def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
-    """Sorts them. Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest that is known."""
+    """Sort the keywords of an engine. Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest known one."""
     from paceline.runtime.context_options import ContextOptions
 
     context_names = ContextOptions.names() - _DERIVED
@@ -67,7 +88,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 def request_arguments(
     defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Return the keywords of a request. Sampling keywords change `params`, or `defaults` where there are none."""
+    """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
     validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES, "SamplingParams and RequestOptions")
@@ -82,7 +103,7 @@ def streamed_arguments(
     options: Mapping[str, Any],
     channel: StreamChannel | None,
 ) -> tuple[SamplingParams, RequestOptions]:
-    """As `request_arguments`, for a request that is read through a channel which the caller made, if there is one.
+    """As `request_arguments`, for a request whose channel the caller may have made.
 
     Raises `InvalidParams` if the channel has served a request already, or if the options and the channel have different
     intervals.
@@ -116,8 +137,26 @@ def collected_arguments(
     """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
     for name in _READING_NAMES:
         if name in options:
-            raise InvalidParams(f"{name} means nothing where the answer is collected at its end; use stream")
+            raise InvalidParams(f"{name} means nothing for a completion that is returned as a whole; use stream")
     return request_arguments(defaults, params, {**options, "interval": MAX_INTERVAL})
+
+
+def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Return the request options of an embedding. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _EMBEDDING_OPTIONS)
+    return RequestOptions(**options)
+
+
+def reranking_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Return the request options of reranking. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _RERANKING_OPTIONS)
+    return RequestOptions(**options)
+
+
+def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Return the request options of saving and loading prefixes. Raises `InvalidType` for one that means nothing there."""
+    validation.reject_unknown(options, _PREFIX_OPTIONS)
+    return RequestOptions(**options)
 
 
 def _instruments(given: object) -> Any:
@@ -129,3 +168,22 @@ def _instruments(given: object) -> Any:
 
 def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
+
+
+def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
+    """Return the defaults, replaced by those that a model's file sets."""
+    return SamplingParams(**model_sampling_params(metadata))
+
+
+def model_sampling_params(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that a model's file sets; invalid values are left out and logged."""
+    found: dict[str, Any] = {}
+    for key, (field, kind) in _SAMPLING_KEYS.items():
+        text = metadata.get(f"general.sampling.{key}")
+        if text is None:
+            continue
+        try:
+            found[field] = getattr(SamplingParams(**{field: kind(text)}), field)
+        except (ValueError, InvalidParams) as error:
+            _log.warning("the model's general.sampling.%s is ignored: %s", key, error)
+    return found

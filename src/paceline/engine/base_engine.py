@@ -1,36 +1,37 @@
-"""What the engines of this machine share behind `EngineClient`: preparing, accepting, embedding, closing. Any thread may call."""
+"""What the engines of this machine share behind `EngineClient`: preparing, accepting, embedding, tracing, closing. Any thread."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.pairs import all_pairs
-from paceline.engine.prompts import Prompt, embedding_texts
-from paceline.engine.text_requests import TextRequests, embeddable
-from paceline.errors import EngineStopped
+from paceline.engine.prompts import Prompt, TextRequests, all_pairs, embeddable, embedding_texts
+from paceline.errors import EngineStopped, InvalidParams
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.trace_file import TraceRecorder
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model, Tokenizer
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming import StreamChannel
 
+_log = logging.getLogger("paceline.engine")
+
 
 class BaseEngine(ABC):
-    """An `EngineClient` with an inbox, an output router and one thread; subclasses say where the passes run."""
+    """An `EngineClient` with an inbox, an output router and one thread; subclasses define where the passes run."""
 
     model: Model
     tokenizer: Tokenizer
@@ -90,27 +91,9 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:
-        """Return the way of pooling for these texts; raises what can be said here to be wrong with it or them."""
-
-    # ---- prefixes in files
-
-    @abstractmethod
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
-        """See `EngineClient`."""
-
-    @abstractmethod
-    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
-        """See `EngineClient`."""
-
-    @abstractmethod
-    def erase_prefix(self, name: str) -> None:
-        """See `EngineClient`."""
+        """Return the pooling for these texts. Raises what this process can find wrong with it or them."""
 
     # ---- questions
-
-    @abstractmethod
-    def stats(self) -> MetricsSnapshot:
-        """See `EngineClient`."""
 
     @abstractmethod
     def ask_slots(self) -> Future[SlotsSnapshot]:
@@ -152,3 +135,21 @@ class BaseEngine(ABC):
     def _check_usable(self) -> None:
         self._thread.check_process()
         self._inbox.check_open()
+
+
+def open_trace(config: EngineConfig, start_s: float) -> TraceRecorder | None:
+    """Return the recorder of `config.trace`; None without one. Raises `InvalidParams` if the file cannot be opened."""
+    if config.trace is None:
+        return None
+    try:
+        return TraceRecorder(config.trace, start_s=start_s, max_bytes=config.trace_max_bytes)
+    except OSError as error:
+        raise InvalidParams(f"trace {config.trace} cannot be written: {error.strerror or error}") from None
+
+
+def close_trace(recorder: TraceRecorder) -> None:
+    """Close a trace at the end of its engine; what cannot be written is logged."""
+    try:
+        recorder.close()
+    except OSError as error:
+        _log.error("the trace is not whole: %s", error.strerror or error)

@@ -1,6 +1,6 @@
 """The engine without its thread: commands in, events out, one forward pass a tick.
 
-Sans-IO: it sleeps nowhere, owns no clock of its own and knows no reader. `runner.Runner` gives it a thread.
+Sans-IO: it sleeps nowhere, owns no clock of its own and knows no reader. `Runner` gives it a thread.
 """
 
 from __future__ import annotations

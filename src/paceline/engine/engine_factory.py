@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import validation
+from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.client import EngineClient
@@ -21,7 +22,6 @@ from paceline.engine.llama_backend import LlamaBackend
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
 from paceline.runtime.embedder import longest_text
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler

@@ -1,25 +1,40 @@
-"""The one thread of an engine, as its callers have it: a `Runner`'s, or the `Supervisor`'s of a worker."""
+"""The one thread of an engine: what all have in common, and the `Runner`, which ticks; a worker's front has a `Supervisor`.
+
+Every accepted request ends on this thread with its terminal chunk, also if the engine itself fails.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import cache
+from typing import Protocol
 
+from paceline.clock import Clock
 from paceline.engine.commands import Drain, Stop
+from paceline.engine.core import Engine
+from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.errors import EngineStopped
-from paceline.observability.heartbeat import Heartbeat
+from paceline.errors import EngineStopped, PacelineError
+from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of
+from paceline.scheduling.events import Event
 
+_log = logging.getLogger("paceline.engine")
+_MAX_FAILURES = 3  # ticks in a row
+_EXIT_JOIN_S = 10.0  # for a strategy or an instrument that does not return
 _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 class EngineThread(ABC):
-    """Owns the thread, which runs `_run` until it has ended every request.
+    """Owns the thread, which runs `_run` until every request has ended.
 
     `ended` is done when every request has ended for good; its result is why the engine gave up, or None if it was closed.
     exit_join_s: how long the end of the process waits for the thread; None: without a limit.
@@ -44,7 +59,7 @@ class EngineThread(ABC):
 
     @abstractmethod
     def heartbeat(self) -> Heartbeat:
-        """Return whether the loop turns. Any thread; waits for nothing."""
+        """Return the state of the loop. Any thread; waits for nothing."""
 
     def check_process(self) -> None:
         """Raise `EngineStopped` in a forked child, which has none of the engine's threads."""
@@ -76,24 +91,132 @@ class EngineThread(ABC):
 
     @abstractmethod
     def _interrupt(self) -> None:
-        """Cut short what the thread is in, after `Stop` was put into the inbox."""
+        """Abort what the thread is doing, after `Stop` was put into the inbox."""
 
     def abandon(self) -> None:
-        """End the engine without waiting or taking a lock: for finalizers, which run in the middle of anything."""
+        """End the engine without waiting or taking a lock: for finalizers, which run on any thread at any time."""
         if os.getpid() == self._process:
             self._inbox.put(Stop())
 
     def close_at_exit(self) -> None:
-        """End the engine before Python goes down: no pass or worker runs on, no reader is left without an ending."""
+        """End the engine before the interpreter does: passes and workers end, and every reader gets a terminal chunk."""
         self.close(drain=False, timeout_s=None, join_s=self._exit_join_s)
 
 
 @cache
 def _close_at_exit() -> None:
-    """Register once, with the first thread: after the native core, whose own end then comes later."""
+    """Register once, with the first thread: after the native core, whose own exit handler then runs later."""
 
     def close_all() -> None:
         for thread in tuple(_threads):
             thread.close_at_exit()
 
     atexit.register(close_all)
+
+
+class EventSink(Protocol):
+    """Where a tick's events go: an `OutputRouter`, or the socket of a worker. Engine's thread; no call waits."""
+
+    def deliver(self, events: list[Event]) -> None:
+        """Pass on what a tick brought, in order."""
+
+    def end_all(self, error: PacelineError) -> None:
+        """End whatever is still open with an error."""
+
+    def close(self) -> None:
+        """End what is still open, and from now on every new question, as the thread has ended."""
+
+
+class Runner(EngineThread):
+    """Owns the thread that ticks. abort: ends the current pass. at_end: called on the thread when all requests have ended."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        sink: EventSink,
+        clock: Clock,
+        abort: Callable[[], None],
+        at_end: Sequence[Callable[[], None]],
+    ) -> None:
+        super().__init__("paceline-engine", inbox, _EXIT_JOIN_S)
+        self._engine, self._sink, self._clock = engine, sink, clock
+        self._abort, self._at_end = abort, at_end
+        self.pulse = Pulse(clock)
+        self._is_abandoned = False
+        self._num_failures = 0
+        self._start_thread()
+
+    def _interrupt(self) -> None:
+        if self._inbox.num_open:
+            self._abort()
+
+    def abandon(self) -> None:
+        """See `EngineThread`; the requests that were cancelled still end in order."""
+        self._is_abandoned = True
+        super().abandon()
+
+    def heartbeat(self) -> Heartbeat:
+        """See `EngineThread`."""
+        sign, now = self.pulse.sign, self._clock.now()
+        return heartbeat_of(sign if self._thread.is_alive() else Sign("ended", sign.since_s), now)
+
+    def _run(self) -> None:
+        with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
+            for end in reversed(self._at_end):
+                ends.callback(end)
+            ends.callback(lambda: self.ended.set_result(self._gave_up))
+            ends.callback(self._sink.close)
+            ends.callback(self._end_requests, EngineStopped("the engine's thread has ended"))
+            ends.callback(self._inbox.close)
+            ends.callback(self.pulse.end)
+            while not (self._inbox.is_closed and self._inbox.num_open == 0):
+                self._turn()
+
+    def _turn(self) -> None:
+        self.pulse.tick()
+        is_busy = self._tick()
+        if self._is_abandoned:
+            self._inbox.close()
+        elif not is_busy:
+            wait_s = self._engine.next_deadline_s() - self._clock.now()
+            self.pulse.rest()
+            self._inbox.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
+
+    def _tick(self) -> bool:
+        """Run a tick and deliver its events; return whether the next one may have work at once."""
+        try:
+            events = self._engine.tick()
+            self._sink.deliver(events)
+        except Exception as error:  # noqa: BLE001 - the thread survives failures of a tick
+            _log.exception("a tick failed; all requests end with an error")
+            self._recover(as_paceline_error(error))
+            return True
+        self._num_failures = 0
+        return bool(events) or not self._engine.is_idle
+
+    def _recover(self, error: PacelineError) -> None:
+        """End every request, with what it held back where possible, and reset the engine; give up after failures in a row."""
+        self._num_failures += 1
+        self._end_requests(error)
+        if self._num_failures < _MAX_FAILURES:
+            self._engine.reset()
+        else:
+            self._gave_up = EngineStopped(
+                f"{self._num_failures} ticks in a row failed, the last one with {error!s:.500}"
+            )
+            _log.error("the engine stops: %s", self._gave_up)
+            self._inbox.close()
+
+    def _end_requests(self, error: PacelineError) -> None:
+        """Raise what keeps a stream from being ended, after all others were; the thread cannot go on then."""
+        failures: list[Exception] = []
+        try:
+            self._sink.deliver(self._engine.fail_all(error, failures))
+        except Exception as failure:  # noqa: BLE001 - `end_all` ends them in any case
+            failures.append(failure)
+        try:
+            for one in failures:
+                _log.error("requests could not be ended in order; their streams end as they are", exc_info=one)
+        finally:
+            self._sink.end_all(error)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from paceline.clock import Clock
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
 from paceline.kv_cache import Copy, Load, Operation, Remove, Save, TransferOutput
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
 

@@ -9,23 +9,19 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from paceline.engine.arguments import engine_arguments
-from paceline.engine.base_engine import BaseEngine
+from paceline.clock import MonotonicClock
+from paceline.engine.arguments import engine_arguments, sampling_defaults
+from paceline.engine.base_engine import BaseEngine, close_trace, open_trace
 from paceline.engine.commands import Inspect
 from paceline.engine.core import Engine
 from paceline.engine.engine_factory import assemble
-from paceline.engine.engine_trace import close_trace, open_trace
+from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, prompt_ids
-from paceline.engine.runner import Runner
-from paceline.engine.sampling_defaults import sampling_defaults
-from paceline.engine.saved_prefixes import SavedPrefixes
-from paceline.engine.state_files import StateFiles
-from paceline.engine.text_requests import TextRequests
+from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
+from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot

@@ -1,14 +1,16 @@
-"""What other threads want of the engine: commands, taken in order by its thread; bounded where they are requests.
+"""The queue of commands from other threads to the engine's; the number of requests in it is bounded.
 
 A request is refused here, at once, or it is accepted for good: closing and accepting exclude each other. Cancels and the
-like are never refused, and take no lock: they may come out of a garbage collection in the middle of anything.
+like are never refused, and take no lock: they may come from a finalizer, during a garbage collection on any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
+import weakref
 
 from paceline.engine.commands import Command, Submit
 from paceline.errors import EngineStopped, QueueFull
@@ -17,7 +19,7 @@ from paceline.scheduling.sequence import Request
 
 
 class Inbox:
-    """The way into the engine. max_requests: that have not ended, waiting or running; max_queue_tokens: of prompts that wait."""
+    """Bounds: max_requests that have not ended, waiting or running; max_queue_tokens of prompts that wait."""
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
         self._max_requests = max_requests
@@ -38,7 +40,7 @@ class Inbox:
             return self._next_key
 
     def submit(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
-        """Accept a request, or raises `QueueFull` or `EngineStopped`."""
+        """Accept a request. Raises `QueueFull` or `EngineStopped`."""
         with self._changed:
             self.check_open()
             self._check_room(num_tokens)
@@ -51,19 +53,19 @@ class Inbox:
         self._commands.put(command)
 
     def take(self) -> list[Command]:
-        """All commands since the last call, in order, but for requests that have ended already. Engine's thread."""
+        """Return the commands since the last call, in order, without requests that have ended already. Engine's thread."""
         commands, self._looked_at = self._looked_at, []
         while not self._commands.empty():
             commands.append(self._commands.get())
         return [one for one in commands if not isinstance(one, Submit) or one.request.key in self._open]
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleeps until there is a command, or so long; None: without a limit. Engine's thread."""
+        """Wait for a command, at most timeout_s; None: without a limit. Engine's thread."""
         with contextlib.suppress(queue.Empty):
             self._looked_at.append(self._commands.get(timeout=timeout_s))
 
     def started(self, key: int) -> None:
-        """Note that a request waits no longer."""
+        """Note that a request has left the queue."""
         with self._changed:
             self._waiting_tokens.pop(key, None)
 
@@ -91,11 +93,11 @@ class Inbox:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._open)
 
     def check_open(self) -> None:
-        """Raise `EngineStopped` where requests are refused for good."""
+        """Raise `EngineStopped` if requests are refused for good."""
         if self._is_closed:
             raise EngineStopped("the engine was shut down and takes no requests; make a new one")
 
@@ -112,3 +114,54 @@ class Inbox:
                 f"{waiting} prompt tokens wait, and with {num_tokens} more there would be over max_queue_tokens "
                 f"({self._max_queue_tokens}); try again later"
             )
+
+
+class FrontInbox(Inbox):
+    """An inbox that wakes a thread which waits for file descriptors, the supervisor's.
+
+    The pipe is closed by a finalizer alone: a cancel may come after everything else has ended.
+    """
+
+    def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
+        super().__init__(max_requests, max_queue_tokens)
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end).atexit = False
+        self._stopped: EngineStopped | None = None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable if something has come in since `calm`."""
+        return self._read_end
+
+    def calm(self) -> None:
+        """Clear the wake-up, before the commands are taken."""
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._read_end, 4096)) == 4096:
+                pass
+
+    def wake(self) -> None:
+        """Wake the thread; takes no lock and never waits."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_end, b"\0")
+
+    def submit(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
+        """As `Inbox.submit`."""
+        super().submit(request, num_tokens)
+        self.wake()
+
+    def put(self, command: Command) -> None:
+        """As `Inbox.put`."""
+        super().put(command)
+        self.wake()
+
+    def close_for(self, reason: EngineStopped) -> None:
+        """Accept no requests any more, and raise this for new ones."""
+        self._stopped = reason
+        self.close()
+
+    def check_open(self) -> None:
+        """Raise `EngineStopped`, with the reason of `close_for`, if requests are refused for good."""
+        if self._stopped is not None:
+            raise EngineStopped(str(self._stopped))
+        super().check_open()

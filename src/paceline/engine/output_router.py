@@ -10,9 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from paceline.engine.commands import Cancel, EndSlow, Question, SetInterval, SetPaused
-from paceline.engine.end_each import end_each
 from paceline.engine.inbox import Inbox
-from paceline.engine.pending_results import PendingResults
+from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (

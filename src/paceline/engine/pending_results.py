@@ -1,8 +1,8 @@
-"""Results that callers wait for: the registry of questions and embeddings an engine has still to reply to."""
+"""The registry of results that callers wait for: questions and embeddings that an engine has not replied to yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
@@ -13,21 +13,21 @@ _B = TypeVar("_B")
 
 
 class PendingResults:
-    """Futures by the key of their command or request; each is resolved once, by whichever thread takes it out."""
+    """Futures by the key of their command or request; each is resolved once, by the thread that removes it."""
 
     def __init__(self) -> None:
         self._futures: dict[int, Future[list[Any]]] = {}
 
     def __iter__(self) -> Iterator[int]:
-        return iter(list(self._futures))  # not tuple(), which other threads may interrupt halfway
+        return iter(list(self._futures))  # a copy in one step; tuple() may be interrupted by other threads
 
     def add(self, key: int) -> Future[list[Any]]:
-        """Return a new future, which `resolve` sets."""
+        """Return a new future, to be set by `resolve`."""
         future = self._futures[key] = Future()
         return future
 
     def discard(self, key: int) -> None:
-        """Forget a future that is never to be set, because its request was refused."""
+        """Remove a future without setting it, because its request was refused."""
         self._futures.pop(key, None)
 
     def resolve(self, key: int, result: list[Any], error: PacelineError | None = None) -> None:
@@ -63,3 +63,24 @@ def map_future(source: Future[_A], function: Callable[[_A], _B]) -> Future[_B]:
 
     source.add_done_callback(pass_on)
     return mapped
+
+
+def end_each(keys: Iterable[int], end: Callable[[int], object]) -> None:
+    """Call `end` with every key, and once more with those for which it raised, because memory is short for instance.
+
+    Raises the first exception of the second attempts, after all of them.
+    """
+    failed: list[int] = []
+    for key in keys:
+        try:
+            end(key)
+        except Exception:  # noqa: BLE001 - tried again below
+            failed.append(key)
+    failures: list[Exception] = []
+    for key in failed:
+        try:
+            end(key)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+    if failures:
+        raise failures[0]

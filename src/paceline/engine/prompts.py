@@ -1,18 +1,30 @@
-"""From what a caller calls a prompt to token ids that fit. Any thread but the engine's: tokenising takes time."""
+"""From prompts and texts of callers to token ids that fit, and to requests that an engine can accept.
+
+Any thread but the engine's: tokenising and compiling grammars take time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline import validation
-from paceline.errors import InvalidParams, InvalidType, PromptTooLong
+from paceline.clock import Clock
+from paceline.engine.backend import Lora
+from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
+from paceline.runtime import Model
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.sequence import Request
 
-if TYPE_CHECKING:  # what checks and cuts needs no compiled core
+if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
+
 
 Prompt = str | Sequence[int]
 
@@ -25,7 +37,7 @@ def is_batch(prompts: object) -> bool:
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids that the vocabulary has not."""
+    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids outside the vocabulary."""
     if isinstance(prompt, (bytes, bytearray)):
         raise InvalidType("prompt must be a str or token ids, not bytes; decode it")
     if isinstance(prompt, str):
@@ -37,35 +49,10 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
     return ids
 
 
-def check_list(name: str, values: object) -> None:
-    """Raise `InvalidType` for what is no list of texts; a single text is none, though Python iterates over its characters."""
-    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
-        kind = type(values).__name__
-        raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")
-
-
-def embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
-    if isinstance(text, str):
-        validation.text(name, text)
-        ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
-    else:
-        ids = validation.token_ids(name, text, tokenizer.n_vocab)
-    if not ids:
-        raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
-    return ids
-
-
-def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: RequestOptions) -> list[list[int]]:
-    """Return the token ids of texts to be embedded. Raises as `check_list` and `embedding_ids`."""
-    check_list("texts", texts)
-    return [embedding_ids(f"texts[{index}]", text, tokenizer, options) for index, text in enumerate(texts)]
-
-
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
 ) -> list[int]:
-    """Return the ids, cut where they are more than fit and the request says how.
+    """Return the ids, cut to what fits if options.truncate is set.
 
     A prompt needs one position a token; one that fits is never cut. One that is cut leaves room for max_tokens, or, where
     that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises
@@ -81,12 +68,12 @@ def fitted(
             max_positions,
         )
     half = max_positions // 2
-    answer = half if params.max_tokens is None else min(params.max_tokens, half)
-    return truncated(ids, max(1, max_positions - answer), options.truncate, keep=int(ids[0] == bos))
+    reserved = half if params.max_tokens is None else min(params.max_tokens, half)
+    return truncated(ids, max(1, max_positions - reserved), options.truncate, keep=int(ids[0] == bos))
 
 
 def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> list[int]:
-    """At most `room` of the ids; the first `keep` of them stay where the room allows it."""
+    """Return at most `room` of the ids; the first `keep` of them stay if the room allows it."""
     if len(ids) <= room:
         return ids
     keep = min(keep, room - 1)
@@ -96,3 +83,166 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
         return ids[:keep] + ids[len(ids) - (room - keep) :]
     head = max(keep, room // 2)
     return ids[:head] + ids[len(ids) - (room - head) :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequests:
+    """Makes an engine's requests for text.
+
+    shares: whether the engine caches prefixes. next_key: a unique number for each. adapters: the names that requests may use.
+    make_samplers: one for each choice, or none if a worker makes them; raises what is wrong with the params.
+    """
+
+    tokenizer: Any
+    vocabulary: Vocabulary
+    limits: Limits
+    shares: bool
+    adapters: Collection[str]
+    next_key: Callable[[], int]
+    make_samplers: Callable[[SamplingParams, list[int]], tuple[object, ...]]
+    clock: Clock
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """Return a request that is checked and not yet accepted. Raises `RequestError`s."""
+        if not self.shares:
+            options = dataclasses.replace(options, cache_prompt=False)
+        if self.limits.max_positions == 0:
+            raise Unsupported(f"this model cannot generate; {self.limits.cannot_generate}")
+        check_adapters(options.lora, self.adapters)
+        tokenizer = self.tokenizer
+        ids = prompt_ids(prompt, tokenizer, options)
+        ids = fitted(ids, params, options, self.limits.max_positions, tokenizer.bos)
+        return Request(
+            key=self.next_key(),
+            prompt=ids,
+            params=params,
+            options=options,
+            samplers=self.make_samplers(params, ids),
+            submitted_s=self.clock.now(),
+            lora=options.lora,
+            vocabulary=self.vocabulary,
+            echo=tokenizer.decode(ids, special=options.special) if params.echo else "",
+        )
+
+
+def check_adapters(lora: Lora, known: Collection[str]) -> None:
+    """Raise `InvalidParams` for an adapter that the engine does not have."""
+    for name, _ in lora:
+        if name not in known:
+            names = ", ".join(map(repr, known)) or "none; give them to the engine with lora=[...]"
+            raise InvalidParams(f"lora: there is no adapter {name!r}; known are {names}")
+
+
+def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
+    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+    if isinstance(text, str):
+        validation.text(name, text)
+        ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
+    else:
+        ids = validation.token_ids(name, text, tokenizer.n_vocab)
+    if not ids:
+        raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
+    return ids
+
+
+def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: RequestOptions) -> list[list[int]]:
+    """Return the token ids of texts to be embedded. Raises `InvalidType` if this is no list, and `InvalidParams`."""
+    _check_list("texts", texts)
+    return [_embedding_ids(f"texts[{index}]", text, tokenizer, options) for index, text in enumerate(texts)]
+
+
+def embeddable(
+    texts: list[list[int]], options: RequestOptions, longest: int, special_tokens: Mapping[str, int]
+) -> list[list[int]]:
+    """Return the texts, cut to `longest` tokens if options.truncate is set. Raises `PromptTooLong`.
+
+    A bos token in front and an eos or sep token at the end stay: models pool at them.
+    """
+    found = []
+    for index, text in enumerate(texts):
+        if len(text) > longest and options.truncate is None:
+            raise _too_long_to_embed(f"text {index}", len(text), longest)
+        found.append(text if options.truncate is None else _cut(text, longest, options.truncate, special_tokens))
+    return found
+
+
+def _cut(text: list[int], longest: int, side: Truncate, special_tokens: Mapping[str, int]) -> list[int]:
+    if len(text) <= longest:
+        return text
+    head = int(text[0] == special_tokens.get("bos"))
+    tail = int(text[-1] in (special_tokens.get("eos"), special_tokens.get("sep")))
+    if longest <= head + tail:
+        return text[:longest]
+    end = len(text) - tail
+    return text[:head] + truncated(text[head:end], longest - head - tail, side) + text[end:]
+
+
+def _too_long_to_embed(name: str, num_tokens: int, longest: int) -> PromptTooLong:
+    """Return the error of a text that has more tokens than can be embedded."""
+    return PromptTooLong(
+        f"{name} is too large: it has {num_tokens} tokens, and {longest} can be embedded; split it, or set truncate to "
+        '"left", "right" or "middle"',
+        num_tokens,
+        longest,
+    )
+
+
+def all_pairs(
+    model: Model, query: str, documents: Sequence[str], longest: int, truncate: Truncate | None = None
+) -> list[list[int]]:
+    """Return query and document as one text of at most `longest` tokens for each document; truncate cuts documents.
+
+    Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them, and `PromptTooLong`.
+    """
+    validation.text("query", query)
+    _check_list("documents", documents)
+    return [
+        _fitted_pair(model, query, document, f"documents[{index}]", longest, truncate)
+        for index, document in enumerate(documents)
+    ]
+
+
+def _fitted_pair(
+    model: Model, query: str, document: str, name: str, longest: int, truncate: Truncate | None
+) -> list[int]:
+    validation.text(name, document)
+    pair = _pair_ids(model, query, document)
+    num_tokens, tokenizer = len(pair), model.tokenizer
+    ids = tokenizer.encode(document, add_special=False)
+    while len(pair) > longest:
+        room = len(ids) - (len(pair) - longest)
+        if truncate is None or room < 1:
+            what = f"{name} with the query" if truncate is None else f"the query, with nothing of {name},"
+            raise _too_long_to_embed(what, num_tokens if truncate is None else len(pair) - len(ids), longest)
+        ids = truncated(ids, room, truncate)
+        # Tokens at the seam may differ from those before the cut, so the length is checked again.
+        pair = _pair_ids(model, query, tokenizer.decode(ids))
+    return pair
+
+
+def _pair_ids(model: Model, query: str, document: str) -> list[int]:
+    """Tokenise by the model's "rerank" template, else as bos, query, eos, sep, document, eos, as far as the model uses them."""
+    tokenizer = model.tokenizer
+    template = model.chat_template("rerank")
+    if template is not None:
+        parts = template.split("{query}")
+        text = query.join(part.replace("{document}", document) for part in parts)
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+    ids = {name: tokenizer.special_tokens.get(name) for name in ("bos", "eos", "sep")}
+    end = ids["sep"] if ids["eos"] is None else ids["eos"]
+    wanted: list[list[int | None]] = [
+        [ids["bos"]] if tokenizer.add_bos else [],
+        [*tokenizer.encode(query, add_special=False)],
+        [end] if tokenizer.add_eos else [],
+        [ids["sep"]] if tokenizer.add_sep else [],
+        [*tokenizer.encode(document, add_special=False)],
+        [end] if tokenizer.add_eos else [],
+    ]
+    return [token for part in wanted for token in part if token is not None]
+
+
+def _check_list(name: str, values: object) -> None:
+    """Raise `InvalidType` for what is no list of texts; a single str is none, though it is iterable."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")

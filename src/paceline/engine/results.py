@@ -1,27 +1,204 @@
-"""From what the engine brings to what callers get: outcomes of lists, vectors, scores."""
+"""Waits for what an engine computes and makes it what `LLM` and `AsyncLLM` return: completions, batches, vectors, scores.
+
+Runs on the threads and event loops of callers. Leaving a wait before its end cancels what runs: Ctrl-C, an exception, a
+cancelled task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline import validation
-from paceline.completion import Completion, Score
-from paceline.errors import BatchError, PacelineError, Unsupported
+from paceline.completion import Completion, Score, completion_of
+from paceline.engine.prompts import Prompt
+from paceline.errors import BatchError, PacelineError, QueueFull, Unsupported
+from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime.embedder import Normalization, normalized
+from paceline.scheduling.sequence import Request
+from paceline.streaming import StreamChannel, StreamChunk
 
-# What a request without a stream of tokens can be asked. A reranker's pairs are put together as its model wants them.
-_RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "truncate"})
-_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special"}
-_PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "add_special", "parse_special"})
+if TYPE_CHECKING:
+    from paceline.engine.client import EngineClient
 
 
-def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Completion]:
-    """All completions. Raises `BatchError` with every outcome where some are errors."""
+Outcome = Completion | PacelineError
+
+
+@contextmanager
+def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
+    """Call `cancel` if the block raises, also `KeyboardInterrupt` and the like."""
+    try:
+        yield
+    except BaseException:
+        cancel()
+        raise
+
+
+def collect(request: Request, channel: StreamChannel) -> Completion:
+    """Return the completion. Raises the error that ended it, of several choices the first one's, if all of them failed."""
+    with cancelled_if_left(channel.cancel):
+        return _completion(request, channel, channel)
+
+
+async def collect_async(request: Request, channel: StreamChannel) -> Completion:
+    """As `collect`, for an event loop."""
+    return _completion(request, channel, [chunk async for chunk in channel])
+
+
+def _completion(request: Request, channel: StreamChannel, chunks: Iterable[StreamChunk]) -> Completion:
+    completion = completion_of(
+        chunks,
+        prompt=request.prompt,
+        wants_logprobs=request.params.logprobs is not None,
+        wants_prompt_logprobs=request.params.prompt_logprobs is not None,
+        index=channel.request_index,
+    )
+    if all(choice.error is not None for choice in completion.choices):
+        completion.raise_for_error()
+    return completion
+
+
+async def submit_async(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Call `submit` in a thread and wait for its future; cancelling the caller cancels the future, too.
+
+    If the thread has no future yet, it cancels the one that it gets.
+    """
+    submitted: list[Future[list[Any]]] = []
+    left = threading.Event()
+
+    def submit_unless_left() -> Future[list[Any]]:
+        future = submit()
+        submitted.append(future)
+        if left.is_set():  # after the append: the other side sets it before it looks at the list
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit_unless_left))
+    except BaseException:
+        left.set()
+        for future in submitted:
+            future.cancel()
+        raise
+
+
+class Batch:
+    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+
+    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
+    have given their places back and other callers have filled the engine.
+    """
+
+    def __init__(
+        self, engine: EngineClient, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
+    ) -> None:
+        self._engine, self._params, self._options, self._advance = engine, params, options, advance
+        self._running: deque[tuple[int, Request, StreamChannel]] = deque()
+        self._outcomes: dict[int, Outcome] = {}
+
+    def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+        """Return the outcomes, in the order of the prompts."""
+        with cancelled_if_left(self._cancel):
+            for index, prompt in enumerate(prompts):
+                try:
+                    self._start(index, prompt)
+                except PacelineError as error:
+                    self._outcomes[index] = error
+                    self._advance()
+            while self._running:
+                self._finish_oldest()
+        return [self._outcomes[index] for index in range(len(prompts))]
+
+    def _start(self, index: int, prompt: Prompt) -> None:
+        request = self._engine.prepare(prompt, self._params, self._options)
+        while True:
+            try:
+                self._running.append((index, request, self._engine.accept(request, index)))
+            except QueueFull:
+                if not self._running:
+                    raise
+                self._finish_oldest()
+            else:
+                return
+
+    def _finish_oldest(self) -> None:
+        index, request, channel = self._running[0]
+        try:
+            self._outcomes[index] = collect(request, channel)
+        except PacelineError as error:
+            self._outcomes[index] = error
+        channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
+        self._running.popleft()
+        self._advance()
+
+    def _cancel(self) -> None:
+        for _, _, channel in self._running:
+            channel.cancel()
+
+
+class AsyncBatch:
+    """As `Batch`, for an event loop."""
+
+    def __init__(self, engine: EngineClient, params: SamplingParams, options: RequestOptions) -> None:
+        self._engine, self._params, self._options = engine, params, options
+        self._tasks: list[asyncio.Task[Outcome]] = []
+
+    async def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+        """Return the outcomes, in the order of the prompts."""
+        try:
+            for index, prompt in enumerate(prompts):
+                await self._start(index, prompt)
+            return list(await asyncio.gather(*self._tasks))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _start(self, index: int, prompt: Prompt) -> None:
+        try:
+            request = await asyncio.to_thread(self._engine.prepare, prompt, self._params, self._options)
+            channel = await self._accept(request, index)
+        except PacelineError as error:
+            self._tasks.append(asyncio.create_task(_refused(error)))
+        else:
+            self._tasks.append(asyncio.create_task(_outcome(request, channel)))
+
+    async def _accept(self, request: Request, index: int) -> StreamChannel:
+        while True:
+            try:
+                return self._engine.accept(request, index)
+            except QueueFull:
+                running = [task for task in self._tasks if not task.done()]
+                if not running:
+                    raise
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _refused(error: PacelineError) -> Outcome:
+    return error
+
+
+async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
+    """Return once the engine has a place again, a moment after the terminal chunk."""
+    outcome: Outcome
+    try:
+        outcome = await collect_async(request, channel)
+    except PacelineError as error:
+        outcome = error
+    await channel.released()
+    return outcome
+
+
+def batch_outcome(outcomes: Sequence[Outcome]) -> list[Completion]:
+    """Return all completions. Raises `BatchError`, with every outcome, if some are errors."""
     errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]
     if errors:
         index, first = errors[0]
@@ -30,24 +207,6 @@ def batch_outcome(outcomes: Sequence[Completion | PacelineError]) -> list[Comple
             outcomes,
         ) from first
     return [one for one in outcomes if isinstance(one, Completion)]
-
-
-def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of an embedding. Raises `InvalidType` for one that means nothing there."""
-    validation.reject_unknown(options, _EMBEDDING_OPTIONS)
-    return RequestOptions(**options)
-
-
-def reranking_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of reranking. Raises `InvalidType` for one that means nothing there."""
-    validation.reject_unknown(options, _RERANKING_OPTIONS)
-    return RequestOptions(**options)
-
-
-def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of saving and loading prefixes. Raises `InvalidType` for one that means nothing there."""
-    validation.reject_unknown(options, _PREFIX_OPTIONS)
-    return RequestOptions(**options)
 
 
 def one_vector_pooling(pooling: str | None) -> str | None:
@@ -66,6 +225,6 @@ def vectors(rows: list[Any], normalize: bool | Normalization, dimension: int) ->
 
 
 def scores(rows: list[Any]) -> list[Score]:
-    """One score a document, best first; of a classifier with several outputs, the first."""
+    """Return one score for each document, best first; of a classifier with several outputs, the first one."""
     found = [Score(index, float(row[0])) for index, row in enumerate(rows)]
     return sorted(found, key=lambda one: -one.score)

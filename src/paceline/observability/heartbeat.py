@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from paceline.scheduling.clock import Clock
+from paceline.clock import Clock
 
 LONGEST_TICK_S: Final = 300.0
 """A longer tick counts as hung. Generation ticks are bounded by `max_tick_ms`, but a text is embedded in one pass, which can

@@ -9,10 +9,10 @@ One thread calls it. `Request.cancelled` alone may be set from others.
 
 from __future__ import annotations
 
+from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
 from paceline.kv_cache import KVCache, Namespace, SavedState, TransferOutput
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
 from paceline.chat import ChatTemplate, RenderedPrompt, Turn, template_kwargs
-from paceline.engine.sampling_defaults import told_by_model
+from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -107,7 +107,7 @@ class Service:
 
     def _read_model(self, model: Model) -> None:
         """Prepare what requests need of the model. In a thread. Raises for an invalid chat template of the settings."""
-        self._model_sampling = told_by_model(model.metadata)
+        self._model_sampling = model_sampling_params(model.metadata)
         given = self.settings.chat_template
         if given is None and not model.chat_templates:
             return

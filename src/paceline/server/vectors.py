@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paceline.engine.collecting import answered
+from paceline.engine.results import submit_async
 from paceline.errors import Cancelled, InvalidParams
 from paceline.request import RequestOptions
 from paceline.server.request_context import DisconnectWatcher, RequestContext
@@ -108,7 +108,7 @@ async def call_engine(service: Service, request: Request, submit: Callable[[], F
     """
     service.check_accepting()
     context = RequestContext.of(request.scope)
-    call = _PendingCall(context.request_id, context.tenant, asyncio.ensure_future(answered(submit)))
+    call = _PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
     watcher = DisconnectWatcher(request)
     watcher.on_disconnect(call.task.cancel)
     service.request_registry.add(call)

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import validation
 from paceline.engine.backend import Lora
-from paceline.engine.text_requests import check_adapters
+from paceline.engine.prompts import check_adapters
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams

@@ -15,8 +15,7 @@ from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.prompts import Prompt
-from paceline.engine.text_requests import TextRequests
+from paceline.engine.prompts import Prompt, TextRequests
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot

@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.clock import MonotonicClock
 from paceline.config import EngineConfig
 from paceline.engine.core import Engine
+from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.in_process_engine import InProcessEngine
 from paceline.engine.inbox import Inbox
-from paceline.engine.monotonic_clock import MonotonicClock
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.runner import Runner
-from paceline.engine.saved_prefixes import SavedPrefixes
-from paceline.engine.state_files import StateFiles
-from paceline.engine.text_requests import TextRequests
-from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.prompts import TextRequests
+from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
+from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics

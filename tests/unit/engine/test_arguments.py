@@ -100,7 +100,9 @@ def test_collected_output_comes_as_one_chunk() -> None:
     assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)
     assert options.interval > 100_000
     for name, value in (("interval", 1), ("max_buffered_tokens", None), ("slow_reader", "cancel")):
-        with pytest.raises(InvalidParams, match=f"{name} means nothing where the answer is collected.*use stream"):
+        with pytest.raises(
+            InvalidParams, match=f"{name} means nothing for a completion that is returned as a whole; use stream"
+        ):
             collected_arguments(SamplingParams(), None, {name: value})
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.running_engine import LONG_S, Running
 
 from paceline.completion import Completion
-from paceline.engine.collecting import AsyncBatch, Batch, Outcome, answered, collect, collect_async
+from paceline.engine.results import AsyncBatch, Batch, Outcome, collect, collect_async, submit_async
 from paceline.errors import DecodeError, PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -132,7 +132,7 @@ def test_a_caller_that_leaves_while_its_request_is_made_cancels_it() -> None:
         return made
 
     async def main() -> None:
-        waiting = asyncio.ensure_future(answered(submit))
+        waiting = asyncio.ensure_future(submit_async(submit))
         while not is_made.is_set():
             await asyncio.sleep(0)
         waiting.cancel()
@@ -149,7 +149,7 @@ def test_a_caller_that_leaves_before_the_result_cancels_it() -> None:
     made: Future[list[Any]] = Future()
 
     async def main() -> None:
-        waiting = asyncio.ensure_future(answered(lambda: made))
+        waiting = asyncio.ensure_future(submit_async(lambda: made))
         while not made._done_callbacks:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         waiting.cancel()
@@ -168,6 +168,6 @@ def test_a_result_and_an_error_arrive() -> None:
     def refuse() -> Future[list[Any]]:
         raise QueueFull("full")
 
-    assert within(answered(lambda: done)) == [1, 2]
+    assert within(submit_async(lambda: done)) == [1, 2]
     with pytest.raises(QueueFull):
-        within(answered(refuse))
+        within(submit_async(refuse))

@@ -11,7 +11,7 @@ from tests.isolated_world import WorkerLife
 from tests.running_engine import LONG_S, Running
 from tests.unit.engine.test_output_router import Door, chunk, ending
 
-from paceline.engine.end_each import end_each
+from paceline.engine.pending_results import end_each
 from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped
 from paceline.params import SamplingParams

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.completion import Completion, completion_of
+from paceline.engine.arguments import embedding_options, reranking_options
 from paceline.engine.results import (
     batch_outcome,
-    embedding_options,
-    reranking_options,
     scores,
     vectors,
 )

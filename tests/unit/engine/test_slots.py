@@ -13,7 +13,7 @@ from tests.running_engine import LONG_S, Running
 
 from paceline.engine.commands import Inspect
 from paceline.engine.pending_results import map_future
-from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped
 from paceline.params import SamplingParams

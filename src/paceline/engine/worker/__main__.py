@@ -25,22 +25,21 @@ from dataclasses import asdict
 from functools import reduce
 from typing import Any, NoReturn
 
+from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Cancel, EndSlow, Inspect, SetInterval, SetPaused, Stop
 from paceline.engine.core import Engine
+from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.engine.monotonic_clock import MonotonicClock
-from paceline.engine.runner import Runner
-from paceline.engine.saved_prefixes import SavedPrefixes
-from paceline.engine.state_files import StateFiles
+from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox, TracingExecutor
 from paceline.engine.worker.link import Link
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
-from paceline.engine.worker.worker_trace import TracingSink, WorkerTrace
+from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions

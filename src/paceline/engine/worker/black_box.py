@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
 
+from paceline.clock import Clock
 from paceline.engine.backend import Backend
 from paceline.engine.executor import Executor
 from paceline.observability.heartbeat import Sign
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
 
 _SIZE = 16384

@@ -1,7 +1,7 @@
-"""One end of the socket between front and worker. Sending never waits: what the socket does not take is kept.
+"""One end of the socket between front and worker: messages in frames, sent without ever waiting.
 
-`send` may be called by any thread, in the middle of anything (a log record out of a finalizer); `receive` and `flush` belong to
-the thread that watches the socket, which is woken by `on_backlog` when something is kept.
+A frame is four bytes of length, big-endian, then the message. `send` may be called by any thread at any time (a log record
+from a finalizer); `receive` and `flush` belong to the thread that watches the socket, which `on_backlog` wakes.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import socket
 import threading
 from collections.abc import Callable
 
-from paceline.engine.worker.frames import FrameReader, framed
+from paceline.errors import EngineError
 
 _READ_BYTES = 2**18
 _PARTS = 64  # frames that go out in one call
+MAX_BYTES = 2**30
+_HEADER = 4
 
 
 class Link:
-    """Owns the socket. on_backlog: called where something is left to be sent; it must not wait."""
+    """Owns the socket, and keeps what it does not take yet. on_backlog: called if something is kept; it must not wait."""
 
     def __init__(self, end: socket.socket, on_backlog: Callable[[], None] | None = None) -> None:
         end.setblocking(False)
         self._socket = end
         self._reader = FrameReader()
-        # One for all reads: memory asked for in this size again and again leaves holes that nothing fits into any more.
+        # One buffer for all reads: allocating this size again and again fragments the heap.
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sending = threading.Lock()
@@ -38,7 +40,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send a message, in order. After the other side has gone it does nothing."""
+        """Send a message, in order; do nothing if the other side is gone."""
         if self._is_over:
             return
         self._queue.put(framed(message))
@@ -48,12 +50,12 @@ class Link:
 
     def flush(self) -> None:
         """Send what the socket takes now."""
-        # A thread that finds the lock taken leaves: the holder looks at the queue once more after it has let go.
+        # A thread that finds the lock taken returns: the holder checks the queue again after its release.
         while not self._is_over and self.is_backed_up and self._sending.acquire(blocking=False):
             try:
                 if not self._send_some():
                     return
-            except OSError:  # the other side is gone; its reader says so
+            except OSError:  # the other side is gone; `receive` reports it
                 self._is_over = True
             finally:
                 self._sending.release()
@@ -64,7 +66,7 @@ class Link:
         return bool(self._rest) or not self._queue.empty()
 
     def receive(self) -> list[bytes] | None:
-        """Return the messages that have come in whole; None where the other side is gone. Does not wait."""
+        """Return the messages that are whole; None if the other side is gone. Does not wait."""
         try:
             size = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -89,3 +91,44 @@ class Link:
         with contextlib.suppress(BlockingIOError, InterruptedError):
             self._rest = data[self._socket.send(data) :]
         return not self._rest
+
+
+def framed(message: bytes) -> bytes:
+    """Return the message with its length in front. Raises `EngineError` for one that no reader would take."""
+    _check_size(len(message))
+    return len(message).to_bytes(_HEADER, "big") + message
+
+
+class FrameReader:
+    """Joins bytes, split anywhere, to whole messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """Return the messages that are whole now. Raises `EngineError` for a length above the maximum."""
+        self._data += data
+        messages, begin = [], 0
+        while (end := self._end(begin)) is not None:
+            messages.append(bytes(self._data[begin + _HEADER : end]))
+            begin = end
+        del self._data[:begin]
+        return messages
+
+    @property
+    def num_pending_bytes(self) -> int:
+        """Number of bytes of the message that is not whole yet."""
+        return len(self._data)
+
+    def _end(self, begin: int) -> int | None:
+        if len(self._data) - begin < _HEADER:
+            return None
+        size = int.from_bytes(self._data[begin : begin + _HEADER], "big")
+        _check_size(size)
+        end = begin + _HEADER + size
+        return end if end <= len(self._data) else None
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise EngineError(f"a message of {size} bytes, and {MAX_BYTES} is the most that goes between processes")

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 
+from paceline.clock import Clock
 from paceline.engine.commands import EndSlow, SetInterval, SetPaused
-from paceline.engine.end_each import end_each
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.output_router import OutputRouter
+from paceline.engine.pending_results import end_each
 from paceline.engine.worker import messages
 from paceline.engine.worker.blame import Blame
 from paceline.engine.worker.replay_log import ReplayLog
-from paceline.engine.worker.requests_watch import RequestsWatch
 from paceline.engine.worker.worker_process import Death, WorkerProcess
+from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, PacelineError
-from paceline.scheduling.clock import Clock
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Event
 from paceline.scheduling.sequence import Request

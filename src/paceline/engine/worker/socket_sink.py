@@ -11,9 +11,8 @@ import numpy as np
 
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Question
-from paceline.engine.end_each import end_each
 from paceline.engine.inbox import Inbox
-from paceline.engine.pending_results import PendingResults
+from paceline.engine.pending_results import PendingResults, end_each
 from paceline.engine.worker import messages
 from paceline.engine.worker.link import Link
 from paceline.errors import EngineStopped, PacelineError

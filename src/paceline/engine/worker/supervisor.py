@@ -14,9 +14,8 @@ import math
 import queue
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Literal
 
+from paceline.clock import Clock
 from paceline.engine.commands import (
     Cancel,
     Command,
@@ -31,34 +30,21 @@ from paceline.engine.commands import (
     Submit,
 )
 from paceline.engine.engine_thread import EngineThread
+from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
-from paceline.engine.worker.front_inbox import FrontInbox
+from paceline.engine.worker.lifecycle import Policy, Restarts, Sleep
 from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.questions import Questions
-from paceline.engine.worker.requests_watch import RequestsWatch
-from paceline.engine.worker.restarts import RestartLimits, Restarts
-from paceline.engine.worker.sleep import Sleep
-from paceline.engine.worker.statistics import WorkerTotals
-from paceline.engine.worker.watching import Watching
-from paceline.engine.worker.worker_process import WorkerProcess
+from paceline.engine.worker.worker_process import Watching, WorkerProcess
+from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, sleeping, starting
-from paceline.scheduling.clock import Clock
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
 
 _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What to do about a death, and about a worker that no request needs: sleep_idle_s, see `EngineConfig`."""
-
-    on_engine_death: Literal["replay", "fail"] = "replay"
-    restarts: RestartLimits = field(default_factory=RestartLimits)
-    sleep_idle_s: float | None = None
 
 
 class Supervisor(EngineThread):

@@ -1,58 +1,110 @@
 """An engine whose passes run in a process of its own: to its callers the same as `InProcessEngine`.
 
 Prompts are tokenised and requests are checked here, on the caller's thread, with the vocabulary alone; the weights are in the
-worker. What the worker's death does to requests is the business of `supervisor`.
+worker, which `supervisor` starts and replaces.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import secrets
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from paceline import validation
-from paceline.engine.arguments import engine_arguments
-from paceline.engine.base_engine import BaseEngine
-from paceline.engine.engine_trace import open_trace
-from paceline.engine.monotonic_clock import MonotonicClock
+from paceline.clock import MonotonicClock
+from paceline.engine.arguments import engine_arguments, sampling_defaults
+from paceline.engine.base_engine import BaseEngine, open_trace
+from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, prompt_ids
-from paceline.engine.text_requests import TextRequests
+from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
 from paceline.engine.worker import messages
-from paceline.engine.worker.front_inbox import FrontInbox
-from paceline.engine.worker.front_model import FrontModel, LlamaFrontModel, seeded
-from paceline.engine.worker.front_trace import FrontTrace
+from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.replay_log import changed_options
-from paceline.engine.worker.requests_watch import RequestsWatch
-from paceline.engine.worker.restarts import RestartLimits
 from paceline.engine.worker.setup import worker_setup
-from paceline.engine.worker.supervisor import Policy, Supervisor
+from paceline.engine.worker.supervisor import Supervisor
+from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, InvalidParams
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.runtime import Model
+from paceline.runtime import Model, Sampler
+from paceline.runtime.remote_model import RemoteModel
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
 
-_STATS_S = 2.0  # that a worker has to report; beyond, its last report counts
-_LOOK_S = 0.1  # between two looks whether loading is to end
+_STATS_S = 2.0  # for a worker to report; then its last report counts
+_POLL_S = 0.1  # between two checks whether loading is cancelled
 _CANCELLED = "loading the model was cancelled"
+
+
+class FrontModel(Protocol):
+    """What the front has of the model: a vocabulary, to tokenise, and to refuse a request before it is sent."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, for prompts and echoes."""
+
+    @property
+    def model(self) -> Any:
+        """The model, as `LLM.model` returns it."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens' bytes and the ends of generation."""
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """The model's own defaults."""
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise what a sampler with these params would raise."""
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Take the facts that only the loaded model of the worker has."""
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
+class LlamaFrontModel:
+    """The vocabulary of a GGUF file."""
+
+    def __init__(self, paths: list[str], kv_overrides: Mapping[str, Any] | None) -> None:
+        chosen: Any = paths[0] if len(paths) == 1 else [Path(path) for path in paths]
+        self.model = RemoteModel.load(chosen, vocab_only=True, kv_overrides=kv_overrides)
+        self.tokenizer = tokenizer = self.model.tokenizer
+        self.vocabulary = Vocabulary(tokenizer.pieces(False), tokenizer.pieces(True), tokenizer.eog_ids)
+        self.sampling_defaults = sampling_defaults(self.model.metadata)
+
+    def check(self, params: SamplingParams) -> None:
+        """Make a sampler, which compiles the grammar, and drop it."""
+        Sampler(params, self.model).close()
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """See `FrontModel`."""
+        self.model.describe(facts)
+
+    def close(self) -> None:
+        """See `FrontModel`."""
+        self.model.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What takes llama.cpp's place in tests. model: of the front; backend, backend_options: see `messages.Setup`."""
+    """A replacement for llama.cpp in tests. model: of the front; backend, backend_options: see `messages.Setup`."""
 
     model: FrontModel
     backend: str
@@ -123,7 +175,7 @@ class WorkerEngine(BaseEngine):
         return RequestsWatch(instruments, self._clock, trace)
 
     def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
-        """Wait for the worker; progress is called here, on the caller's thread. Raises `Aborted` where that is wanted."""
+        """Wait for the worker; progress is called here, on the caller's thread. Raises `Aborted` if it is cancelled."""
         progress, cancel = options.get("progress"), options.get("cancel")
         while (fraction := self._next_progress(cancel)) is not None:
             if progress is not None and progress(fraction) is False:
@@ -134,14 +186,16 @@ class WorkerEngine(BaseEngine):
         """Return the next progress of loading; a worker that reports none can be cancelled as well."""
         while cancel is None or not cancel.is_set():
             with suppress(queue.Empty):
-                return self._supervisor.loading.get(timeout=None if cancel is None else _LOOK_S)
+                return self._supervisor.loading.get(timeout=None if cancel is None else _POLL_S)
         raise Aborted(_CANCELLED)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """See `EngineClient`. A request without a seed gets one, so that a replay draws the same."""
-        return super().prepare(prompt, seeded(params), options)
+        if params.seed is None:
+            params = params.replace(seed=secrets.randbits(64))
+        return super().prepare(prompt, params, options)
 
-    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker looks
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker checks it
         return pooling
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
@@ -198,6 +252,6 @@ class WorkerEngine(BaseEngine):
 
 
 def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
-    """They are made in the worker; what is wrong with the params is raised here."""
+    """Return none, as the worker makes them; raise what is wrong with the params."""
     front.check(params)
     return ()

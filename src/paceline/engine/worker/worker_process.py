@@ -1,23 +1,32 @@
-"""One worker process, as its front sees it: started, sent messages, and reaped. Supervising thread only."""
+"""One worker process, as its front sees it: started, watched, sent messages, reaped. Supervising thread only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import weakref
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
+from paceline.engine.inbox import FrontInbox
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import Beat, BlackBox, LastSeen
 from paceline.engine.worker.blame import FATAL_SIGNALS
-from paceline.engine.worker.last_words import LastWords
 from paceline.engine.worker.link import Link
 
+_READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _PATIENCE_S = 5.0  # from the end of the socket to the end of the process, core dumps included
+MAX_BYTES = 8192
+_MAX_LINES = 20
+# What faulthandler adds after the stack; the cause stands before it.
+_NOISE = re.compile(r"(?m)^(Extension modules: .*|\n)")
 _children: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
@@ -31,7 +40,7 @@ class Death:
 
     @property
     def is_crash(self) -> bool:
-        """Whether the process ended itself; otherwise another process did, or it left in good order."""
+        """Whether the process ended itself by a fault; otherwise another process killed it, or it exited in order."""
         return -self.code in FATAL_SIGNALS
 
     @property
@@ -49,16 +58,53 @@ class Death:
         return f"the engine's process {how}" + (f"; its last words:\n{self.last_words}" if self.last_words else "")
 
 
+class LastWords:
+    """The end of what a worker writes to stderr, for the error of its death. Reads a pipe and never waits."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._data = b""
+
+    def fileno(self) -> int:
+        """Return the pipe's descriptor; -1 after the other side has closed it."""
+        return self._pipe
+
+    def read(self) -> bool:
+        """Read what is there and return whether more may come."""
+        while self._pipe >= 0:
+            try:
+                data = os.read(self._pipe, MAX_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return True
+            if not data:
+                self.close()
+            self._data = (self._data + data)[-MAX_BYTES:]
+        return False
+
+    @property
+    def text(self) -> str:
+        """The last lines, without noise."""
+        lines = _NOISE.sub("", self._data.decode("utf-8", "replace")).strip().splitlines()
+        return "\n".join(lines[-_MAX_LINES:])
+
+    def close(self) -> None:
+        """Close the pipe; idempotent."""
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
+
+
 class WorkerProcess:
-    """Starts a worker, which sets up what it is told to."""
+    """Starts a worker and sends it its setup."""
 
     def __init__(self, setup: messages.Setup) -> None:
         ours, theirs = socket.socketpair()
         self.box = BlackBox.create()
         read_end, write_end = os.pipe()
         self.last_words = LastWords(read_end)
-        self.makes_sense = True  # all that it has said
-        self.ready_s: float | None = None  # when it said that its engine runs
+        self.makes_sense = True  # all that it has sent was a message
+        self.ready_s: float | None = None  # when its engine ran
         self.link = Link(ours)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, with numbers
@@ -82,7 +128,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -91,15 +137,15 @@ class WorkerProcess:
         return self.ready_s is not None
 
     def send(self, message: messages.Down) -> None:
-        """Tells the worker something; never waits."""
+        """Send the worker a message; never waits."""
         self.link.send(messages.encode(message))
 
     def beat(self) -> Beat | None:
-        """Its last sign of life. Any thread."""
+        """Return its last sign of life. Any thread."""
         return self.box.read_beat()
 
     def reap(self, patience_s: float = _PATIENCE_S) -> Death:
-        """Wait for the end of the process, kills it where it takes longer, and gives everything back."""
+        """Wait for the end of the process, kill it if that takes longer, and free what it had."""
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -120,7 +166,7 @@ class WorkerProcess:
         self.box.close()
 
     def forget(self) -> None:
-        """In a forked child of the front: the worker is not ours, and must see its own front's end."""
+        """Close what a forked child of the front has inherited, so that the worker sees its own front's end."""
         self._process.returncode = 0
         self.box.forget()
         with contextlib.suppress(OSError):
@@ -134,3 +180,45 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+
+class Watching:
+    """What the supervising thread waits for: the inbox, and the socket and stderr of a worker. A context manager."""
+
+    def __init__(self, inbox: FrontInbox) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(inbox, _READABLE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._selector.close()
+
+    def wait(self, timeout_s: float | None) -> list[object]:
+        """Return what is ready within timeout_s; None: wait without a limit."""
+        return [key.fileobj for key, _ in self._selector.select(timeout_s)]
+
+    def add(self, worker: WorkerProcess) -> None:
+        """Watch a worker that was started."""
+        self._selector.register(worker.link, _READABLE)
+        self._selector.register(worker.last_words, _READABLE)
+
+    def remove(self, worker: WorkerProcess) -> None:
+        """Stop watching a worker that is gone."""
+        self._forget(worker.link)
+        self._forget(worker.last_words)
+
+    def refresh(self, worker: WorkerProcess) -> None:
+        """Wait for room in the socket if something is kept for it, and no longer for a closed stderr."""
+        self._selector.modify(worker.link, _READABLE | (_WRITABLE if worker.link.is_backed_up else 0))
+        if worker.last_words.fileno() < 0:
+            self._forget(worker.last_words)
+
+    def _forget(self, watched: object) -> None:
+        """Unregister by identity, as its descriptor may be closed."""
+        for key in tuple(self._selector.get_map().values()):
+            if key.fileobj is watched:
+                self._selector.unregister(key.fd)

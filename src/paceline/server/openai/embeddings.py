@@ -13,7 +13,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.engine.results import embedding_options, vectors
+from paceline.engine.arguments import embedding_options
+from paceline.engine.results import vectors
 from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.runtime.embedder import normalized

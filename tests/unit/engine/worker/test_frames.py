@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline import errors
 from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused, Stop
 from paceline.engine.worker import messages
-from paceline.engine.worker.frames import MAX_BYTES, FrameReader, framed
+from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
 from paceline.observability.metrics_snapshot import Histogram, Sample
 from paceline.scheduling.sequence import GenerationState
@@ -114,7 +114,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(stream[begin:end])
-    assert reader.num_uncomputed_tokens == 0
+    assert reader.num_pending_bytes == 0
     decoded = [
         (messages.decode_up if isinstance(one, messages.Up) else messages.decode_down)(frame)
         for one, frame in zip(sent, found, strict=True)

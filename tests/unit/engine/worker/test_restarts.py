@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engine.worker.restarts import RestartLimits, Restarts
+from paceline.engine.worker.lifecycle import RestartLimits, Restarts
 
 
 def waits(restarts: Restarts, crashes: list[tuple[float, float | None]]) -> list[float | None]:

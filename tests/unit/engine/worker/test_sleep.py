@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.engine.worker.sleep import LEAVE_S, Sleep
+from paceline.engine.worker.lifecycle import LEAVE_S, Sleep
 
 
 def test_a_worker_is_let_go_when_nothing_has_needed_it_for_so_long() -> None:

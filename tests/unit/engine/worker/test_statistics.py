@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engine.worker.requests_watch import RequestsWatch
-from paceline.engine.worker.statistics import WorkerTotals
+from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions

@@ -24,7 +24,7 @@ from tests.running_engine import LONG_S
 
 from paceline.cli.trace_layout import arrange
 from paceline.engine.worker import worker_engine
-from paceline.engine.worker.restarts import RestartLimits
+from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineDied, EngineStopped, InvalidParams, ModelLoadError, QueueFull, Unsupported
 from paceline.observability.trace_events import hook_name
@@ -503,13 +503,12 @@ def test_what_waits_for_a_worker_counts_in_the_queue() -> None:
     one = fake_worker_engine(restarts=limits, backend_options=LONG, num_slots=1, max_queue=1)
     try:
         kill(one)
-        while one.worker_pid is not None:
+        while one.heartbeat().restart_in_s is None:
             threading.Event().wait(0.01)
         waiting = [start(one, "hello", max_tokens=5) for _ in range(2)]
         with pytest.raises(QueueFull, match="2 requests"):
             start(one, "hello")
         assert not any(channel.is_finished for channel in waiting)
-        assert one.heartbeat().restart_in_s is not None
         one._supervisor._start_at = 0.0  # as if the hour were over
         one._inbox.wake()
         assert [read(channel)[:2] for channel in waiting] == [undisturbed("hello", max_tokens=5)] * 2

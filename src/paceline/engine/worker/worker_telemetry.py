@@ -1,0 +1,229 @@
+"""Metrics, traces and instruments of an engine with workers: what the front sees itself, and what workers report.
+
+The front sees each request once, however often it is replayed, so it counts requests and writes the trace file. A worker sees
+ticks, tokens, slots and memory: it sends its metrics, and its trace events as lines after each tick. When it dies, its last
+metrics are added up, and what it did since is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from paceline.clock import Clock
+from paceline.engine.base_engine import close_trace
+from paceline.engine.engine_thread import EventSink
+from paceline.engine.worker.replay_log import usage_of, worst_reason
+from paceline.errors import PacelineError
+from paceline.observability import metric_table as table
+from paceline.observability.instruments import Instrument
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
+from paceline.observability.trace_events import EngineRestarted, EventInstrument, Paused, TraceEvent, to_line
+from paceline.observability.trace_file import TraceRecorder
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.events import Embedded, Ended, Event, Started
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.telemetry import EndRecord, RequestRecord
+from paceline.streaming.chunk import FinishReason
+
+_log = logging.getLogger("paceline.engine")
+_REASONS = {
+    "cancelled": FinishReason.CANCELLED,
+    "deadline_exceeded": FinishReason.DEADLINE,
+    "engine_stopped": FinishReason.SHUTDOWN,
+}
+_FRONT_EVENTS = (RequestRecord, EndRecord, Paused, EngineRestarted)
+_FRONT_METRICS = frozenset(
+    metric.name
+    for metric in (
+        table.REQUESTS,
+        table.FINISHED,
+        table.ERRORS,
+        table.QUEUED,
+        table.RESIDENT,
+        table.QUEUE_S,
+        table.REQUEST_S,
+        table.PROMPT,
+        table.SLOW_READERS,
+        table.RESTARTS,
+        table.TOKENS_MAX,
+        table.SLOTS,
+    )
+)
+_Place = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class RequestsWatch:
+    """Calls the hooks of one instrument that are about whole requests and restarts. The front's supervising thread.
+
+    Slots are the worker's, so a request is reported with slot 0 from its start to its end, across workers.
+    """
+
+    def __init__(self, instrument: Instrument, clock: Clock, trace: FrontTrace | None = None) -> None:
+        self._instrument, self._clock, self._trace = instrument, clock, trace
+
+    def queued(self, request: Request | EmbeddingRequest) -> None:
+        """Report that a request was accepted."""
+        self._instrument.request_queued(request.record())
+
+    def paused(self, key: int, is_paused: bool) -> None:
+        """Report that the reader of a request is too slow, or has caught up."""
+        self._instrument.paused(key, is_paused, self._clock.now())
+
+    def restarted(self) -> None:
+        """Report that another worker took over."""
+        self._instrument.engine_restarted(self._clock.now())
+
+    def traced(self, lines: Iterable[str]) -> None:
+        """Write what a worker sent for the trace."""
+        if self._trace is not None:
+            self._trace.write_lines(lines, self._clock.now())
+
+    def close(self) -> None:
+        """End the trace; idempotent."""
+        if self._trace is not None:
+            self._trace.close()
+
+    def saw(self, event: Event, request: object) -> None:
+        """Report an event of a request that is about to be delivered."""
+        match event, request:
+            case Started(key), Request():
+                self._instrument.request_started(key, 0, 0, request.started_s or self._clock.now())
+            case Ended(key, chunk), Request():
+                self._ended(request, worst_reason(request), chunk.error)
+                self._instrument.slot_freed(key, 0, 0, self._clock.now())
+            case Embedded(key, _, error), EmbeddingRequest():
+                self._ended(request, _reason(error), error)
+
+    def _ended(self, request: Request | EmbeddingRequest, reason: FinishReason, error: PacelineError | None) -> None:
+        now = self._clock.now()
+        code = None if error is None else error.code
+        usage = usage_of(request, now) if isinstance(request, Request) else request.usage(now)
+        self._instrument.request_ended(
+            EndRecord(key=request.key, reason=reason, usage=usage, now_s=now, error_code=code)
+        )
+
+
+def _reason(error: PacelineError | None) -> FinishReason:
+    return FinishReason.END if error is None else _REASONS.get(error.code, FinishReason.ERROR)
+
+
+class FrontTrace(EventInstrument):
+    """Writes the trace file: events of requests, which the front knows, and the lines of workers. Supervising thread."""
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+
+    def take(self, event: TraceEvent) -> None:
+        """Write it, if the front knows it better than a worker."""
+        if isinstance(event, _FRONT_EVENTS):
+            self._recorder.take(event)
+
+    def write_lines(self, lines: Iterable[str], now_s: float) -> None:
+        """Write what a worker sent; an error ends the trace and nothing else."""
+        try:
+            self._recorder.write_lines(lines, now_s)
+        except OSError as error:
+            _log.error("the trace ends, as it cannot be written: %s", error.strerror or error)
+
+    def close(self) -> None:
+        """Write what is left; idempotent."""
+        close_trace(self._recorder)
+
+
+class WorkerTrace(EventInstrument):
+    """A worker's part of the trace: lines since the last `flush`. zero_s: the time of its beginning. Engine's thread."""
+
+    def __init__(self, zero_s: float, send: Callable[[list[str]], None]) -> None:
+        self._zero_s, self._send = zero_s, send
+        self._lines: list[str] = []
+
+    def flush(self) -> None:
+        """Send the lines."""
+        if self._lines:
+            self._send(self._lines)
+            self._lines = []
+
+    def take(self, event: TraceEvent) -> None:
+        """Keep its line, unless the front writes it."""
+        if not isinstance(event, _FRONT_EVENTS):
+            self._lines.append(to_line(event, self._zero_s))
+
+
+class TracingSink:
+    """A sink that sends a tick's lines before its events, so that the front has them when a request has ended."""
+
+    def __init__(self, sink: EventSink, trace: WorkerTrace) -> None:
+        self._sink, self._trace = sink, trace
+
+    def deliver(self, events: list[Event]) -> None:
+        """See `EventSink`."""
+        self._trace.flush()
+        self._sink.deliver(events)
+
+    def end_all(self, error: PacelineError) -> None:
+        """See `EventSink`."""
+        try:
+            self._trace.flush()
+        finally:
+            self._sink.end_all(error)
+
+    def close(self) -> None:
+        """See `EventSink`."""
+        self._sink.close()
+
+
+class WorkerTotals:
+    """The metrics that all workers of an engine have reported. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._past: dict[_Place, Sample] = {}
+        self._now: dict[_Place, Sample] = {}
+
+    def report(self, samples: Iterable[Sample]) -> None:
+        """Replace the metrics of the current worker."""
+        with self._lock:
+            self._now = {(one.name, one.labels): one for one in samples}
+
+    def died(self) -> None:
+        """Add up the counters and histograms of a dead worker; drop its gauges."""
+        with self._lock:
+            for place, sample in self._now.items():
+                if sample.kind != "gauge":
+                    self._past[place] = _sum(self._past.get(place), sample)
+            self._now = {}
+
+    def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
+        """Return all metrics in the order of the table; those of requests, and the number of slots, are the front's."""
+        samples: dict[_Place, Sample] = {(one.name, one.labels): one for one in front}
+        with self._lock:
+            for place, sample in (self._past | self._now).items():
+                if place[0] not in _FRONT_METRICS:
+                    both = place in self._past and place in self._now
+                    samples[place] = _sum(self._past[place], sample) if both else sample
+        order = {name: index for index, name in enumerate(table.NAMES)}
+        return MetricsSnapshot(tuple(sorted(samples.values(), key=lambda one: order[one.name])))
+
+
+def _sum(first: Sample | None, second: Sample) -> Sample:
+    if first is None:
+        return second
+    one, other = first.value, second.value
+    if isinstance(one, Histogram) and isinstance(other, Histogram):
+        return Sample(second.name, second.kind, second.labels, _joined(one, other))
+    assert not isinstance(one, Histogram)  # noqa: S101 - a metric keeps its kind
+    assert not isinstance(other, Histogram)  # noqa: S101
+    return Sample(second.name, second.kind, second.labels, one + other)
+
+
+def _joined(one: Histogram, other: Histogram) -> Histogram:
+    full = [each for each in (one, other) if each.count]
+    return Histogram(
+        bounds=other.bounds,
+        counts=tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)),
+        sum=one.sum + other.sum,
+        smallest=min((each.smallest for each in full), default=0.0),
+        largest=max((each.largest for each in full), default=0.0),
+    )
