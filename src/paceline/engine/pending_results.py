@@ -1,4 +1,4 @@
-"""The registry of results that callers wait for: questions and embeddings that an engine has not replied to yet."""
+"""The registry of results that callers wait for: questions to an engine or its worker, and embeddings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ class PendingResults:
     """Futures by the key of their command or request; each is resolved once, by the thread that removes it."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, Future[list[Any]]] = {}
+        self._futures: dict[int, Future[Any]] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self._futures))  # a copy in one step; tuple() may be interrupted by other threads
 
-    def add(self, key: int) -> Future[list[Any]]:
+    def add(self, key: int) -> Future[Any]:
         """Return a new future, to be set by `resolve`."""
-        future = self._futures[key] = Future()
+        future: Future[Any] = Future()
+        self._futures[key] = future
         return future
 
     def discard(self, key: int) -> None:
         """Remove a future without setting it, because its request was refused."""
         self._futures.pop(key, None)
 
-    def resolve(self, key: int, result: list[Any], error: PacelineError | None = None) -> None:
+    def resolve(self, key: int, result: Any, error: PacelineError | None = None) -> None:
         """Set a result, or the error instead of it; do nothing if the key is resolved or its future was cancelled."""
         future = self._futures.pop(key, None)
         if future is None:

@@ -1,123 +1,112 @@
 """What callers ask of the worker beside requests: its metrics, its slots, prefixes in files. Results are futures.
 
-Asking may come from any thread; the rest is the supervising thread's.
+A question about state is resolved with None if there is no worker; one about prefixes waits for the next worker. Asking may
+come from any thread; the rest is the supervising thread's.
 """
 
 from __future__ import annotations
 
-import queue
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from paceline.engine.pending_results import PendingResults
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 
-_StateQuestion = tuple[Callable[[int], messages.AskStats | messages.AskSlots], Future[Any]]
-_PrefixQuestion = tuple[messages.Prefix, Future[messages.PrefixDone]]
+_Question = messages.AskStats | messages.AskSlots | messages.Prefix
+_Reply = messages.Stats | messages.SlotsTold | messages.PrefixDone
 
 
 class Questions:
-    """wake: tells the supervising thread that there is a question."""
+    """The questions without a reply, by number. wake: wakes the supervising thread, which sends them."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._is_over = False
-        self._num_asked = 0
-        self._for_state: queue.SimpleQueue[_StateQuestion] = queue.SimpleQueue()
-        self._for_prefixes: queue.SimpleQueue[_PrefixQuestion] = queue.SimpleQueue()
-        self._state_asked: dict[int, Future[Any]] = {}
-        self._prefixes_asked: dict[int, _PrefixQuestion] = {}
+        self._numbers = itertools.count(1)
+        self._results = PendingResults()
+        self._messages: dict[int, _Question] = {}
+        self._sent: set[int] = set()  # to the present worker; supervising thread only
 
     # ---- any thread
 
     def ask_stats(self) -> Future[None]:
         """Return a future that is done when the worker has reported, or if there is no worker."""
-        return self._ask_state(messages.AskStats)
+        return self._ask(messages.AskStats)
 
     def ask_slots(self) -> Future[SlotsSnapshot | None]:
         """Return a future of what each slot does after the current tick; None if there is no worker."""
-        return self._ask_state(messages.AskSlots)
+        return self._ask(messages.AskSlots)
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads; else `EngineDied`."""
-        answer: Future[messages.PrefixDone] = Future()
-        self._for_prefixes.put((message, answer))
-        self._after_asking()
-        return answer
+        return self._ask(lambda number: msgspec.structs.replace(message, number=number))
 
-    def _ask_state(self, question: Callable[[int], messages.AskStats | messages.AskSlots]) -> Future[Any]:
-        answer: Future[Any] = Future()
-        self._for_state.put((question, answer))
-        self._after_asking()
-        return answer
-
-    def _after_asking(self) -> None:
+    def _ask(self, question: Callable[[int], _Question]) -> Future[Any]:
+        number = next(self._numbers)
+        self._messages[number] = question(number)
+        future = self._results.add(number)
         self._wake()
         if self._is_over:  # `end` sets this before it looks at the questions, so none is left
             self.end()
+        return future
 
     # ---- the supervising thread
 
     @property
     def need_worker(self) -> bool:
-        """Whether one of them waits for a worker, or for what it does."""
-        return not self._for_prefixes.empty() or bool(self._prefixes_asked)
+        """Whether one of them waits for a worker, or for its reply."""
+        return any(isinstance(self._messages.get(number), messages.Prefix) for number in self._results)
 
     def pass_on(self, worker: WorkerProcess | None) -> None:
-        """Hands the questions over, if there is a worker."""
+        """Send the new questions to the worker, if there is one."""
         if worker is None or not worker.is_ready:
             self._give_up_on_state()
             return
-        while not self._for_state.empty():
-            question, waiting = self._for_state.get()
-            self._state_asked[self._next()] = waiting
-            worker.send(question(self._num_asked))
-        while not self._for_prefixes.empty():
-            message, answer = self._for_prefixes.get()
-            self._prefixes_asked[self._next()] = (message, answer)
-            worker.send(msgspec.structs.replace(message, number=self._num_asked))
+        for number in self._results:
+            message = self._messages.get(number)
+            if message is not None and number not in self._sent:
+                self._sent.add(number)
+                worker.send(message)
 
-    def answered(self, message: messages.Stats | messages.SlotsTold | messages.PrefixDone) -> None:
-        """Resolve a question by the worker's reply, or take a report that no question asked for."""
-        if isinstance(message, messages.PrefixDone):
-            self._prefixes_asked.pop(message.number)[1].set_result(message)
-        elif message.number in self._state_asked:
-            told = message.snapshot if isinstance(message, messages.SlotsTold) else None
-            self._state_asked.pop(message.number).set_result(told)
+    def take(self, reply: _Reply) -> None:
+        """Resolve a question by the worker's reply; do nothing for a report that no question asked for."""
+        self._sent.discard(reply.number)
+        match reply:
+            case messages.PrefixDone(number, error=error):
+                self._resolve(number, reply, error)
+            case messages.SlotsTold(number, snapshot):
+                self._resolve(number, snapshot)
+            case messages.Stats(number):
+                self._resolve(number, None)
 
     def died(self, error: PacelineError) -> None:
-        """Give up on replies of a dead worker. Loading is asked of the next one; the others may have been done already."""
+        """Give up on replies of a dead worker. The next one is asked to load again; saves and erasures may have been done."""
+        sent, self._sent = self._sent, set()
         self._give_up_on_state()
-        for message, answer in self._prefixes_asked.values():
-            if message.action == "load":
-                self._for_prefixes.put((message, answer))
-            else:
-                answer.set_exception(error)
-        self._prefixes_asked.clear()
+        for number in sent:
+            message = self._messages.get(number)
+            if isinstance(message, messages.Prefix) and message.action != "load":
+                self._resolve(number, None, error)
 
     def end(self) -> None:
-        """There will be no worker any more."""
+        """Resolve what is left and, from now on, every new question: there will be no worker any more. Any thread."""
         self._is_over = True
         self._give_up_on_state()
-        with suppress(queue.Empty):
-            while True:
-                _, answer = self._for_prefixes.get_nowait()
-                answer.set_exception(EngineStopped("the engine was shut down; make a new one"))
+        for number in self._results:
+            self._resolve(number, None, EngineStopped("the engine was shut down; make a new one"))
 
     def _give_up_on_state(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._for_state.get_nowait()[1].set_result(None)
-        with suppress(KeyError):
-            while True:  # the thread that takes one out resolves it
-                self._state_asked.popitem()[1].set_result(None)
+        for number in self._results:
+            if isinstance(self._messages.get(number), (messages.AskStats, messages.AskSlots)):
+                self._resolve(number, None)
 
-    def _next(self) -> int:
-        self._num_asked += 1
-        return self._num_asked
+    def _resolve(self, number: int, result: Any, error: PacelineError | None = None) -> None:
+        self._results.resolve(number, result, error)
+        self._messages.pop(number, None)

@@ -124,7 +124,6 @@ class Supervisor(EngineThread):
             ends.callback(lambda: self.ended.set_result(self._gave_up))
             ends.callback(self._refuse_to_start, EngineStopped("the engine was shut down while it was starting"))
             ends.callback(self.questions.end)
-            ends.callback(self.questions.died, EngineStopped("the engine was shut down; make a new one"))
             ends.callback(self._watch.close)
             ends.callback(self._router.close)
             ends.callback(self._dismiss)
@@ -223,9 +222,9 @@ class Supervisor(EngineThread):
                 worker.kill()
             case messages.Stats(_, samples):
                 self.totals.report(samples)
-                self.questions.answered(message)
+                self.questions.take(message)
             case messages.PrefixDone() | messages.SlotsTold():
-                self.questions.answered(message)
+                self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)
 

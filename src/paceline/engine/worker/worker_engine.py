@@ -216,10 +216,7 @@ class WorkerEngine(BaseEngine):
     ) -> messages.PrefixDone:
         self._check_usable()
         message = messages.Prefix(0, action, validation.text("name", name), ids, changed_options(options))
-        done = self._supervisor.questions.ask_prefix(message).result()
-        if done.error is not None:
-            raise done.error
-        return done
+        return self._supervisor.questions.ask_prefix(message).result()
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`."""

@@ -1,12 +1,15 @@
-"""What callers ask of the worker, at the end of it."""
+"""What callers ask of the worker: sent once to each, resolved once, also at the end of it."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
+
+import pytest
 
 from paceline.engine.worker import messages
 from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.worker_process import WorkerProcess
+from paceline.errors import EngineDied, EngineStopped
 
 
 class Listener:
@@ -21,6 +24,10 @@ class Listener:
         self.heard.append(message)
 
 
+def prefix(action: Literal["save", "load", "erase"]) -> messages.Prefix:
+    return messages.Prefix(0, action, "name", [], {})
+
+
 def test_a_query_during_shutdown_gets_one_result() -> None:
     """A late caller ends what is left, perhaps in the middle of the ending itself: no future is resolved twice."""
     questions, worker, late = Questions(lambda: None), Listener(), []
@@ -30,3 +37,51 @@ def test_a_query_during_shutdown_gets_one_result() -> None:
     assert [type(one) for one in worker.heard] == [messages.AskStats] * 3
     questions.end()
     assert [one.result(0) for one in late] == [None] * 3
+    with pytest.raises(EngineStopped):
+        questions.ask_prefix(prefix("load")).result(0)
+
+
+def test_without_a_worker_state_is_none_and_prefixes_wait() -> None:
+    """They need a worker, which gets them once."""
+    questions, worker = Questions(lambda: None), Listener()
+    slots, saved = questions.ask_slots(), questions.ask_prefix(prefix("save"))
+    assert questions.need_worker
+    questions.pass_on(None)
+    assert slots.result(0) is None
+    for _ in range(2):
+        questions.pass_on(cast(WorkerProcess, worker))
+    (asked,) = worker.heard
+    reply = messages.PrefixDone(asked.number, 5, [], None)
+    for _ in range(2):
+        questions.take(reply)
+    assert saved.result(0) is reply
+    assert not questions.need_worker
+
+
+def test_after_a_death_the_next_worker_loads_again() -> None:
+    """What may have been done already fails with the death; what was not sent yet waits on."""
+    questions, first, second = Questions(lambda: None), Listener(), Listener()
+    loaded, saved = questions.ask_prefix(prefix("load")), questions.ask_prefix(prefix("save"))
+    slots = questions.ask_slots()
+    questions.pass_on(cast(WorkerProcess, first))
+    unsent = questions.ask_prefix(prefix("erase"))
+    questions.died(EngineDied("killed"))
+    assert slots.result(0) is None
+    with pytest.raises(EngineDied):
+        saved.result(0)
+    questions.pass_on(cast(WorkerProcess, second))
+    assert [one.action for one in second.heard] == ["load", "erase"]
+    for one in second.heard:
+        questions.take(messages.PrefixDone(one.number, 0, [1], None))
+    assert (loaded.result(0).token_ids, unsent.result(0).token_ids) == ([1], [1])
+
+
+def test_a_cancelled_question_takes_no_reply() -> None:
+    """Its caller has left; the reply and a report that no question asked for change nothing."""
+    questions, worker = Questions(lambda: None), Listener()
+    asked = questions.ask_slots()
+    questions.pass_on(cast(WorkerProcess, worker))
+    assert asked.cancel()
+    questions.take(messages.SlotsTold(worker.heard[0].number, None))
+    questions.take(messages.Stats(0, []))
+    assert asked.cancelled()
