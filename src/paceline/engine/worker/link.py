@@ -115,11 +115,6 @@ class FrameReader:
         del self._data[:begin]
         return messages
 
-    @property
-    def num_pending_bytes(self) -> int:
-        """Number of bytes of the message that is not whole yet."""
-        return len(self._data)
-
     def _end(self, begin: int) -> int | None:
         if len(self._data) - begin < _HEADER:
             return None

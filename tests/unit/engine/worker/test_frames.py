@@ -114,7 +114,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(stream[begin:end])
-    assert reader.num_pending_bytes == 0
+    assert not reader._data
     decoded = [
         (messages.decode_up if isinstance(one, messages.Up) else messages.decode_down)(frame)
         for one, frame in zip(sent, found, strict=True)
