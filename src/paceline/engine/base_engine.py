@@ -15,6 +15,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Prompt, TextRequests, all_pairs, embeddable, embedding_texts
 from paceline.errors import EngineStopped, InvalidParams
+from paceline.kv_cache import PrefixDigest
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics import Metrics
 from paceline.observability.trace_file import TraceRecorder
@@ -97,6 +98,10 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def ask_slots(self) -> Future[SlotsSnapshot]:
+        """See `EngineClient`."""
+
+    @abstractmethod
+    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
         """See `EngineClient`."""
 
     def slots(self) -> SlotsSnapshot:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.engine.prompts import Prompt
     from paceline.errors import EngineStopped
+    from paceline.kv_cache import PrefixDigest
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.params import SamplingParams
@@ -110,6 +111,17 @@ class EngineClient(Protocol):
 
     def slots(self) -> SlotsSnapshot:
         """Return the result of `ask_slots`. Waits for the current tick, so never call it on an event loop."""
+
+    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+        """Return a future of hashes of the cached prefixes after the current tick, for routing requests to where theirs are.
+
+        At most max_prefixes, those with the fewest branches before them first; they end where cached sequences branch or
+        end, without what a running sequence has generated lately. Compare with `prompts.prefix_hash` of a prompt's first
+        num_tokens token ids. While there is no worker nothing is cached. A digest confirms a guessed prompt, so it is for
+        trusted callers.
+
+        Raises as `ask_slots`, and `InvalidParams`.
+        """
 
     def heartbeat(self) -> Heartbeat:
         """Return whether the engine turns, or a worker is being started. Waits for nothing."""

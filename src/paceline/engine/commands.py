@@ -91,7 +91,15 @@ class Inspect:
     key: int
 
 
-Question = Export | Import | Inspect
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Ask for hashes of the cached prefixes."""
+
+    key: int
+    max_prefixes: int
+
+
+Question = Export | Import | Inspect | Digest
 """A command whose result is an event of the same key."""
 
 Command = Question | Submit | RequestCommand | Drain | Stop

@@ -11,6 +11,7 @@ from typing import Protocol
 from paceline.engine.commands import (
     Cancel,
     Command,
+    Digest,
     Drain,
     EndSlow,
     Export,
@@ -82,7 +83,7 @@ class Engine:
                     self._scheduler.set_interval(key, interval)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
-                case Export() | Import() | Inspect():
+                case Export() | Import() | Inspect() | Digest():
                     self._ask(command)
                 case Drain():
                     self._scheduler.drain()
@@ -97,6 +98,8 @@ class Engine:
                 self._scheduler.import_ranges(key, namespace, tokens, ranges)
             case Inspect(key):
                 self._scheduler.inspect(key)
+            case Digest(key, max_prefixes):
+                self._scheduler.digest(key, max_prefixes)
 
     def _submit(self, request: Request | EmbeddingRequest) -> None:
         if isinstance(request, Request):

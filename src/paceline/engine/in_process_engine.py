@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
+from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, close_trace, open_trace
-from paceline.engine.commands import Inspect
+from paceline.engine.commands import Digest, Inspect
 from paceline.engine.core import Engine
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
@@ -22,6 +24,7 @@ from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
+from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -99,10 +102,12 @@ class InProcessEngine(BaseEngine):
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """See `EngineClient`."""
         self._runner.check_process()
-        return map_future(self._router.ask(Inspect(self._inbox.next_key())), _only)
+        return self._ask(Inspect(self._inbox.next_key()))
 
+    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+        """See `EngineClient`."""
+        self._runner.check_process()
+        return self._ask(Digest(self._inbox.next_key(), validation.integer("max_prefixes", max_prefixes, 1)))
 
-def _only(results: list[Any]) -> SlotsSnapshot:
-    (snapshot,) = results
-    assert isinstance(snapshot, SlotsSnapshot)  # noqa: S101 - what this was asked for
-    return snapshot
+    def _ask(self, question: Inspect | Digest) -> Future[Any]:
+        return map_future(self._router.ask(question), itemgetter(0))

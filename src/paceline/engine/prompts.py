@@ -15,12 +15,13 @@ from paceline import validation
 from paceline.clock import Clock
 from paceline.engine.backend import Lora
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
+from paceline.kv_cache import hash_prefix, pack_tokens
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
 from paceline.runtime import Model
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.sequence import Request, prefix_namespace
 
 if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
@@ -83,6 +84,11 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
         return ids[:keep] + ids[len(ids) - (room - keep) :]
     head = max(keep, room // 2)
     return ids[:head] + ids[len(ids) - (room - head) :]
+
+
+def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
+    """Return the hash by which `EngineClient.prefix_digest` names these tokens, for requests of these options."""
+    return hash_prefix(prefix_namespace(options), pack_tokens(token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,22 @@ from paceline.kv_cache.cache import KVCache
 from paceline.kv_cache.device_cells import Copy, Load, Operation, Remove, Save, TransferOutput
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
-from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, SavedState, pack_tokens
+from paceline.kv_cache.radix_tree import (
+    TOKEN_BYTES,
+    HashedPrefix,
+    Namespace,
+    PrefixDigest,
+    SavedState,
+    hash_prefix,
+    pack_tokens,
+)
 
 __all__ = [
     "TOKEN_BYTES",
     "CacheTelemetry",
     "ComputeCost",
     "Copy",
+    "HashedPrefix",
     "KVCache",
     "KVCacheLimits",
     "Load",
@@ -33,10 +42,12 @@ __all__ = [
     "NotAdmitted",
     "Operation",
     "PendingPrefix",
+    "PrefixDigest",
     "PrefixMatch",
     "Remove",
     "Save",
     "SavedState",
     "TransferOutput",
+    "hash_prefix",
     "pack_tokens",
 ]

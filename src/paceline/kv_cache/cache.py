@@ -21,6 +21,7 @@ from paceline.kv_cache.radix_tree import (
     TOKEN_BYTES,
     Namespace,
     Node,
+    PrefixDigest,
     RadixTree,
     SavedState,
     TreeMatch,
@@ -240,6 +241,10 @@ class KVCache:
         return self._exporter.saved_ranges(namespace, tokens)
 
     # ---- what it holds
+
+    def digest(self, max_prefixes: int) -> PrefixDigest:
+        """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once."""
+        return self._tree.digest(max_prefixes, can_share_part=self._limits.can_share_part)
 
     @property
     def num_cells(self) -> int:

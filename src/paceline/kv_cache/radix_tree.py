@@ -12,8 +12,9 @@ Pure. Tokens are kept as bytes, four a token, which compare fast.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +26,33 @@ TOKEN_BYTES = 4
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Return token ids as the tree keeps them."""
     return array("i", token_ids).tobytes()
+
+
+def hash_prefix(namespace: Namespace, tokens: bytes) -> str:
+    """Return the hash by which a digest names a prefix: BLAKE2b of its namespace and its packed tokens."""
+    hasher = _namespace_hasher(namespace)
+    hasher.update(tokens)
+    return hasher.hexdigest()
+
+
+def _namespace_hasher(namespace: Namespace) -> hashlib.blake2b:
+    return hashlib.blake2b(repr(namespace).encode() + b"\0", digest_size=16)
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPrefix:
+    """A cached prefix: its hash by `hash_prefix`, and its number of tokens."""
+
+    hash: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDigest:
+    """Cached prefixes, those with the fewest branches before their ends first. is_complete: none was left out."""
+
+    prefixes: tuple[HashedPrefix, ...] = ()
+    is_complete: bool = True
 
 
 class SavedState(Protocol):
@@ -69,6 +97,12 @@ class Node:
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens) // TOKEN_BYTES
+
+    def is_cached(self, *, can_share_part: bool) -> bool:
+        """Return whether a sequence can start from the end of this node, given all those above it."""
+        if not can_share_part:
+            return self.is_checkpoint
+        return self.block is not None or any(owner.num_computed_tokens >= self.end for owner in self.owners)
 
     def path(self) -> list[Node]:
         """Return the nodes from the first one under the root to this one."""
@@ -119,6 +153,25 @@ class RadixTree:
             if shared < len(child.tokens):
                 break
         return TreeMatch(tuple(nodes), at // TOKEN_BYTES, _most_recent_end(nodes[-1]) if nodes else 0)
+
+    def digest(self, max_prefixes: int, *, can_share_part: bool) -> PrefixDigest:
+        """Hash the cached prefixes up to each node's end, where sequences branch or end, breadth first."""
+        found: list[HashedPrefix] = []
+        pending = deque((root, _namespace_hasher(namespace)) for namespace, root in self._roots.items())
+        while pending:
+            parent, above = pending.popleft()
+            for node in parent.children.values():
+                is_cached = node.is_cached(can_share_part=can_share_part)
+                if can_share_part and not is_cached:  # nothing below it is, either
+                    continue
+                if is_cached and len(found) == max_prefixes:
+                    return PrefixDigest(tuple(found), is_complete=False)
+                hasher = above.copy()
+                hasher.update(node.tokens)
+                if is_cached:
+                    found.append(HashedPrefix(hasher.hexdigest(), node.end))
+                pending.append((node, hasher))
+        return PrefixDigest(tuple(found))
 
     def insert(self, namespace: Namespace, tokens: bytes) -> Node:
         """Return the node at whose end these tokens (at least one) end, creating and splitting nodes as needed."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import PacelineError
+from paceline.kv_cache import PrefixDigest
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk
 
@@ -67,10 +68,10 @@ class Imported(msgspec.Struct):
 
 
 class Inspected(msgspec.Struct):
-    """What each slot does, after the tick."""
+    """What each slot does, or which prefixes are cached, after the tick."""
 
     key: int
-    snapshot: SlotsSnapshot
+    snapshot: SlotsSnapshot | PrefixDigest
 
 
 Event = Exported | Imported | Inspected | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -9,9 +9,11 @@ One thread calls it. `Request.cancelled` alone may be set from others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
-from paceline.kv_cache import KVCache, Namespace, SavedState, TransferOutput
+from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, TransferOutput
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
@@ -57,7 +59,7 @@ class Scheduler:
         self._is_stopping = False
         self._needs_poll = True
         self._waits_for_readers = True
-        self._inspections: list[int] = []
+        self._inspections: list[tuple[int, Callable[[], SlotsSnapshot | PrefixDigest]]] = []
         self._interval_changed: set[int] = set()
         self.is_idle = True
 
@@ -124,7 +126,11 @@ class Scheduler:
 
     def inspect(self, key: int) -> None:
         """Emit `Inspected` with what each slot does, after the next tick."""
-        self._inspections.append(key)
+        self._inspections.append((key, self.slots))
+
+    def digest(self, key: int, max_prefixes: int) -> None:
+        """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
+        self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes)))
 
     def drain(self) -> None:
         """From now on wait for no reader: paused requests run to their end."""
@@ -216,7 +222,7 @@ class Scheduler:
         if self._interval_changed:
             self._flush_by_interval()
         if self._inspections:
-            self._events += [Inspected(key, self.slots()) for key in self._inspections]
+            self._events += [Inspected(key, snapshot()) for key, snapshot in self._inspections]
             self._inspections.clear()
         return self._take_events()
 

@@ -22,13 +22,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NoReturn
 
 from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Cancel, EndSlow, Inspect, SetInterval, SetPaused, Stop
+from paceline.engine.commands import Cancel, Digest, EndSlow, Inspect, SetInterval, SetPaused, Stop
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import as_paceline_error
@@ -120,7 +120,9 @@ class Worker:
             case messages.AskStats(number):
                 self._report(number)
             case messages.AskSlots(number):
-                self._tell_slots(number)
+                self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsTold, number))
+            case messages.AskDigest(number, max_prefixes):
+                self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestTold, number))
             case messages.Prefix():
                 threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
             case messages.Leave():
@@ -143,16 +145,15 @@ class Worker:
     def _report(self, number: int = 0) -> None:
         self._send(messages.Stats(number, list(self._metrics.snapshot())))
 
-    def _tell_slots(self, number: int) -> None:
+    def _inspect(self, question: Inspect | Digest, told: Callable[[Any], messages.Up]) -> None:
         """Ask the engine's thread, whose reply comes after the current tick."""
         sink = self._socket_sink
         assert sink is not None  # noqa: S101 - the front waits for Ready
 
         def reply(asked: Future[list[Any]]) -> None:
-            snapshot = None if asked.exception() else asked.result()[0]
-            self._send(messages.SlotsTold(number, snapshot))
+            self._send(told(None if asked.exception() else asked.result()[0]))
 
-        sink.ask(Inspect(self._inbox.next_key())).add_done_callback(reply)
+        sink.ask(question).add_done_callback(reply)
 
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))

@@ -13,12 +13,13 @@ import msgspec
 
 from paceline.engine.commands import RequestCommand, Stop
 from paceline.errors import EngineError, PacelineError, PromptTooLong
+from paceline.kv_cache import PrefixDigest
 from paceline.observability.metrics_snapshot import Sample
 from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +96,13 @@ class AskSlots(_Message, frozen=True, tag="slots?"):
     number: int
 
 
+class AskDigest(_Message, frozen=True, tag="digest?"):
+    """Asks for hashes of the cached prefixes."""
+
+    number: int
+    max_prefixes: int
+
+
 class Prefix(_Message, frozen=True, tag="prefix"):
     """Asks for a prefix to be saved, loaded or erased. token_ids: of the one to be saved."""
 
@@ -109,7 +117,7 @@ class Leave(_Message, frozen=True, tag="leave"):
     """The worker is to end in good order. Without it the end of the socket ends it at once."""
 
 
-Down = Setup | Generate | Embed | RequestCommand | Stop | AskStats | AskSlots | Prefix | Leave
+Down = Setup | Generate | Embed | RequestCommand | Stop | AskStats | AskSlots | AskDigest | Prefix | Leave
 
 
 # ---- worker to front
@@ -208,6 +216,13 @@ class SlotsTold(_Message, frozen=True, tag="slots"):
     snapshot: SlotsSnapshot | None
 
 
+class DigestTold(_Message, frozen=True, tag="digest"):
+    """Hashes of the cached prefixes; None if no tick came to collect them."""
+
+    number: int
+    digest: PrefixDigest | None
+
+
 class PrefixDone(_Message, frozen=True, tag="done"):
     """What came of a `Prefix`: tokens that are saved, or the tokens that were loaded; or why nothing did."""
 
@@ -229,7 +244,7 @@ class Traced(_Message, frozen=True, tag="trace"):
     lines: list[str]
 
 
-Up = Ready | Refused | Happened | Logged | Stats | SlotsTold | PrefixDone | Loading | Traced
+Up = Ready | Refused | Happened | Logged | Stats | SlotsTold | DigestTold | PrefixDone | Loading | Traced
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:

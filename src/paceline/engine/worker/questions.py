@@ -1,4 +1,4 @@
-"""What callers ask of the worker beside requests: its metrics, its slots, prefixes in files. Results are futures.
+"""What callers ask of the worker beside requests: metrics, slots, cached prefixes, prefixes in files. Results are futures.
 
 A question about state is resolved with None if there is no worker; one about prefixes waits for the next worker. Asking may
 come from any thread; the rest is the supervising thread's.
@@ -17,10 +17,12 @@ from paceline.engine.pending_results import PendingResults
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
+from paceline.kv_cache import PrefixDigest
 from paceline.scheduling.slots_snapshot import SlotsSnapshot
 
-_Question = messages.AskStats | messages.AskSlots | messages.Prefix
-_Reply = messages.Stats | messages.SlotsTold | messages.PrefixDone
+_StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
+_Question = _StateQuestion | messages.Prefix
+_Reply = messages.Stats | messages.SlotsTold | messages.DigestTold | messages.PrefixDone
 
 
 class Questions:
@@ -43,6 +45,10 @@ class Questions:
     def ask_slots(self) -> Future[SlotsSnapshot | None]:
         """Return a future of what each slot does after the current tick; None if there is no worker."""
         return self._ask(messages.AskSlots)
+
+    def ask_digest(self, max_prefixes: int) -> Future[PrefixDigest | None]:
+        """Return a future of hashes of the cached prefixes after the current tick; None if there is no worker."""
+        return self._ask(lambda number: messages.AskDigest(number, max_prefixes))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads; else `EngineDied`."""
@@ -81,8 +87,8 @@ class Questions:
         match reply:
             case messages.PrefixDone(number, error=error):
                 self._resolve(number, reply, error)
-            case messages.SlotsTold(number, snapshot):
-                self._resolve(number, snapshot)
+            case messages.SlotsTold(number, told) | messages.DigestTold(number, told):
+                self._resolve(number, told)
             case messages.Stats(number):
                 self._resolve(number, None)
 
@@ -104,7 +110,7 @@ class Questions:
 
     def _give_up_on_state(self) -> None:
         for number in self._results:
-            if isinstance(self._messages.get(number), (messages.AskStats, messages.AskSlots)):
+            if isinstance(self._messages.get(number), _StateQuestion):
                 self._resolve(number, None)
 
     def _resolve(self, number: int, result: Any, error: PacelineError | None = None) -> None:

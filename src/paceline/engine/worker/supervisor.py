@@ -19,6 +19,7 @@ from paceline.clock import Clock
 from paceline.engine.commands import (
     Cancel,
     Command,
+    Digest,
     Drain,
     EndSlow,
     Export,
@@ -180,7 +181,7 @@ class Supervisor(EngineThread):
                 self._requests.drain(self._worker)
             case Stop():
                 self._stop()
-            case Export() | Import() | Inspect():
+            case Export() | Import() | Inspect() | Digest():
                 raise AssertionError("the worker is asked by questions")
 
     def _stop(self) -> None:
@@ -223,7 +224,7 @@ class Supervisor(EngineThread):
             case messages.Stats(_, samples):
                 self.totals.report(samples)
                 self.questions.take(message)
-            case messages.PrefixDone() | messages.SlotsTold():
+            case messages.PrefixDone() | messages.SlotsTold() | messages.DigestTold():
                 self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)

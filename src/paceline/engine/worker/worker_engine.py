@@ -33,6 +33,7 @@ from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, InvalidParams
+from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -231,11 +232,26 @@ class WorkerEngine(BaseEngine):
         return map_future(self._supervisor.questions.ask_slots(), self._or_idle)
 
     def _or_idle(self, told: SlotsSnapshot | None) -> SlotsSnapshot:
-        if told is not None:
-            return told
+        if told is None:
+            self._check_not_ended()
+            return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
+        return told
+
+    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+        """See `EngineClient`."""
+        self._supervisor.check_process()
+        asked = self._supervisor.questions.ask_digest(validation.integer("max_prefixes", max_prefixes, 1))
+        return map_future(asked, self._or_empty)
+
+    def _or_empty(self, told: PrefixDigest | None) -> PrefixDigest:
+        if told is None:
+            self._check_not_ended()
+            return PrefixDigest()
+        return told
+
+    def _check_not_ended(self) -> None:
         if not self._supervisor.is_alive:
             raise EngineStopped("the engine was shut down; make a new one")
-        return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
 
     def wake(self) -> None:
         """See `EngineClient`."""

@@ -11,6 +11,7 @@ from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused, St
 from paceline.engine.worker import messages
 from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
+from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.observability.metrics_snapshot import Histogram, Sample
 from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
@@ -64,10 +65,14 @@ slots = st.builds(
     running_s=numbers,
 )
 snapshots = st.builds(SlotsSnapshot, st.lists(slots, max_size=3).map(tuple), st.integers(0, 9))
+digests = st.builds(
+    PrefixDigest, st.lists(st.builds(HashedPrefix, texts, st.integers(0, 9)), max_size=3).map(tuple), st.booleans()
+)
 ups = st.one_of(
     st.builds(messages.Happened, st.lists(parts, max_size=4)),
     st.builds(messages.Logged, texts, st.integers(0, 50), texts),
     st.builds(messages.SlotsTold, keys, st.none() | snapshots),
+    st.builds(messages.DigestTold, keys, st.none() | digests),
     st.builds(messages.Loading, st.floats(0, 1)),
     st.builds(
         messages.Ready, st.just(1), st.just({"num_slots": 3}), st.just({"desc": "x"}), st.lists(texts, max_size=2)
@@ -100,6 +105,7 @@ downs = st.one_of(
     st.builds(EndSlow, keys),
     st.builds(Stop),
     st.builds(messages.AskSlots, keys),
+    st.builds(messages.AskDigest, keys, keys),
 )
 
 

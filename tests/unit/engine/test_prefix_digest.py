@@ -1,0 +1,122 @@
+"""Hashes of cached prefixes, by which a router finds the engine that has most of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.engine_world import World
+from tests.running_engine import LONG_S
+
+from paceline.engine import EngineClient
+from paceline.engine.commands import Digest
+from paceline.engine.prompts import prefix_hash
+from paceline.errors import EngineStopped, InvalidParams
+from paceline.kv_cache import PrefixDigest
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.events import Inspected
+from paceline.testing.fake_engine_client import FakeEngineClient, fake_worker_engine
+
+HEAD = list(range(100, 150))
+FIRST, SECOND = [*HEAD, *range(200, 240)], [*HEAD, *range(300, 340)]
+
+
+def digest(world: World, max_prefixes: int = 100) -> PrefixDigest:
+    """Ticks once."""
+    world.commands.queue.append(Digest(10**6, max_prefixes))
+    world.num_ticks += 1
+    events = world.engine.tick()
+    (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
+    world.take([event for event in events if not isinstance(event, Inspected)])
+    assert isinstance(found, PrefixDigest)
+    return found
+
+
+def num_cached(found: PrefixDigest, prompt: Sequence[int], **options: Any) -> int:
+    """How many of a prompt's first tokens a router would find."""
+    return max(
+        (
+            one.num_tokens
+            for one in found.prefixes
+            if one.num_tokens <= len(prompt)
+            and prefix_hash(prompt[: one.num_tokens], RequestOptions(**options)) == one.hash
+        ),
+        default=0,
+    )
+
+
+def test_a_prompt_is_found_up_to_where_cached_ones_branch() -> None:
+    """A prompt that was generated from is cached whole; one with its head is cached up to the branch."""
+    world = World(eos_every=10**9)
+    assert digest(world) == PrefixDigest()
+    for prompt in (FIRST, SECOND):
+        world.submit(prompt, max_tokens=1)
+        world.run()
+    found = digest(world)
+    assert found.is_complete
+    assert sorted(one.num_tokens for one in found.prefixes) == [50, 90, 90]
+    assert [num_cached(found, prompt) for prompt in (FIRST, SECOND, [*HEAD, 1, 2, 3])] == [90, 90, 50]
+    assert num_cached(found, range(30)) == 0
+
+
+def test_namespaces_have_hashes_of_their_own() -> None:
+    """A tenant's prefix is not another one's."""
+    world = World(eos_every=10**9)
+    world.submit(FIRST, max_tokens=1, tenant="mine")
+    world.run()
+    found = digest(world)
+    assert num_cached(found, FIRST, tenant="mine") == 90
+    assert num_cached(found, FIRST) == num_cached(found, FIRST, tenant="other") == 0
+
+
+def test_the_number_of_prefixes_is_bounded() -> None:
+    """What many sequences share comes first, and what was left out is said."""
+    world = World(eos_every=10**9)
+    for prompt in (FIRST, SECOND):
+        world.submit(prompt, max_tokens=1)
+        world.run()
+    found = digest(world, 1)
+    assert ([one.num_tokens for one in found.prefixes], found.is_complete) == ([50], False)
+    assert digest(world, 3).is_complete
+
+
+def test_what_is_not_computed_yet_is_not_in_it() -> None:
+    """A prompt in the middle of its prefill is not cached."""
+    world = World(limits={"chunk_size": 8, "n_batch": 8}, eos_every=10**9)
+    world.submit(FIRST, max_tokens=1)
+    assert digest(world).prefixes == ()
+    world.run()
+    assert num_cached(digest(world), FIRST) == 90
+
+
+def test_a_memory_that_is_saved_whole_has_its_checkpoints() -> None:
+    """Before the prompt's last token, and at the end."""
+    world = World(limits={"can_share_part": False, "host_bytes": 2**30}, eos_every=10**9)
+    world.submit(FIRST, max_tokens=3)
+    world.run()
+    found = digest(world)
+    assert num_cached(found, FIRST) == 89
+    assert max(one.num_tokens for one in found.prefixes) > 90
+
+
+def generate(engine: EngineClient, prompt: list[int]) -> None:
+    channel = engine.accept(engine.prepare(prompt, SamplingParams(max_tokens=1), RequestOptions()))
+    assert channel.wait_released(LONG_S)
+
+
+@pytest.mark.parametrize("make", [FakeEngineClient, fake_worker_engine])
+def test_engines_with_a_thread_and_with_a_worker_report_it(make: Any) -> None:
+    """Through `EngineClient`, with the same hashes; an engine that has ended says so."""
+    engine: EngineClient = make()
+    try:
+        assert engine.prefix_digest().result(LONG_S) == PrefixDigest()
+        generate(engine, HEAD)
+        assert num_cached(engine.prefix_digest().result(LONG_S), [*HEAD, 1]) == len(HEAD)
+        with pytest.raises(InvalidParams, match="max_prefixes"):
+            engine.prefix_digest(0)
+    finally:
+        engine.close()
+    with pytest.raises(EngineStopped):
+        engine.prefix_digest().result(LONG_S)
