@@ -1,4 +1,4 @@
-"""Routes as plain as can be over `start_request` and `event_stream`, to look at what every API is built on."""
+"""Routes as plain as can be over `start_request` and `EventStream`, to look at what every API is built on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from paceline.server.api_errors import ApiError, openai_error_body
 from paceline.server.running_request import start_request
 from paceline.server.service import Service
-from paceline.server.sse import event_stream
+from paceline.server.sse import EventStream
 from paceline.streaming import StreamChunk
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
@@ -47,7 +47,7 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.get("stream"))
         generation = await start_request(service, request, body["prompts"], params, options, streaming=streaming)
         if streaming:
-            return event_stream(generation, broken if body.get("broken") else probe_events, failure=failure)
+            return EventStream(generation, broken if body.get("broken") else probe_events, failure=failure)
         async with generation:
             completions = await generation.collect()
         return JSONResponse({"texts": [one.text for one in completions]})

@@ -156,17 +156,11 @@ _BY_ERROR: dict[type[BaseException], tuple[int, str]] = {
     errors.PacelineError: (500, "server_error"),
 }
 _BY_STATUS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    422: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }

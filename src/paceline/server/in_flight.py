@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, Self
 
 
@@ -30,9 +29,7 @@ class InFlight:
         self.count += 1
         self._idle.clear()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.count -= 1
         if not self.count:
             self._idle.set()
@@ -181,7 +178,5 @@ class ByteReservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.params import SAMPLERS
 from paceline.request import RequestOptions
 
 if TYPE_CHECKING:
@@ -49,7 +50,13 @@ SAMPLER_LETTERS = {
     "e": "penalties",
     "a": "adaptive_p",
 }
-SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+SAMPLER_NAMES = {
+    **{spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))},
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+}
+"""Samplers by all of llama-server's spellings."""
 
 _SHAPES = "a text, a list of token ids and texts, or an object with prompt_string"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from starlette.requests import Request as HttpRequest
@@ -162,9 +161,7 @@ class RunningRequest:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._watcher.close()
         self.close()
 
@@ -197,9 +194,7 @@ class ChunkSource(Protocol):
 
     async def __aenter__(self) -> object: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 async def collect(source: ChunkSource, params: SamplingParams) -> list[Completion]:

@@ -32,26 +32,17 @@ _HEADERS = [
 _PING = b": ping\n\n"
 
 
-def event_stream(
-    source: ChunkSource,
-    render: Render,
-    *,
-    failure: Callable[[ApiError], bytes],
-    done: bytes = b"[DONE]",
-) -> Response:
-    """Return the streaming response to a request; it closes the source at its end.
+class EventStream(Response):
+    """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
 
     failure: encodes the event that reports an error. done: data of the last event; empty: none.
     """
-    return EventStream(source, render, failure, done)
-
-
-class EventStream(Response):
-    """Writes a source's chunks as server-sent events. Leaving it in any way cancels the source."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: ChunkSource, render: Render, failure: Callable[[ApiError], bytes], done: bytes) -> None:
+    def __init__(
+        self, source: ChunkSource, render: Render, *, failure: Callable[[ApiError], bytes], done: bytes = b"[DONE]"
+    ) -> None:
         super().__init__()
         self._source, self._render, self._failure, self._done = source, render, failure, done
         self._api_error: ApiError | None = None

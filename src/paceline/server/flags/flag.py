@@ -29,11 +29,12 @@ SWITCH: Final = ""  # the metavar of a flag that takes no value
 class Store:
     """Store the value in the settings. into: targets apart by spaces, such as "engine.n_ctx" or "server.port".
 
-    setter: how, where it is more than storing the value itself.
+    convert: called with the value first. setter: stores it, where that takes more than putting it into the targets.
     """
 
     into: str
     setter: Setter | None = None
+    convert: Callable[[Any], Any] | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.params import SAMPLERS
 from paceline.server.flags.flag import UNSET, Reader, Unset
-from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS
+from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 
 TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 FALSE: Final = frozenset({"off", "disabled", "false", "0"})
@@ -65,10 +65,24 @@ def negative_is_automatic(label: str, text: str) -> float | Unset:
     return UNSET if value < 0 else value
 
 
-def layers(label: str, text: str) -> int | str:
-    """Read a whole number, auto or all."""
-    value: int | str = text if text in ("auto", "all") else integer(-(2**31))(label, text)
-    return value
+def seconds(word: str, off: object, high: float = 1e9) -> Reader:
+    """Return a reader of a number of seconds above 0; -1, which messages call `word`, gives `off`."""
+
+    def read(label: str, text: str) -> object:
+        value: float = number(-1, high)(label, text)
+        if value <= 0 and value != -1:
+            raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for {word}, not {value:g}")
+        return off if value == -1 else float(value)
+
+    return read
+
+
+def layers(label: str, text: str) -> int | Unset:
+    """Read a whole number, auto or all: -1 is automatic and less is all, as in llama-server. Ours is -1 for all."""
+    if text in ("auto", "all"):
+        return UNSET if text == "auto" else -1
+    value: int = integer(-(2**31))(label, text)
+    return UNSET if value == -1 else max(value, -1)
 
 
 def switch(label: str, text: str) -> bool:
@@ -198,10 +212,8 @@ def metadata(label: str, text: str) -> tuple[tuple[str, bool | int | float | str
 
 def sampler_names(label: str, text: str) -> tuple[str, ...]:
     """Read samplers between semicolons, spelt with -, _ or neither."""
-    known = {spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))}
-    known |= SAMPLER_ALIASES
     names = [name.strip().lower() for name in text.split(";") if name.strip()]
-    return tuple(known[name] if name in known else validation.choice(label, name, SAMPLERS) for name in names)
+    return tuple(SAMPLER_NAMES.get(name) or validation.choice(label, name, SAMPLERS) for name in names)
 
 
 def sampler_letters(label: str, text: str) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _apply(draft: Draft, given: GivenFlag) -> None:
             draft.notes.append(f"{_spelling(given)} has no effect: {why}")
         case Store(setter=None) as store:
             for target in store.targets:
-                draft.put(target, value, given.label)
+                draft.put(target, value if store.convert is None else store.convert(value), given.label)
         case Store(setter=setter) if setter is not None:
             setter(draft, value, given.label)
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParams
 from paceline.scheduling.named_strategy import check_strategy_name
-from paceline.server.flags.flag import UNSET, Draft, on_one_line
+from paceline.server.flags.flag import UNSET, Draft, Setter, on_one_line
 from paceline.server.settings import ApiKey
 
-MIB = 1 << 20
-NO_LIMIT = sys.maxsize
 _HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 NAMED_TEMPLATES = frozenset({"chatml"})  # of llama-server's built-in names
+
+
+def of_file(setter: Setter) -> Setter:
+    """Return a setter that takes a file and stores its text with another setter."""
+    return lambda draft, value, label: setter(draft, draft.text_of(value, label), label)
 
 
 def context_size(draft: Draft, value: int, label: str) -> None:
@@ -33,25 +34,6 @@ def slots(draft: Draft, value: Any, label: str) -> None:
     if value == 0:
         raise InvalidParams(f"{label} must be at least 1, or -1 for automatic, not 0")
     draft.put("engine.num_slots", UNSET if value < 0 else value, label)
-
-
-def gpu_layers(draft: Draft, value: Any, label: str) -> None:
-    """Store n_gpu_layers: llama-server's -1 is automatic and everything below all layers; ours is -1 for all."""
-    draft.put(
-        "engine.n_gpu_layers", UNSET if value in ("auto", -1) else -1 if value == "all" or value < 0 else value, label
-    )
-
-
-def devices(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store the devices; none is the CPU alone."""
-    draft.put("engine.devices", ["CPU"] if tuple(value) == ("none",) else list(value), label)
-
-
-def sleep_idle(draft: Draft, value: float, label: str) -> None:
-    """Store sleep_idle_s; -1 is never."""
-    if value <= 0 and value != -1:
-        raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for never, not {value:g}")
-    draft.put("engine.sleep_idle_s", UNSET if value == -1 else float(value), label)
 
 
 def mlock(draft: Draft, value: bool, label: str) -> None:
@@ -78,21 +60,6 @@ def _check_not_direct(mode: str, label: str) -> None:
         raise InvalidParams(
             f"{label} does not go with --load-mode dio, which reads past the page cache; leave one of them out"
         )
-
-
-def overrides(draft: Draft, value: Sequence[tuple[str, Any]], label: str) -> None:
-    """Store pairs as a mapping."""
-    draft.put("engine.kv_overrides", dict(value), label)
-
-
-def cache_ram(draft: Draft, value: int, label: str) -> None:
-    """Store MiB as bytes; -1 is no limit."""
-    draft.put("engine.host_cache_bytes", NO_LIMIT if value < 0 else value * MIB, label)
-
-
-def rope_scale(draft: Draft, value: float, label: str) -> None:
-    """Store a factor of the context as one of the frequencies, its inverse."""
-    draft.put("engine.rope_freq_scale", 1 / value, label)
 
 
 def adapters(draft: Draft, value: Sequence[Path], label: str) -> None:
@@ -138,26 +105,11 @@ def trace(draft: Draft, value: Path, label: str) -> None:
     draft.put("engine.trace", value, label)
 
 
-def max_tokens(draft: Draft, value: int, label: str) -> None:
-    """Store max_tokens; below 0 is until the context is full."""
-    draft.put("sampling.max_tokens", None if value < 0 else value, label)
-
-
 def temperature(draft: Draft, value: float, label: str) -> None:
     """Store the temperature; below 0 counts as 0, which is greedy, with a note."""
     if value < 0:
         draft.notes.append(f"{label} {value:g} counts as 0, which is greedy")
     draft.put("sampling.temperature", max(value, 0.0), label)
-
-
-def top_k(draft: Draft, value: int, label: str) -> None:
-    """Store top_k; below 1 is off."""
-    draft.put("sampling.top_k", max(value, 0), label)
-
-
-def seed(draft: Draft, value: int, label: str) -> None:
-    """Store the seed; -1, also as 32 bits, is a fresh one for every request."""
-    draft.put("sampling.seed", None if value in (-1, 2**32 - 1) else value, label)
 
 
 def grammar(draft: Draft, value: str, label: str) -> None:
@@ -166,25 +118,10 @@ def grammar(draft: Draft, value: str, label: str) -> None:
     draft.put("sampling.grammar", value, label)
 
 
-def grammar_file(draft: Draft, value: Path, label: str) -> None:
-    """Store the grammar of a file."""
-    grammar(draft, draft.text_of(value, label), label)
-
-
 def json_schema(draft: Draft, value: str, label: str) -> None:
     """Store a schema in place of a grammar: the last one counts."""
     draft.drop("sampling.grammar")
     draft.put("sampling.json_schema", value, label)
-
-
-def json_schema_file(draft: Draft, value: Path, label: str) -> None:
-    """Store the schema of a file."""
-    json_schema(draft, draft.text_of(value, label), label)
-
-
-def logit_bias(draft: Draft, value: Sequence[tuple[int, float]], label: str) -> None:
-    """Store pairs as a mapping."""
-    draft.put("sampling.logit_bias", dict(value), label)
 
 
 def sequence_breakers(draft: Draft, value: Sequence[str], label: str) -> None:
@@ -203,9 +140,9 @@ def chat_template(draft: Draft, value: str, label: str) -> None:
     draft.put("server.chat_template", value, label)
 
 
-def chat_template_file(draft: Draft, value: Path, label: str) -> None:
-    """Store the template of a file."""
-    draft.put("server.chat_template", draft.text_of(value, label), label)
+def template_text(draft: Draft, value: str, label: str) -> None:
+    """Store Jinja source."""
+    draft.put("server.chat_template", value, label)
 
 
 def template_variables(draft: Draft, value: dict[str, Any], label: str) -> None:
@@ -228,11 +165,6 @@ def reasoning_effort(draft: Draft, value: str, label: str) -> None:
 def reasoning_preserve(draft: Draft, value: bool, label: str) -> None:
     """Add the template variable preserve_reasoning."""
     template_variables(draft, {"preserve_reasoning": value}, label)
-
-
-def hosts(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store addresses, names, or paths of Unix sockets without duplicates."""
-    draft.put("server.hosts", tuple(dict.fromkeys(value)), label)
 
 
 def root_path(draft: Draft, value: str, label: str) -> None:
@@ -295,29 +227,6 @@ def cors_methods(draft: Draft, value: Sequence[str], label: str) -> None:
 def cors_headers(draft: Draft, value: Sequence[str], label: str) -> None:
     """Store names of headers, or * for those that a page requests."""
     draft.put("server.cors_headers", _tokens(value, label, "Authorization,Content-Type"), label)
-
-
-def heartbeat(draft: Draft, value: float, label: str) -> None:
-    """Store the interval of heartbeats; -1 is none, an infinite interval."""
-    if value <= 0 and value != -1:
-        raise InvalidParams(f"{label} must be a number of seconds > 0, or -1 for none, not {value:g}")
-    draft.put("server.heartbeat_s", math.inf if value == -1 else float(value), label)
-
-
-def verbosity(draft: Draft, value: int, label: str) -> None:
-    """Store llama-server's numbers as a level: 1 errors, 2 warnings, 3 information, more for everything."""
-    levels = ("error", "error", "warning", "info")
-    draft.put("server.log_level", "debug" if value >= len(levels) else levels[max(value, 0)], label)
-
-
-def verbose(draft: Draft, value: bool, label: str) -> None:
-    """Store the level debug, or unset it."""
-    draft.put("server.log_level", "debug" if value else UNSET, label)
-
-
-def no_log(draft: Draft, value: bool, label: str) -> None:
-    """Store the level off, or unset it."""
-    draft.put("server.log_level", "off" if value else UNSET, label)
 
 
 def _tokens(value: Sequence[str], label: str, example: str) -> tuple[str, ...]:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, Final
 
 from paceline.params import DEFAULT_SAMPLERS
 from paceline.server.flags import readers as read
 from paceline.server.flags import setters
-from paceline.server.flags.flag import NO_OP, SWITCH, Flag, Ignore, Print, ReadConfig, Reader, Reject, Setter, Store
+from paceline.server.flags.flag import (
+    NO_OP,
+    SWITCH,
+    UNSET,
+    Flag,
+    Ignore,
+    Print,
+    ReadConfig,
+    Reader,
+    Reject,
+    Setter,
+    Store,
+)
 from paceline.server.request_fields import SAMPLER_LETTERS
+
+NO_LIMIT: Final = sys.maxsize
 
 
 def _sampler(  # noqa: PLR0913 - a row
@@ -19,9 +36,10 @@ def _sampler(  # noqa: PLR0913 - a row
     env: str | None = None,
     reader: Reader | None = None,
     setter: Setter | None = None,
+    convert: Callable[[Any], Any] | None = None,
     metavar: str = "N",
 ) -> Flag:
-    return Flag(spelled, metavar, reader or read.number(), Store(f"sampling.{field}", setter), text, env=env)
+    return Flag(spelled, metavar, reader or read.number(), Store(f"sampling.{field}", setter, convert), text, env=env)
 
 
 def _value(spelled: str, action: Reject | Ignore, text: str, *, env: str | None = None, metavar: str = "N") -> Flag:
@@ -37,6 +55,7 @@ _MODELS_OWN = "the model's"
 _INTEGER = read.integer(-(2**31))
 _THINKING = "separating reasoning from the content is not supported yet; leave it out, or set it to none"
 _BUDGET = "a budget of reasoning tokens is not supported yet; leave it out, or limit all generated tokens with -n"
+_LOG_LEVELS = ("error", "error", "warning", "info", "debug")  # by llama-server's numbers
 _LINES = "every line of the log begins with its time and its level"
 _LOAD_MODES = {
     "auto": "auto",
@@ -119,11 +138,11 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_BATCH", default="2048"),
         Flag("-ub --ubatch-size", "N", read.integer(1), Store("engine.n_ubatch"), "Most tokens computed at once.",
              env="LLAMA_ARG_UBATCH", default="512"),
-        Flag("-ngl --gpu-layers --n-gpu-layers", "N",
-             read.layers,
-             Store("engine.n_gpu_layers", setters.gpu_layers), "Layers on the GPU: a number, auto or all.",
+        Flag("-ngl --gpu-layers --n-gpu-layers", "N", read.layers, Store("engine.n_gpu_layers"),
+             "Layers on the GPU: a number, auto or all.",
              env="LLAMA_ARG_N_GPU_LAYERS", default="as many as fit"),
-        Flag("-dev --device", "NAME,...", read.some_items, Store("engine.devices", setters.devices),
+        Flag("-dev --device", "NAME,...", read.some_items,
+             Store("engine.devices", convert=lambda names: ["CPU"] if names == ("none",) else list(names)),
              "Compute on these devices, see `paceline info`; none: on the CPU alone.", env="LLAMA_ARG_DEVICE",
              default="all", many=True),
         Flag("-sm --split-mode", "MODE", read.one_of(("none", "layer", "row", "tensor")), Store("engine.split_mode"),
@@ -153,9 +172,10 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "LoRA adapters with the scales that apply where a request does not say.", default="none", many=True),
         Flag("--lora-init-without-apply", SWITCH, read.switch, Store("aside.unapplied"),
              "Load the adapters, and apply them only where a request says so.", default="off"),
-        Flag("--override-kv", "KEY=TYPE:VALUE,...", read.metadata, Store("engine.kv_overrides", setters.overrides),
+        Flag("--override-kv", "KEY=TYPE:VALUE,...", read.metadata, Store("engine.kv_overrides", convert=dict),
              "Metadata in place of the file's; types: int, float, bool, str.", default="none", many=True),
-        Flag("-cram --cache-ram", "MIB", read.integer(-1), Store("engine.host_cache_bytes", setters.cache_ram),
+        Flag("-cram --cache-ram", "MIB", read.integer(-1),
+             Store("engine.host_cache_bytes", convert=lambda mib: NO_LIMIT if mib < 0 else mib << 20),
              "Host memory for the prefixes of ended requests, in MiB. -1: no limit, 0: none.",
              env="LLAMA_ARG_CACHE_RAM", default="an eighth of the machine's memory"),
         Flag("--host-cache-bytes", "N", read.integer(0, 2**63 - 1), Store("engine.host_cache_bytes"),
@@ -168,7 +188,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--rope-scaling", "TYPE", read.one_of(("none", "linear", "yarn")), Store("engine.rope_scaling"),
              "How positions are stretched: none, linear or yarn.", env="LLAMA_ARG_ROPE_SCALING_TYPE",
              default=_MODELS_OWN),
-        Flag("--rope-scale", "N", read.number(above=0), Store("engine.rope_freq_scale", setters.rope_scale),
+        Flag("--rope-scale", "N", read.number(above=0),
+             Store("engine.rope_freq_scale", convert=lambda factor: 1 / factor),
              "Stretches the context by this factor.", env="LLAMA_ARG_ROPE_SCALE", default=_MODELS_OWN),
         Flag("--rope-freq-base", "N", read.number(above=0), Store("engine.rope_freq_base"), "Base frequency of RoPE.",
              env="LLAMA_ARG_ROPE_FREQ_BASE", default=_MODELS_OWN),
@@ -237,11 +258,11 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
     "Sampling": (
         _sampler("-n --predict --n-predict", "max_tokens",
                  "Maximum number of generated tokens; -1: until the context is full.", env="LLAMA_ARG_N_PREDICT",
-                 reader=read.integer(-2), setter=setters.max_tokens),
+                 reader=read.integer(-2), convert=lambda count: None if count < 0 else count),
         _sampler("--temp --temperature", "temperature", "Temperature; 0 is greedy.", env="LLAMA_ARG_TEMPERATURE",
                  setter=setters.temperature),
         _sampler("--top-k", "top_k", "Only the k most likely; 0: off.", env="LLAMA_ARG_TOP_K", reader=_INTEGER,
-                 setter=setters.top_k),
+                 convert=lambda k: max(k, 0)),
         _sampler("--top-p", "top_p", "Only the likeliest that make up p; 1: off.", env="LLAMA_ARG_TOP_P"),
         _sampler("--min-p", "min_p", "Only those with p times the likeliest's probability; 0: off.",
                  env="LLAMA_ARG_MIN_P"),
@@ -282,19 +303,20 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                  f"The same as letters: {', '.join(f'{letter} {name}' for letter, name in SAMPLER_LETTERS.items())}.",
                  reader=read.sampler_letters, metavar="LETTERS"),
         _sampler("-s --seed", "seed", "The same seed gives every such request the same draws; -1: a fresh one each.",
-                 reader=read.integer(-1, 2**64 - 1), setter=setters.seed),
+                 reader=read.integer(-1, 2**64 - 1),
+                 convert=lambda seed: None if seed in (-1, 2**32 - 1) else seed),
         _sampler("--ignore-eos", "ignore_eos", "Ban the model's end-of-generation tokens.", reader=read.switch,
                  metavar=SWITCH),
-        Flag("-l --logit-bias", "TOKEN+BIAS", read.bias, Store("sampling.logit_bias", setters.logit_bias),
+        Flag("-l --logit-bias", "TOKEN+BIAS", read.bias, Store("sampling.logit_bias", convert=dict),
              "Adds to the logit of a token id, as in 15043+1 or 15043-1.", many=True, default="none"),
         _sampler("--grammar", "grammar", "A GBNF grammar that the output must match.", reader=read.some_text,
                  setter=setters.grammar, metavar="GBNF"),
-        _sampler("--grammar-file", "grammar", "A file with a grammar.", reader=read.path, setter=setters.grammar_file,
-                 metavar="FILE"),
+        _sampler("--grammar-file", "grammar", "A file with a grammar.", reader=read.path,
+                 setter=setters.of_file(setters.grammar), metavar="FILE"),
         _sampler("-j --json-schema", "json_schema", "A JSON schema that the output must match.", reader=read.some_text,
                  setter=setters.json_schema, metavar="JSON"),
         _sampler("-jf --json-schema-file", "json_schema", "A file with a schema.", reader=read.path,
-                 setter=setters.json_schema_file, metavar="FILE"),
+                 setter=setters.of_file(setters.json_schema), metavar="FILE"),
         Flag("-r --reverse-prompt", "TEXT", read.one_text, Store("sampling.stop"),
              "A stop text: generation ends before it.", many=True, default="none"),
         Flag("-e --escape", SWITCH, read.switch, Store("aside.escape"),
@@ -308,7 +330,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--chat-template", "JINJA", read.some_text, Store("server.chat_template", setters.chat_template),
              "Chat template in place of the model's; or chatml, which has a name.", env="LLAMA_ARG_CHAT_TEMPLATE",
              default="the model's"),
-        Flag("--chat-template-file", "FILE", read.path, Store("server.chat_template", setters.chat_template_file),
+        Flag("--chat-template-file", "FILE", read.path,
+             Store("server.chat_template", setters.of_file(setters.template_text)),
              "A file with a chat template.", env="LLAMA_ARG_CHAT_TEMPLATE_FILE", default="the model's"),
         Flag("--chat-template-kwargs", "JSON", read.json_object,
              Store("server.chat_template_kwargs", setters.template_variables),
@@ -358,7 +381,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Give control tokens their names as text, where a request does not say otherwise with special."),
     ),
     "Network": (
-        Flag("--host", "ADDRESS,...", read.some_items, Store("server.hosts", setters.hosts),
+        Flag("--host", "ADDRESS,...", read.some_items,
+             Store("server.hosts", convert=lambda hosts: tuple(dict.fromkeys(hosts))),
              "Addresses to listen on, or paths of Unix sockets that end in .sock; 0.0.0.0 or :: for all of this "
              "machine.", env="LLAMA_ARG_HOST", default="127.0.0.1", many=True),
         Flag("--port", "N", read.integer(0, 65535), Store("server.port"), "Port; 0 takes any that is free.",
@@ -404,8 +428,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_TIMEOUT"),
         Flag("--request-timeout-s", "S", read.number(above=0, high=1e9), Store("server.timeout_s"),
              "Seconds that a whole request may take, waiting included.", default="no limit", ours=True),
-        Flag("--sse-ping-interval --heartbeat-s", "S", read.number(-1, 1e6),
-             Store("server.heartbeat_s", setters.heartbeat),
+        Flag("--sse-ping-interval --heartbeat-s", "S", read.seconds("none", math.inf, 1e6),
+             Store("server.heartbeat_s"),
              "Seconds between comments in a stream that waits; -1: none.", env="LLAMA_ARG_SSE_PING_INTERVAL"),
         Flag("--max-body-bytes", "N", read.integer(1, 2**40), Store("server.max_body_bytes"),
              "Most bytes of a request's body.", ours=True),
@@ -444,16 +468,17 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Folder where slots are saved; without it they cannot be.", default="none"),
     ),
     "Log": (
-        Flag("-v --verbose --log-verbose", SWITCH, read.switch, Store("server.log_level", setters.verbose),
+        Flag("-v --verbose --log-verbose", SWITCH, read.switch,
+             Store("server.log_level", convert=lambda on: "debug" if on else UNSET),
              "Log everything, llama.cpp's own log as well.", default="off"),
         Flag("-lv --verbosity --log-verbosity", "N", read.integer(-(2**31)),
-             Store("server.log_level", setters.verbosity),
+             Store("server.log_level", convert=lambda level: _LOG_LEVELS[min(max(level, 0), 4)]),
              "Log errors (1), warnings too (2), information too (3), everything (4).", env="LLAMA_ARG_LOG_VERBOSITY",
              default="3"),
         Flag("--log-level", "LEVEL", read.one_of(("off", "error", "warning", "info", "debug")),
              Store("server.log_level"), "The same as a word: off, error, warning, info or debug.", ours=True),
-        Flag("--log-disable", SWITCH, read.switch, Store("server.log_level", setters.no_log), "No log.",
-             default="off"),
+        Flag("--log-disable", SWITCH, read.switch,
+             Store("server.log_level", convert=lambda on: "off" if on else UNSET), "No log.", default="off"),
         Flag("--log-file", "FILE", read.path, Store("server.log_file"), "Log to a file.", env="LLAMA_ARG_LOG_FILE",
              default="stderr"),
         Flag("--log-jsonl", SWITCH, read.switch, Store("server.log_json"), "Log as JSON, one object a line.",
@@ -566,7 +591,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Continuous batching, which is always on.", env="LLAMA_ARG_CONT_BATCHING",
              off="-nocb --no-cont-batching",
              actions={False: Ignore("continuous batching is always on; -np 1 runs one request at a time")}),
-        Flag("--sleep-idle-seconds", "S", read.number(-1, 1e9), Store("engine.sleep_idle_s", setters.sleep_idle),
+        Flag("--sleep-idle-seconds", "S", read.seconds("never", UNSET), Store("engine.sleep_idle_s"),
              "Seconds without a request after which the model is unloaded until the next one; -1: never.",
              default="-1"),
     ),

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -49,10 +48,8 @@ class ChunkSourceWrapper:
         await self._source.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._source.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._source.__aexit__(*error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

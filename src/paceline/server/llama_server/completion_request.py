@@ -19,6 +19,7 @@ from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import (
     BANNED_BIAS,
     RANDOM_SEED,
+    SAME_NAMES,
     ParseContext,
     logit_bias_body,
     parse_lora_scales,
@@ -211,14 +212,6 @@ def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]
     return ids
 
 
-_SAME_NAMES = (
-    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target",
-    "adaptive_decay", "ignore_eos",
-)  # fmt: skip
-
-
 def brief_settings(
     params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -227,7 +220,7 @@ def brief_settings(
     given = others or {}
     return {
         "seed": RANDOM_SEED if params.seed is None else params.seed,
-        **{name: getattr(params, name) for name in _SAME_NAMES},
+        **{name: getattr(params, name) for name in SAME_NAMES},
         "repeat_last_n": params.penalty_last_n,
         "max_tokens": num_predict,
         "n_predict": num_predict,

@@ -38,7 +38,7 @@ from paceline.server.running_request import (
     start_request,
 )
 from paceline.server.service import Service
-from paceline.server.sse import event_stream
+from paceline.server.sse import EventStream, Render
 
 _MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes a while to encode
 _MANY_CHOICES = 8  # in one response
@@ -89,7 +89,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         except BaseException:
             async with running_request:  # nothing else closes it
                 raise
-        return _ReleasingStream(event_stream(source, renderer.events, failure=llama_error_event, done=b""), completion)
+        return _ReleasingStream(source, renderer.events, completion)
     finally:
         if not completion.is_streaming:
             completion.release()
@@ -170,18 +170,17 @@ class _RunningCompletion:
         return SlotContent((*self._request.prompts[one.prompt], *one.token_ids), self._lora)
 
 
-class _ReleasingStream(Response):
+class _ReleasingStream(EventStream):
     """A stream that releases its slots when it ends for any reason."""
 
-    def __init__(self, events: Response, completion: _RunningCompletion) -> None:
-        super().__init__()
-        self._events, self._completion = events, completion
-        self.raw_headers = events.raw_headers
+    def __init__(self, source: ChunkSource, render: Render, completion: _RunningCompletion) -> None:
+        super().__init__(source, render, failure=llama_error_event, done=b"")
+        self._completion = completion
         completion.is_streaming = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         try:
-            await self._events(scope, receive, send)
+            await super().__call__(scope, receive, send)
         finally:
             self._completion.release()

@@ -12,11 +12,11 @@ from typing import Any
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.params import SAMPLERS, SamplingParams
+from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
-from paceline.server.request_fields import SAMPLER_ALIASES, SAMPLER_LETTERS, drop_stream_options
+from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, drop_stream_options
 
 API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
 """Where llama-server's defaults are not those of `SamplingParams`."""
@@ -24,12 +24,14 @@ API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
 RANDOM_SEED = 2**32 - 1
 """What llama-server calls a seed that is drawn; so does -1."""
 
-_SAME_NAMES = (
+SAME_NAMES = (
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p",
     "xtc_probability", "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
-    "adaptive_target", "adaptive_decay", "ignore_eos", "grammar_lazy",
+    "adaptive_target", "adaptive_decay", "ignore_eos",
 )  # fmt: skip
+"""Fields that have the same name and meaning in `SamplingParams`."""
+
 # llama-server documents values beyond these as "off", as the bound is.
 _OFF = {
     "temperature": (0.0, None),
@@ -72,7 +74,7 @@ class ParseContext:
 def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
     """Return how to sample. Raises `InvalidParams`, and `Unsupported` for what would change the output."""
     base = context.base
-    changes = _given(body, _SAME_NAMES) | _given(body, _SAMPLING_EXTRAS)
+    changes = _given(body, (*SAME_NAMES, "grammar_lazy", *_SAMPLING_EXTRAS))
     _apply_bounds(changes, warnings)
     if changes.get("dry_base", 1.0) < 1.0:
         warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
@@ -250,14 +252,6 @@ def _bias_token_ids(tokenizer: Tokenizer, token: Any, warnings: list[str]) -> li
     return []
 
 
-_NAMES = {
-    **{name.replace("_", "-"): name for name in SAMPLERS},
-    **{name.replace("_", ""): name for name in SAMPLERS},
-    **SAMPLER_ALIASES,
-    **{name: name for name in SAMPLERS},
-}
-
-
 def parse_samplers(samplers: list[str] | str, warnings: list[str]) -> tuple[str, ...]:
     """Return the samplers in order, from names, their variants or letters.
 
@@ -266,7 +260,7 @@ def parse_samplers(samplers: list[str] | str, warnings: list[str]) -> tuple[str,
     if isinstance(samplers, str):
         named = [(one, SAMPLER_LETTERS.get(one)) for one in samplers]
     else:
-        named = [(one, _NAMES.get(one.lower())) for one in samplers]
+        named = [(one, SAMPLER_NAMES.get(one.lower())) for one in samplers]
     found: list[str] = []
     for given, name in named:
         if name is None:

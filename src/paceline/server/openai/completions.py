@@ -31,7 +31,7 @@ from paceline.server.openai.responses import (
 )
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
-from paceline.server.sse import event_stream
+from paceline.server.sse import EventStream
 from paceline.streaming import StreamChunk, TokenLogprobs
 
 
@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
         )
         if streaming:
-            return event_stream(running_request, CompletionStream(options), failure=openai_error_event)
+            return EventStream(running_request, CompletionStream(options), failure=openai_error_event)
         return await whole_response(running_request, options, completion_body)
 
     return router
