@@ -203,7 +203,7 @@ def test_ignored_fields_are_named_in_the_response(client: openai.OpenAI) -> None
     assert completion.model_extra is not None
     assert completion.model_extra["warnings"] == [
         "user: accepted, and without a meaning here",
-        "model: the one model here is 'tale'; it answered",
+        "model: the one model here is 'tale'; it was used",
     ]
 
 

@@ -156,7 +156,7 @@ def health_routes(service: Service) -> APIRouter:
     for path, endpoint, summary in (
         ("/health", health, "Whether the model is loaded"),
         ("/v1/health", health, "As /health"),
-        ("/health/live", live, "Whether the engine lives"),
+        ("/health/live", live, "Whether the engine is alive"),
         ("/health/ready", ready, "Whether a request would be accepted"),
     ):
         router.add_api_route(path, endpoint, methods=["GET"], summary=summary)

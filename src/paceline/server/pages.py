@@ -18,14 +18,6 @@ from paceline import __version__
 from paceline.server.service import Service
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>paceline</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem;color:#222;background:#fff}}
-dt{{float:left;clear:left;width:8rem;color:#666}}dd{{margin:0 0 .3rem 8rem}}a{{color:#0645ad}}
-@media(prefers-color-scheme:dark){{body{{color:#ddd;background:#181818}}a{{color:#8ab4f8}}dt{{color:#999}}}}</style></head>
-<body><h1>paceline</h1><dl>{facts}</dl><p>{links}</p></body></html>
-"""
 
 
 def start_page_routes(service: Service) -> APIRouter:
@@ -40,13 +32,10 @@ def start_page_routes(service: Service) -> APIRouter:
             links["/docs"] = "API documentation"
         if service.settings.metrics:
             links["/metrics"] = "metrics"
-        return HTMLResponse(
-            _PAGE.format(
-                facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(service)),
-                links=" · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items()),
-            ),
-            headers=_HEADERS,
-        )
+        facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(service))
+        shown = " · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items())
+        html = _page("paceline", f"<h1>paceline</h1><dl>{facts}</dl><p>{shown}</p>")
+        return HTMLResponse(html, headers=_HEADERS)
 
     return router
 
@@ -66,8 +55,8 @@ def document_routes(app: FastAPI) -> list[Route]:
 
     async def document(request: Request) -> Response:
         await asyncio.to_thread(app.openapi)  # built once, in a thread: it takes a while
-        answer: Response = await openapi(request)
-        return answer
+        response: Response = await openapi(request)
+        return response
 
     async def page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
@@ -82,8 +71,6 @@ def document_routes(app: FastAPI) -> list[Route]:
 Schema = Mapping[str, Any]
 
 _OURS: Final = "paceline's own"  # how descriptions begin of fields that no other server has
-
-
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
 _BOUNDS: Final = {
     "minimum": "≥ {}",
@@ -103,10 +90,18 @@ details{border:1px solid #ccc;border-radius:6px;margin:.4rem 0;padding:0 .8rem}s
 summary b{display:inline-block;width:4.5rem;font-size:.85em}summary span{float:right;color:#666}
 table{border-collapse:collapse;width:100%;margin-bottom:1rem}
 td{text-align:left;vertical-align:top;padding:.25rem .6rem .25rem 0;border-top:1px solid #ddd;overflow-wrap:anywhere}
-td:first-child{width:13rem}td:nth-child(2){width:15rem}
+dt{float:left;clear:left;width:8rem;color:#666}dd{margin:0 0 .3rem 8rem}td:first-child{width:13rem}td:nth-child(2){width:15rem}
 @media(max-width:40rem){summary span{float:none;display:block}}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}a{color:#8ab4f8}details{border-color:#444}
-td{border-color:#333}summary span{color:#999}}
+td{border-color:#333}summary span,dt{color:#999}}
+"""
+
+
+def _page(title: str, body: str) -> str:
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
+<body>{body}</body></html>
 """
 
 
@@ -117,18 +112,15 @@ def api_page(document: Mapping[str, Any], root: str = "") -> str:
     tags = list(dict.fromkeys(tag for tag, *_ in operations))
     schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
     bodies = "".join(_schema(name, schema) for name, schema in schemas.items())
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}: API</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
-<body><h1>{title}</h1>
-<p>What can be asked here. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
-What runs here: <a href="{escape(root)}/">start page</a>.</p>
+    body = f"""<h1>{title}</h1>
+<p>All routes of this server. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
+State of this server: <a href="{escape(root)}/">start page</a>.</p>
 <p>{" · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Bodies"])}</p>
 {"".join(_group(tag, [one for one in operations if one[0] == tag]) for tag in tags)}
 <h2 id="bodies">Bodies</h2>
 {bodies}
-</body></html>
 """
+    return _page(f"{title}: API", body)
 
 
 def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Schema]]:
@@ -151,8 +143,8 @@ def _operation(method: str, path: str, described: Schema) -> str:
         parts.append("<h3>Parameters</h3>" + _table(_parameter(one) for one in parameters))
     for kind, content in described.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<h3>Body</h3><p>{_type(content.get('schema', {}))}, as <code>{escape(kind)}</code></p>")
-    answers = described.get("responses", {}).items()
-    parts.append("<h3>Answers</h3>" + _table(_answer(status, answer) for status, answer in answers))
+    responses = described.get("responses", {}).items()
+    parts.append("<h3>Responses</h3>" + _table(_response(status, response) for status, response in responses))
     return f"<details><summary>{head}</summary>{''.join(parts)}</details>"
 
 
@@ -162,9 +154,9 @@ def _parameter(parameter: Schema) -> tuple[str, str, str]:
     return parameter["name"], f"{_type(schema)}, {where}", _text(parameter.get("description", ""))
 
 
-def _answer(status: str, answer: Schema) -> tuple[str, str, str]:
-    kinds = ", ".join(f"<code>{escape(kind)}</code>" for kind in answer.get("content", {}))
-    return ("any other" if status == "default" else status), kinds, _text(answer.get("description", ""))
+def _response(status: str, response: Schema) -> tuple[str, str, str]:
+    kinds = ", ".join(f"<code>{escape(kind)}</code>" for kind in response.get("content", {}))
+    return ("any other" if status == "default" else status), kinds, _text(response.get("description", ""))
 
 
 def _schema(name: str, schema: Schema) -> str:

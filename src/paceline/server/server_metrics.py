@@ -29,8 +29,8 @@ STREAMS: Final = "paceline_http_streams_open"
 BYTES: Final = "paceline_http_streamed_bytes_total"
 
 HTTP_HELP: Final = {
-    REQUESTS: "HTTP requests that were answered.",
-    SECONDS: "From an HTTP request's first byte to its answer's last one.",
+    REQUESTS: "HTTP requests that have ended.",
+    SECONDS: "Time from the first byte of a request to the last of its response.",
     STREAMS: "Streams of events that are open.",
     BYTES: "Bytes sent in streams of events, heartbeats included.",
 }
@@ -162,7 +162,7 @@ LLAMA_METRICS: Final = (
         "tokens_predicted_seconds", "Seconds between generated tokens, of all streams together.", _sum(table.ITL_S)
     ),
     _counter("n_decode", "Passes.", _count(table.TICK_S)),
-    _gauge("n_tokens_max", "Most tokens of a request that has ended, prompt and answer.", _number(table.TOKENS_MAX)),
+    _gauge("n_tokens_max", "Most tokens of a request that has ended, of prompt and output.", _number(table.TOKENS_MAX)),
     _counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed; 0 without it.", _number(table.DRAFTED)),
     _counter(
         "spec_decode_num_accepted_tokens",
@@ -177,13 +177,13 @@ LLAMA_METRICS: Final = (
 LLAMA_RATES: Final = (
     LlamaRate(
         "llamacpp:prompt_tokens_seconds",
-        "Prompt tokens computed in a second of such passes, since the last look.",
+        "Prompt tokens computed in a second of such passes, since the last scrape.",
         _number(table.PREFILL),
         _number(table.PREFILL_S),
     ),
     LlamaRate(
         "llamacpp:predicted_tokens_seconds",
-        "Tokens that one stream got in a second, since the last look.",
+        "Tokens that one stream got in a second, since the last scrape.",
         _count(table.ITL_S),
         _sum(table.ITL_S),
     ),

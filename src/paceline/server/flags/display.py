@@ -52,7 +52,7 @@ def help_sections(width: int) -> list[Section]:
         if lines:
             sections.append(Section(_TITLES.get(title, title), tuple(lines)))
     sections.append(Section("Taken, and without effect here", tuple(_names_of((Ignore, NoOp), width))))
-    sections.append(Section("Refused, with a sentence that says what to do", tuple(_names_of((Reject,), width))))
+    sections.append(Section("Refused, with what to do instead", tuple(_names_of((Reject,), width))))
     sections.append(Section("Exit codes", ("  0 served and ended, 1 failed, 2 wrong usage.",)))
     return sections
 

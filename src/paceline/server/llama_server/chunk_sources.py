@@ -136,7 +136,7 @@ class LineLimitedSource(ChunkSourceWrapper):
 
 
 INTERVAL_S = 0.25
-"""Between two looks at the slots."""
+"""Seconds between two reads of the slots."""
 
 ReadSlots = Callable[[], Awaitable[SlotsSnapshot]]
 

@@ -56,7 +56,7 @@ class CompletionRequest:
         return self.stream or self.line_limits.has_any
 
     @property
-    def looks_at_slots(self) -> bool:
+    def reads_slots(self) -> bool:
         """True if events report prefill progress, or cached tokens before the end."""
         return self.return_progress or (self.timings_per_token and self.stream and len(self.prompts) == 1)
 

@@ -133,7 +133,7 @@ class _RunningCompletion:
         self._request, self._renderer = request, CompletionRenderer(request, context, self._slots)
         if request.line_limits.has_any:
             source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
-        if request.looks_at_slots:  # outermost: progress is no line
+        if request.reads_slots:  # outermost: progress is no line
             source = ProgressSource(source, self._look, self._id, context.clock)
         return self._renderer, source
 

@@ -140,7 +140,7 @@ def model_warning(body: OpenAIBody, names: Sequence[str]) -> tuple[str, ...]:
     """Return a warning if the body names another model than the one loaded."""
     if body.model is None or body.model in names:
         return ()
-    return (f"model: the one model here is {names[0]!r}; it answered",)
+    return (f"model: the one model here is {names[0]!r}; it was used",)
 
 
 def _integer(body: GenerationBody, name: str) -> int:

@@ -264,7 +264,7 @@ def test_fields_that_would_change_the_output_are_refused_until_they_are_supporte
 def test_another_models_name_is_warned_of() -> None:
     """Clients send such names; there is one model to serve them."""
     body = OpenAICompletionBody(prompt="x", model="gpt-4")
-    assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it answered",)
+    assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it was used",)
     assert model_warning(body, ("mine", "gpt-4")) == ()
 
 
