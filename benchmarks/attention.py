@@ -57,8 +57,8 @@ def compared(measure: Callable[[], float], pairs: int) -> tuple[float, float, li
     return statistics.median(row[0] for row in rows), statistics.median(row[1] for row in rows), ratios
 
 
-def told(what: str, unit: float, theirs: float, ours: float, ratios: list[float]) -> None:
-    """One line; unit: what one second is shown as."""
+def print_comparison(what: str, unit: float, theirs: float, ours: float, ratios: list[float]) -> None:
+    """Print one line of a comparison; unit: how many units are a second."""
     spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
     print(
         f"{what:58s} llama.cpp {theirs * unit:9.3f}, paceline {ours * unit:9.3f} ms: {spread} times as fast", flush=True
@@ -73,7 +73,7 @@ def operations(n_threads: int, pairs: int) -> None:
                 one = operation_pass(heads, num_tokens, num_cells, is_prompt=is_prompt)
                 found = compared(partial(operation_seconds, one, n_threads), pairs)
                 what = f"{num_tokens} of a prompt" if is_prompt else f"{num_tokens} streams"
-                told(f"{name}, {num_cells} cells, {what}", 1000, *found)
+                print_comparison(f"{name}, {num_cells} cells, {what}", 1000, *found)
 
 
 def operation_seconds(one: SingleAttention, n_threads: int) -> float:
@@ -99,7 +99,7 @@ def models(path: Path, n_threads: int, pairs: int) -> None:
                     for start in range(0, depth, 512):
                         context.decode([17] * min(512, depth - start))
                     found = compared(partial(prompt_seconds, context, depth, num_tokens), pairs)
-                told(f"{num_tokens} tokens behind {depth} cells", 1000, *found)
+                print_comparison(f"{num_tokens} tokens behind {depth} cells", 1000, *found)
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ CLOSE = 0.2  # difference of log-probabilities of two greedy tokens: twice the n
 
 def worker_pid(llm: LLM) -> int | None:
     """Of the worker that this LLM started."""
-    engine = llm._engine  # noqa: SLF001 - whom to kill
+    engine = llm._engine  # noqa: SLF001 - the process to kill
     assert isinstance(engine, WorkerEngine)
     return engine.worker_pid
 

@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of the loop's load")
     parser.add_argument("--isolation", choices=("process", "thread"), default="process")
     parser.add_argument("--json", action="store_true", help="the client parses every event")
-    parser.add_argument("--verbose", action="store_true", help="tells every pair")
+    parser.add_argument("--verbose", action="store_true", help="print every pair")
     parser.add_argument("--llama-cpp-source", type=Path)
     options = parser.parse_args()
     model = demo_model_path() if options.demo else options.model or half_billion(options.llama_cpp_source)

@@ -1,8 +1,8 @@
-# What llama.cpp's own build is told: our choices, then everything that the user said in CMAKE_ARGS or by -D.
+# The options forwarded to llama.cpp's own build: our defaults, then everything that the user set in CMAKE_ARGS or by -D.
 include_guard()
 include("${CMAKE_CURRENT_LIST_DIR}/report.cmake")
 
-# Where CMAKE_ARGS says -DNAME=..., NAME is forwarded whatever it is. Later configurations of this build folder may not
+# Where CMAKE_ARGS has -DNAME=..., NAME is forwarded whatever it is. Later configurations of this build folder may not
 # see CMAKE_ARGS any more, so the names are kept.
 function(paceline_note_cmake_args)
     separate_arguments(arguments UNIX_COMMAND "$ENV{CMAKE_ARGS}")

@@ -70,7 +70,7 @@ function(paceline_machine_fingerprint result)
         endif()
     endforeach()
     cmake_host_system_information(RESULT processor QUERY PROCESSOR_DESCRIPTION)
-    if(attempt STREQUAL "plain" AND GGML_NATIVE) # this compiler does not say what native means
+    if(attempt STREQUAL "plain" AND GGML_NATIVE) # this compiler does not report what native means
         string(APPEND macros "${processor}")
     endif()
     string(SHA256 hash "${macros}")

@@ -24,7 +24,7 @@ function(paceline_hide_symbols name)
     endif()
 endfunction()
 
-# The facts that `paceline info` tells, as a header for native/build_info.cpp.
+# The facts that `paceline info` shows, as a header for native/build_info.cpp.
 function(paceline_write_build_facts)
     string(REGEX MATCHALL "set\\([A-Z_]+ \\[==\\[[^\n]*" lines "${paceline_initial_cache}")
     set(flags "")

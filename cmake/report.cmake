@@ -1,4 +1,4 @@
-# How the build speaks: what was chosen, and what is wrong together with the way out.
+# Messages of the build: what was chosen, and errors with the way out.
 include_guard()
 
 function(paceline_say text)

@@ -35,7 +35,7 @@ function(paceline_default_cache_dir result)
     set(${result} "${folder}" PARENT_SCOPE)
 endfunction()
 
-# Creates the cache folder, or says why it cannot be used.
+# Creates the cache folder, or fails with the reason why it cannot be used.
 function(paceline_prepare_cache_dir folder)
     if(folder STREQUAL "")
         paceline_fail("neither HOME nor XDG_CACHE_HOME is set, so there is no cache folder"

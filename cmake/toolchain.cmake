@@ -1,4 +1,4 @@
-# The compiler: looked for before CMake does, so that its absence is said in our words; flags of sanitizers.
+# The compiler: searched for before CMake does, for an error message of our own where there is none; flags of sanitizers.
 include_guard()
 include("${CMAKE_CURRENT_LIST_DIR}/report.cmake")
 
@@ -33,7 +33,7 @@ function(paceline_check_compiler)
     if(WIN32 OR MSVC)
         paceline_fail("Windows is not supported yet" "use WSL 2.")
     elseif(NOT "cxx_std_20" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
-        paceline_fail("${CMAKE_CXX_COMPILER} (${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}) knows no C++20"
+        paceline_fail("${CMAKE_CXX_COMPILER} (${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}) does not support C++20"
             "install g++ 11, clang 14 or newer, and name it in the environment variables CC and CXX.")
     endif()
 endfunction()

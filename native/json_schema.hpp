@@ -1,4 +1,4 @@
-// From JSON schemas to grammars; llama.cpp translates, and what it would crash, hang or give way on is refused before.
+// From JSON schemas to grammars. llama.cpp translates; a schema on which it would crash, hang or drop a constraint is refused first.
 #pragma once
 
 #include <cstddef>

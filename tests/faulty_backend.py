@@ -27,7 +27,7 @@ HIDDEN_POISON = 2
 class FaultyBackend(FakeBackend):
     """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it.
 
-    babble: then it does not kill, but says these bytes, in hexadecimal, to the front.
+    babble: then it does not kill, but sends these bytes, in hexadecimal, to the front.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ value print_value(const func_args & args, const func_handler & plain) {
 value indent(const func_args & args, const func_handler & plain) {
     const value width = args.get_kwarg_or_pos("width", 1);
     if (jinja::is_val<value_int>(width) && (width->as_int() < 0 || width->as_int() > 1000)) {
-        refuse("indent() wants a width of 0 to 1000");
+        refuse("indent() needs a width of 0 to 1000");
     }
     const value & text = args.get_args().at(0);
     if (is_text(text)) {
@@ -89,7 +89,7 @@ value range(const func_args & args) {
     args.ensure_count(1, 3);
     for (const value & argument : args.get_args()) {
         if (!jinja::is_val<value_int>(argument)) {
-            refuse("range() wants integers, not " + argument->type());
+            refuse("range() needs integers, not " + argument->type());
         }
     }
     const bool    one   = args.count() == 1;

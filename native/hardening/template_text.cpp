@@ -110,7 +110,7 @@ void refuse(const std::string & message) { throw jinja::raised_exception(message
 const jinja::string & text_at(const func_args & args, std::size_t index, const char * function) {
     const value & argument = args.get_args().at(index);
     if (!is_text(argument)) {
-        refuse(std::string(function) + "() wants texts, not " + argument->type());
+        refuse(std::string(function) + "() needs texts, not " + argument->type());
     }
     return argument->val_str;
 }

@@ -114,7 +114,7 @@ void TokenizerGuard::require_encodable(bool add_special) const {
     const bool lacks_suffix = is_wpm ? llama_vocab_sep(vocab_) == LLAMA_TOKEN_NULL
                                      : llama_vocab_get_add_eos(vocab_) && llama_vocab_eos(vocab_) == LLAMA_TOKEN_NULL;
     if (add_special && (lacks_prefix || lacks_suffix)) {
-        fail("Unsupported", "the vocabulary wants special tokens around a text but lacks them; use add_special=False");
+        fail("Unsupported", "the vocabulary requires special tokens around a text but lacks them; use add_special=False");
     }
 }
 

@@ -192,7 +192,7 @@ def ranked(client: httpx.Client, path: str = "/rerank", **body: Any) -> Any:
 
 
 def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -> None:
-    """The error has both numbers; with truncate it is ranked, and its tokens are counted as they were read."""
+    """The error has both lengths; with truncate it is ranked, and its tokens are counted as they were read."""
     long = "the cat sat " * 400
     refused = reranker.post("/rerank", json={"query": "a cat", "documents": ["a", long]})
     assert refused.status_code == 400

@@ -277,7 +277,7 @@ def test_a_large_body_is_read_like_a_small_one(world: OpenAIServer) -> None:
 
 
 def test_leaving_a_stream_cancels_its_request(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """The engine refuses them."""
+    """The engine ends it with CANCELLED."""
     with world.watch.held():
         with client.completions.create(
             model="tale", prompt=PROMPT, max_tokens=900, stream=True, extra_body=FOREVER

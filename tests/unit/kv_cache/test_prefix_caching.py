@@ -785,7 +785,7 @@ def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request preempted after a start from host memory: the loaded tokens count as not computed."""
+    """Tokens that a request began with from the cache stay counted when it is preempted and a later load fails."""
     world = Rig(num_cells=400, limits={"num_slots": 1})
     world.ask(text(100))
     outcome = world.begin([*text(100), 3], 40)

@@ -212,7 +212,7 @@ def test_paced_gives_prompts_sixteen_tokens_however_slow_the_machine() -> None:
 
 
 class TiledCost:
-    """From 64 tokens on a token costs less, by the given share."""
+    """A cost model in which a token costs less from 64 tokens on."""
 
     def __init__(self, below_s: float, tile_s: float) -> None:
         self._below_s, self._tile_s = below_s, tile_s

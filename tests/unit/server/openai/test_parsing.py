@@ -194,7 +194,7 @@ def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
 
 
 def test_best_of_that_equals_n_is_no_wish() -> None:
-    """The response has all of them."""
+    """All completions that are computed are returned."""
     assert completion(n=2, best_of=2).params.n == 2
 
 
