@@ -52,9 +52,12 @@ if TYPE_CHECKING:
 class AsyncLLM:
     """A model and its engine for one event loop: `LLM`, with awaitable methods.
 
+    Where nothing else is said, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
+    task cancels its request.
+
     The model is loaded in a thread by `async with`, `await llm.start()` or the first request. If loading fails, every
     caller that waits for it gets the error, and the next call tries again. `aclose()` or the end of the `async with` block
-    stops the engine.
+    stops the engine. `tokenizer`, `model`, `limits`, `engine`, `stats` and `heartbeat` raise `RuntimeError` before it is loaded.
 
         async with AsyncLLM("model.gguf") as llm:
             async for chunk in llm.stream("Once upon a time", max_tokens=40):
@@ -65,8 +68,8 @@ class AsyncLLM:
         """Check the options; nothing is loaded yet.
 
         Args:
-            model: As for `LLM`.
-            **options: As for `LLM`.
+            model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            **options: Options of the model, its context and its engine; see `LLM`.
 
         Raises:
             InvalidParams: An option is out of its range, unknown or of the wrong type.
@@ -100,19 +103,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Any, params: SamplingParams | None = None, **options: Any
     ) -> Completion | list[Completion]:
-        """Generate as `LLM.generate` does, without a progress bar. Cancelling the task cancels the request.
-
-        Args:
-            prompt: As for `LLM.generate`.
-            params: As for `LLM.generate`.
-            **options: As for `LLM.generate`.
-
-        Returns:
-            The completion; for a list one per prompt, in order.
-
-        Raises:
-            PacelineError: As for `LLM.generate`.
-        """
+        """Generate as `LLM.generate` does, without a progress bar."""
         engine = await self._engine()
         sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
         if is_batch(prompt):
@@ -130,13 +121,6 @@ class AsyncLLM:
         **options: Any,
     ) -> AsyncStream:
         """Stream as `LLM.stream` does. The request is submitted when the stream is entered or first read.
-
-        Args:
-            prompt: As for `LLM.stream`.
-            params: As for `LLM.stream`.
-            channel: As for `LLM.stream`.
-            request_index: As for `LLM.stream`.
-            **options: As for `LLM.stream`.
 
         Returns:
             An async context manager and iterator. Entering it raises as `LLM.stream` does.
@@ -166,20 +150,7 @@ class AsyncLLM:
         normalize: bool | Normalization = True,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
-        """Embed as `LLM.embed` does.
-
-        Args:
-            texts: As for `LLM.embed`.
-            pooling: As for `LLM.embed`.
-            normalize: As for `LLM.embed`.
-            **options: As for `LLM.embed`.
-
-        Returns:
-            float32 of shape (n_texts, n_embd); for a single text (n_embd,).
-
-        Raises:
-            PacelineError: As for `LLM.embed`.
-        """
+        """Embed texts as `LLM.embed` does."""
         engine, kind = await self._engine(), one_vector_pooling(pooling)
         many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
         rows = await submit_async(lambda: engine.embed(many, kind, rest))
@@ -187,125 +158,60 @@ class AsyncLLM:
         return found[0] if isinstance(texts, str) else found
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
-        """Score documents as `LLM.rerank` does.
-
-        Args:
-            query: As for `LLM.rerank`.
-            documents: As for `LLM.rerank`.
-            **options: As for `LLM.rerank`.
-
-        Returns:
-            One score per document, best first.
-
-        Raises:
-            PacelineError: As for `LLM.rerank`.
-        """
+        """Score documents as `LLM.rerank` does."""
         engine = await self._engine()
         rest = reranking_options(options)
         return scores(await submit_async(lambda: engine.rerank(query, documents, rest)))
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
-        """Save a cached prefix as `LLM.save_prefix` does.
-
-        Args:
-            name: As for `LLM.save_prefix`.
-            prompt: As for `LLM.save_prefix`.
-            **options: As for `LLM.save_prefix`.
-
-        Returns:
-            The number of the prompt's tokens that were saved.
-
-        Raises:
-            StateError: Nothing of the prompt is cached, or the file cannot be written.
-            Unsupported: The engine has no state_folder.
-        """
+        """Save a cached prefix as `LLM.save_prefix` does."""
         engine = await self._engine()
         return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
 
     async def load_prefix(self, name: str, **options: Any) -> list[int]:
-        """Load a saved prefix as `LLM.load_prefix` does.
-
-        Args:
-            name: As for `LLM.load_prefix`.
-            **options: As for `LLM.load_prefix`.
-
-        Returns:
-            The token ids of the prefix.
-
-        Raises:
-            StateError: There is no such prefix, or it is damaged or of another model.
-            Unsupported: The engine has no state_folder.
-        """
+        """Load a saved prefix as `LLM.load_prefix` does."""
         engine = await self._engine()
         return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))
 
     async def erase_prefix(self, name: str) -> None:
-        """Delete the file of a saved prefix.
-
-        Args:
-            name: The prefix's name.
-
-        Raises:
-            StateError: There is no such prefix.
-            Unsupported: The engine has no state_folder.
-        """
+        """Delete the file of a saved prefix as `LLM.erase_prefix` does."""
         engine = await self._engine()
         await asyncio.to_thread(engine.erase_prefix, name)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; the engine must have been started."""
+        """The model's tokenizer."""
         return self._started.tokenizer
 
     @property
     def model(self) -> Model:
-        """The model; the engine must have been started."""
+        """The model."""
         return self._started.model
 
     @property
     def limits(self) -> Limits:
-        """The resolved limits: slots, KV cells, seq ids, token budgets; the engine must have been started."""
+        """The resolved limits: slots, KV cells, seq ids, token budgets."""
         return self._started.limits
 
     @property
     def engine(self) -> EngineClient:
-        """The engine, for applications that read its streams themselves; it must have been started."""
+        """The engine, for applications that read its streams themselves."""
         return self._started
 
     def stats(self) -> MetricsSnapshot:
-        """Return a snapshot of all metrics; the engine must have been started.
-
-        Returns:
-            Counters and histograms since the start; docs/metrics.md lists them.
-        """
+        """Return a snapshot of all metrics as `LLM.stats` does."""
         return self._started.stats()
 
     async def slots(self) -> SlotsSnapshot:
-        """Return what each slot is doing and how many sequences wait, after the running tick.
-
-        Returns:
-            One record per slot, and the queue's length.
-
-        Raises:
-            EngineStopped: The engine has stopped.
-        """
+        """Return what each slot is doing as `LLM.slots` does."""
         return await asyncio.wrap_future((await self._engine()).ask_slots())
 
     def heartbeat(self) -> Heartbeat:
-        """Return whether the engine is alive and what it is doing; the engine must have been started.
-
-        Returns:
-            The heartbeat at this moment.
-        """
+        """Return whether the engine is alive as `LLM.heartbeat` does."""
         return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Stop the engine and free its memory, without blocking the loop. Idempotent.
-
-        Args:
-            drain: Whether accepted requests may finish first.
-            timeout_s: How long they may take, in seconds; None: no limit.
-        """
+        """Stop the engine as `LLM.close` does, without blocking the loop."""
         if self._starting is None:
             return
         await asyncio.wait((self._starting,))
