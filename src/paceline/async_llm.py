@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
-    from paceline.scheduling.slots_snapshot import SlotsSnapshot
+    from paceline.scheduling.telemetry import SlotsSnapshot
 
 
 class AsyncLLM:
     """A model and its engine for one event loop: `LLM`, with awaitable methods.
 
-    Where nothing else is said, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
+    Unless stated otherwise, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
     task cancels its request.
 
     The model is loaded in a thread by `async with`, `await llm.start()` or the first request. If loading fails, every

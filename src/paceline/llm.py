@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
-    from paceline.scheduling.slots_snapshot import SlotsSnapshot
+    from paceline.scheduling.telemetry import SlotsSnapshot
 
 
 class LLM:

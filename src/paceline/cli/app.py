@@ -49,7 +49,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     """Build the application. rich_help: help and usage errors in colours and boxes, for terminals; else plain text."""
     app = typer.Typer(
         cls=CommandGroup,
-        help="Runs GGUF models on llama.cpp. Without -m, the small demo model that comes along is used.",
+        help="Runs GGUF models on llama.cpp. Without -m, the small demo model of the package is used.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the output's reader went away.",
         no_args_is_help=True,
         add_completion=False,

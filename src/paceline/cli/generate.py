@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.streaming import StreamChunk, Usage
 
 _DEFAULTS = SamplingParams()
-_PROMPT_HELP = 'Text to go on from; "-" reads it from stdin, without its last line break.'
+_PROMPT_HELP = 'Text to continue; "-" reads it from stdin, without its last line break.'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most 
 Stop = Annotated[
     list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
 ]
-IgnoreEos = Annotated[bool, ending("--ignore-eos", help="Go on where the model would end.")]
+IgnoreEos = Annotated[bool, ending("--ignore-eos", help="Continue past the end-of-generation token.")]
 ContextSize = Annotated[
     int | None,
     running(
@@ -130,7 +130,7 @@ def generate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on from a text, streamed to stdout; statistics go to stderr.
+    """Continue a text, streamed to stdout; statistics go to stderr.
 
     The prompt is taken as it is, without a chat template. A terminal shows it before the text; elsewhere only the
     text is written, ended by a line break. Ctrl-C ends it with what there is, a second Ctrl-C at once.
@@ -177,13 +177,13 @@ def _encode(model: Model, job: GenerateJob) -> list[int]:
     prompt = model.tokenizer.encode(job.prompt, parse_special=job.parse_special)
     if not prompt:
         raise InvalidParams(
-            "PROMPT is empty, and this model has no token that begins a text; give it a word to go on from"
+            "PROMPT is empty, and this model has no token that begins a text; give it a word to continue"
         )
     return prompt
 
 
 def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | None:
-    """Return the requested size, or as much as prompt and answer need if that is more than the default."""
+    """Return the requested size, or as much as prompt and completion need if that is more than the default."""
     needed = min(positions_needed(prompt, job.params.max_tokens), model.n_ctx_train)
     return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
 
@@ -301,5 +301,5 @@ def usage_record(generated: Generated, *, load_s: float) -> dict[str, float | in
 
 
 def positions_needed(prompt: Sequence[int], max_tokens: int | None) -> int:
-    """Return the positions of the prompt and an answer of full length; without a limit, of one token."""
+    """Return the positions of the prompt and a completion of full length; without a limit, of one token."""
     return len(prompt) + (1 if max_tokens is None else max_tokens)

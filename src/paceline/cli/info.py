@@ -147,10 +147,10 @@ def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
     yield "parameters", _count(model.n_params)
     yield "weights", _bytes(model.size_bytes) + (f", mostly {model.quantisation}" if model.quantisation else "")
     yield "context", f"{model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
-    yield "layers", _said(model.n_layer)
-    yield "width", _said(model.n_embd, model.n_ff and f", feed-forward {model.n_ff}")
-    yield "heads", _said(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
-    yield "experts", _said(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
+    yield "layers", _shown(model.n_layer)
+    yield "width", _shown(model.n_embd, model.n_ff and f", feed-forward {model.n_ff}")
+    yield "heads", _shown(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
+    yield "experts", _shown(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
     yield "memory", model.memory_class.replace("_", " ") + (f" of {model.n_swa} tokens" if model.n_swa else "")
     yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
 
@@ -171,7 +171,7 @@ def _named(**holds: bool) -> list[str]:
     return [name for name, true in holds.items() if true]
 
 
-def _said(value: int | None, more: str | int | None = "") -> str:
+def _shown(value: int | None, more: str | int | None = "") -> str:
     return f"{value}{more or ''}" if value else ""
 
 
@@ -205,8 +205,8 @@ _FILE_TYPES: dict[int | None, str] = {
     40: "Q1_0", 41: "Q2_0",
 }
 # fmt: on
-_WINDOW_UNSAID = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their window where the file names none
-_WINDOW_UNUSED = {"phi3"}  # the file may name one, and llama.cpp does not use it
+_DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their window where the file names none
+_IGNORED_WINDOWS = {"phi3"}  # the file may name one, and llama.cpp does not use it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +302,7 @@ def _number(text: str | None) -> int | None:
         return None
 
 
-def _window(architecture: str, said: int | None) -> int:
-    if architecture in _WINDOW_UNUSED:
+def _window(architecture: str, named: int | None) -> int:
+    if architecture in _IGNORED_WINDOWS:
         return 0
-    return _WINDOW_UNSAID.get(architecture, 0) if said is None else said
+    return _DEFAULT_WINDOWS.get(architecture, 0) if named is None else named

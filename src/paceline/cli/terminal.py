@@ -125,7 +125,7 @@ def undo_at_exit(undo: Callable[[], object]) -> None:
 
 
 def forget_undo(undo: Callable[[], object]) -> None:
-    """Take back `undo_at_exit`."""
+    """Remove a function that `undo_at_exit` added."""
     _undoing.remove(undo)
 
 

@@ -25,7 +25,7 @@ from paceline.runtime import Model, Tokenizer
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming import StreamChannel
 
 _log = logging.getLogger("paceline.engine")

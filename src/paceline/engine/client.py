@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
     from paceline.scheduling.limits import Limits
     from paceline.scheduling.sequence import Request
-    from paceline.scheduling.slots_snapshot import SlotsSnapshot
+    from paceline.scheduling.telemetry import SlotsSnapshot
     from paceline.streaming import StreamChannel
 
 

@@ -30,7 +30,7 @@ from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.request import RequestOptions
 from paceline.runtime import Model
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 
 
 class InProcessEngine(BaseEngine):

@@ -118,8 +118,8 @@ class Node:
 class TreeMatch:
     """The longest known prefix of some tokens.
 
-    nodes: on its path, the last one perhaps only in part; length: in tokens; path_length: of the most recent known path
-    through the last node, so how much longer what is known goes on.
+    nodes: on its path, the last one perhaps only in part; length: in tokens; path_length: of the most recent path through
+    the last node, so how far the tree continues past the match.
     """
 
     nodes: tuple[Node, ...]

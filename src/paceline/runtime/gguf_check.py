@@ -53,7 +53,7 @@ _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids
 def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None) -> None:
     """Check the header of a model's file, or of all files of a split set in order.
 
-    `overrides` are the values that llama.cpp will be told to use in the place of the file's. Raises `ModelLoadError`.
+    `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`.
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))

@@ -84,7 +84,7 @@ def read_gguf(path: str | Path) -> GgufFile:
             return _HeaderReader(data, str(path)).read()
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # what mmap says to a file of no bytes
+    except ValueError as error:  # mmap refuses an empty file
         raise ModelLoadError(f"{path}: the file is empty") from error
 
 

@@ -12,7 +12,7 @@ three ways:
 
 1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
    that a machine that becomes slower is followed at once for every size, and a single outlier is ignored.
-2. Least squares of the relative error, old ticks forgotten, by coordinate descent from where it stood. Inertia keeps a
+2. Least squares of the relative error, old ticks forgotten, by coordinate descent from the previous estimate. Inertia keeps a
    coefficient that recent ticks say little about about where it was.
 3. A quantile of the remaining ratio is tracked and multiplied in: `seconds` returns a high quantile, not the mean.
 

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import PrefixDigest
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk
 
 
@@ -19,7 +19,7 @@ class Started(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """A chunk of a request that goes on."""
+    """A chunk of a request that has not ended."""
 
     key: int
     chunk: StreamChunk

@@ -32,7 +32,7 @@ class Row(msgspec.Struct):
 
 
 class RowOutput(msgspec.Struct):
-    """The outcome of a row: drawn tokens with their logprobs (empty if not asked for), scored targets; or an error.
+    """The outcome of a row: drawn tokens with their logprobs (empty if not requested), scored targets; or an error.
 
     With `computed` and an error, the tokens are in the KV cache and the draw failed.
     """

@@ -22,9 +22,8 @@ from paceline.scheduling.finisher import RequestFinisher
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
 from paceline.scheduling.sequence import Request, Sequence
-from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
 from paceline.scheduling.step_planner import StepPlanner
-from paceline.scheduling.telemetry import Telemetry, TelemetrySink, row_record
+from paceline.scheduling.telemetry import SlotsSnapshot, Telemetry, TelemetrySink, row_record, slots_snapshot
 from paceline.scheduling.view import BatchStrategy
 from paceline.streaming.chunk import FinishReason
 

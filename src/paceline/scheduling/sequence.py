@@ -43,10 +43,9 @@ class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
 class Request:
     """What a caller submitted, and its state. Made on the caller's thread, then the engine's.
 
-    samplers: one a choice, the backend's own, told all tokens. lora: names of adapters with their scales. echo: the
-    prompt's text where it is part of the output. states: of a request that another engine began, one a choice; None for a
-    choice without a token. Times are seconds on the engine's clock; submitted_s is set anew when the
-    engine accepts it.
+    samplers: one a choice, of the backend, which have accepted all tokens so far. lora: names of adapters with their scales.
+    echo: the prompt's text where it is part of the output. states: of a request that another engine began, one a choice; None
+    for a choice without a token. Times are seconds on the engine's clock; submitted_s is set again when the engine accepts it.
     """
 
     key: int
@@ -249,7 +248,7 @@ class Sequence:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether prompt tokens are left whose log-probabilities were asked for."""
+        """Whether prompt tokens are left whose log-probabilities were requested."""
         return self.num_scored < self.num_prompt_tokens - 1
 
     def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:

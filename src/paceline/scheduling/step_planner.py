@@ -28,7 +28,7 @@ class StepBatch:
 
 
 class StepPlanner:
-    """Asks the strategy for allocations and checks them. Rows of different adapter sets never share a pass."""
+    """Gets allocations from the strategy and checks them. Rows of different adapter sets never share a pass."""
 
     def __init__(self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost) -> None:
         self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
@@ -61,7 +61,7 @@ class StepPlanner:
     def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
         """Set how many tokens each sequence may compute in this tick, and return those that may compute any.
 
-        Rows of logits for prompt tokens are scarce: they go to the first sequence that wants some.
+        Rows of logits for prompt tokens are scarce: they go to the first sequence that needs some.
         """
         num_scored = self._limits.max_scored
         for sequence in sequences:
@@ -105,7 +105,7 @@ class AdapterTurns:
         self._since_s = 0.0
 
     def choose(self, sequences: list[Sequence], now_s: float) -> tuple[Lora, list[Sequence]]:
-        """Return the adapters of this tick and, of these sequences, those that want them."""
+        """Return the adapters of this tick and, of these sequences, those that use them."""
         groups: dict[Lora, list[Sequence]] = {}
         for sequence in sequences:
             groups.setdefault(sequence.request.lora, []).append(sequence)
@@ -124,7 +124,7 @@ def checked_allocations(
 ) -> list[tuple[AnySequence, int]]:
     """Return each sequence of a strategy's plan with its tokens. Raise `StrategyError` where it breaks `BatchStrategy`'s rules.
 
-    The error's message goes on from the strategy's name.
+    The error's message continues after the strategy's name.
     """
     if not isinstance(allocations, (list, tuple)):
         raise StrategyError(f"must return a list or a tuple of TokenAllocation, not {allocations!r:.80}")

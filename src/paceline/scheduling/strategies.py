@@ -72,7 +72,7 @@ def longest_waiting_first(sequences: Iterable[SequenceView]) -> list[SequenceVie
 def most_urgent_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
     """By priority and then arrival, with ageing: by `submitted_s - 10 s * priority`.
 
-    All grow older alike, so this order does not change while they wait, and only finitely many can come before one.
+    All age at the same rate, so this order does not change while they wait, and only finitely many can come before one.
     """
     return sorted(sequences, key=lambda one: (one.submitted_s - SECONDS_PER_PRIORITY * one.priority, one.order))
 
@@ -90,7 +90,7 @@ def num_wanted(sequences: Iterable[SequenceView]) -> int:
 class Paced:
     """Decode rows first; prompts get what keeps the tick within `view.itl_target_s`, as `view.cost` expects it.
 
-    Never less than a least share, so that prompts go on where decoding alone takes longer than the target: the most that
+    Never less than a least share, so that prompts make progress where decoding alone takes longer than the target: the most that
     makes the tick `least_growth` longer than decoding alone (0.25: a quarter), and at least `least_tokens`. While
     no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
 
@@ -224,7 +224,7 @@ class PrefillPriority:
         decoders, prompts = split(view.sequences)
         decoders = longest_waiting_first(decoders)
         since = view.tick - max(self._patience, -(-2 * num_wanted(decoders) // budget))
-        num_overdue = sum(decoder.last_tick <= since for decoder in decoders)  # they stand in front
+        num_overdue = sum(decoder.last_tick <= since for decoder in decoders)  # they are first in the list
         batch = BatchBuilder(budget)
         batch.add_decode(decoders[:num_overdue], budget)
         batch.add_prefill(most_urgent_first(prompts), budget)

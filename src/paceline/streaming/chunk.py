@@ -113,7 +113,7 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     error: PacelineError | None = None
 
     def joined(self, later: StreamChunk) -> StreamChunk:
-        """Join this chunk with the next one of the same choice; the later one's ending stands.
+        """Join this chunk with the next one of the same choice; the later one's ending counts.
 
         Args:
             later: The chunk that follows this one.

@@ -19,7 +19,7 @@ from paceline.errors import EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.events import Inspected
-from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView, slots_snapshot
+from paceline.scheduling.telemetry import SlotsSnapshot, SlotView, slots_snapshot
 from paceline.streaming import StreamChannel, StreamChunk
 from paceline.testing.fake_engine_client import fake_worker_engine
 

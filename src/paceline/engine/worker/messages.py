@@ -16,7 +16,7 @@ from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.metrics_snapshot import Sample
 from paceline.scheduling.sequence import GenerationState
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
 PROTOCOL = 6

@@ -18,7 +18,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
 from paceline.kv_cache import PrefixDigest
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 
 _StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
 _Question = _StateQuestion | messages.Prefix

@@ -44,7 +44,7 @@ from paceline.runtime import Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.slots_snapshot import SlotsSnapshot, slots_snapshot
+from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
 
 _STATS_S = 2.0  # for a worker to report; then its last report counts
 _POLL_S = 0.1  # between two checks whether loading is cancelled

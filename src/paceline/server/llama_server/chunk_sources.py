@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from paceline.params import SamplingParams
-from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
+from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
 from paceline.server.running_request import ChunkBatch, ChunkSource
 from paceline.streaming import FinishReason, StreamChunk, Usage
 

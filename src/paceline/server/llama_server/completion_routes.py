@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
-from paceline.scheduling.slots_snapshot import SlotsSnapshot
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.server.api_errors import llama_error_event
 from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
 from paceline.server.llama_server.chunk_sources import LineLimitedSource, ProgressSource

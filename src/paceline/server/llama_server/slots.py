@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
-from paceline.scheduling.slots_snapshot import SlotView
+from paceline.scheduling.telemetry import SlotView
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
 from paceline.server.json_bodies import JsonRoute, json_response
 from paceline.server.llama_server.llama_bodies import SlotBody

@@ -99,7 +99,7 @@ def attention(
 
 
 def query_key_norms(size: Sizes, block: str) -> Iterator[Tensor]:
-    """Norms of query and key; large ones for the queries, else attention would look at everything alike."""
+    """Norms of query and key; large ones for the queries, else attention would look at everything equally."""
     yield norm(f"{block}.attn_q_norm.weight", size.head_size, scale=3.0)
     yield norm(f"{block}.attn_k_norm.weight", size.head_size)
 

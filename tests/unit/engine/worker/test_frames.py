@@ -14,7 +14,7 @@ from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLon
 from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.observability.metrics_snapshot import Histogram, Sample
 from paceline.scheduling.sequence import GenerationState
-from paceline.scheduling.slots_snapshot import SlotsSnapshot, SlotView
+from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 numbers = st.floats(allow_nan=False)
