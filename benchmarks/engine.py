@@ -36,7 +36,7 @@ ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)
 
 
 class Ticks(Instrument):
-    """Keeps the records of all ticks, and reports when enough of them only decoded a full batch."""
+    """Records of all ticks; reports when enough of them only decoded a full batch."""
 
     def __init__(self, batch: int = 0, wanted: int = 0) -> None:
         self.records: list[TickRecord] = []

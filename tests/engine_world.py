@@ -311,7 +311,7 @@ class World:
         return request.key
 
     def export(self, token_ids: list[int], **options: Any) -> int:
-        """Asks for what memory has of a path."""
+        """Ask for what memory has of a path."""
         self._next_key += 1
         self.exported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
@@ -319,7 +319,7 @@ class World:
         return self._next_key
 
     def bring_in(self, token_ids: list[int], states: list[FakeState], **options: Any) -> int:
-        """Gives memory saved ranges of a path."""
+        """Give memory saved ranges of a path."""
         self._next_key += 1
         self.imported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
@@ -356,7 +356,7 @@ class World:
             self.check()
 
     def run(self, max_ticks: int = 5000) -> None:
-        """Ticks until nothing is left to do."""
+        """Tick until nothing is left to do."""
         for _ in range(max_ticks):
             self.tick()
             if self.engine.is_idle and not self.commands.queue:

@@ -261,7 +261,7 @@ class IsolatedWorld:
             self.take(self.replay_log.end(key, reason, self.clock.now()))
 
     def run(self, before_tick: Callable[[int], None] = lambda _: None, max_ticks: int = 3000) -> None:
-        """Ticks until nothing is open; before_tick is called with the number of each."""
+        """Tick until nothing is open; before_tick is called with the number of each."""
         for number in range(max_ticks):
             if not len(self.replay_log):
                 self.worker.close()

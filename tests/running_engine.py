@@ -139,7 +139,7 @@ class Running:
 
 
 def in_threads(*functions: Any) -> None:
-    """Runs them at the same time, each in a thread, and raises what one of them raised."""
+    """Run them at the same time, each in a thread, and raise what one of them raised."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(functions))
 

@@ -1,4 +1,4 @@
-"""Runs the modules in cmake/ as scripts, against small fakes instead of compilers, GPUs and package indexes."""
+"""Run the modules in cmake/ as scripts, against small fakes instead of compilers, GPUs and package indexes."""
 
 from __future__ import annotations
 

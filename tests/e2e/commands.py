@@ -28,7 +28,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def paceline_(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Runs a command with pipes on all sides."""
+    """Run a command with pipes on all sides."""
     return subprocess.run(
         [*COMMAND, *args], input=stdin, capture_output=True, check=False, timeout=TIMEOUT_S, env=environment()
     )
@@ -88,12 +88,12 @@ class Terminal:
         os.close(screen)
 
     def read_until(self, text: bytes) -> None:
-        """Waits for a text to show up."""
+        """Wait for a text to show up."""
         while text not in self.seen:
             assert self._read(), f"ended without {text!r}: {self.seen!r}"
 
     def read_until_seen(self, pattern: str) -> None:
-        """Waits for something to be seen, escapes aside."""
+        """Wait for something to be seen, escapes aside."""
         while not re.search(pattern, self.plain_text):
             assert self._read(), f"ended without {pattern!r}: {self.plain_text!r}"
 
@@ -110,7 +110,7 @@ class Terminal:
         return termios.tcgetattr(self._keyboard)
 
     def finish(self) -> int:
-        """Reads to the end; the exit code. `last_mode` is how it left the terminal."""
+        """Read to the end; the exit code. `last_mode` is how it left the terminal."""
         while self._read():
             pass
         self.last_mode = self.mode()

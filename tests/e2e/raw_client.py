@@ -35,7 +35,7 @@ class RawConnection:
         return await self.head()
 
     def send(self, path: str, body: dict[str, Any], request_id: str = "") -> None:
-        """Sends a request."""
+        """Send a request."""
         data = json.dumps(body).encode()
         name = f"x-request-id: {request_id}\r\n" if request_id else ""
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{name}content-length: {len(data)}\r\n\r\n"

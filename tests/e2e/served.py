@@ -133,14 +133,14 @@ class Served:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Asks again and again."""
+        """Ask again and again."""
         deadline = time.monotonic() + LONG_S
         while not is_so():
             assert time.monotonic() < deadline, f"waited in vain: {what}"
             time.sleep(0.01)
 
     def assert_idle(self) -> None:
-        """Waits until nothing is open; then every slot is free and whatever came has had one end."""
+        """Wait until nothing is open; then every slot is free and whatever came has had one end."""
         self.wait_until(lambda: self.metrics()["paceline_requests_resident"] == 0, "nothing runs")
         self.wait_until(lambda: self.metrics()["paceline_requests_queued"] == 0, "nothing waits")
         assert not any(slot["is_processing"] for slot in self.get("/slots").json())

@@ -299,7 +299,7 @@ IN_A_ROW = "paceline_engine_crashes_in_a_row"
 
 
 def kill_next(served: Served, killed: list[int]) -> int:
-    """Kills the next worker, ready or not; returns its process id."""
+    """Kill the next worker, ready or not; return its process id."""
     served.wait_until(lambda: any(pid not in killed for pid in served.children()), "there is another worker")
     pid = next(pid for pid in served.children() if pid not in killed)
     with Worker(pid) as worker:

@@ -78,7 +78,7 @@ class Client:
     # ---- what a client does; each returns how its request ended
 
     async def stream(self) -> str:
-        """Reads to the end."""
+        """Read to the end."""
         connection, head = await self._ask(*self._openai(stream=True))
         if head.status != 200:
             return await self._refused(connection, head)

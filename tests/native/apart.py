@@ -1,4 +1,4 @@
-"""Runs what might end the process, or never end, in a process of its own."""
+"""Run what might end the process, or never end, in a process of its own."""
 
 from __future__ import annotations
 

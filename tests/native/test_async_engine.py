@@ -33,7 +33,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Lets the loop turn until it is so."""
+    """Let the loop turn until it is so."""
     while not is_so():
         await asyncio.sleep(0.001)  # not 0, which would leave the engine's thread little of Python
 

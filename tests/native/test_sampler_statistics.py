@@ -31,7 +31,7 @@ def chi_square(counts: dict[int, int], probabilities: dict[int, float], draws: i
 
 
 def count(params: SamplingParams, model: Model, logits: Logits, over: str) -> dict[int, int]:
-    """Draws once for each k, seed or choice."""
+    """Draw once for each k, seed or choice."""
     counts: dict[int, int] = {}
     values = row(logits)
     sampler = Sampler(params, model)

@@ -108,7 +108,7 @@ SALTS = st.fixed_dictionaries(
 
 
 class Sources(Instrument):
-    """Tells from where beginnings come."""
+    """Reports the sources of cached tokens, and preemptions."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report
@@ -326,7 +326,7 @@ class Machine(RuleBasedStateMachine):
             self.judge_export(key)
 
     def judge(self, outcome: Outcome, choice: int) -> None:
-        """Compares a choice with what the request gives alone."""
+        """Compare a choice with what the request gives alone."""
         key = outcome.request.key
         prompt, sampling = self.asked[key]
         alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(sampling.items()))))

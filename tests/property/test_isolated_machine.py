@@ -202,7 +202,7 @@ class Machine(RuleBasedStateMachine):
             self.judge_embedding(key, texts)
 
     def judge(self, key: int, outcome: ReaderOutcome) -> None:
-        """Compares with what the request gives alone, choice by choice."""
+        """Compare with what the request gives alone, choice by choice."""
         assert outcome.terminal is not None
         assert outcome.is_released
         prompt, wanted = self.asked[key]

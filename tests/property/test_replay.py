@@ -27,7 +27,7 @@ stops = st.lists(st.sampled_from(["ab", "aba", "€", "b€", "bbb", "a€b", "a
 
 @dataclass
 class Feed:
-    """Feeds an output as ticks do: after each token a chunk, if there is one, and the last one at the end."""
+    """An output processor fed as ticks do: after each token a chunk, if there is one, and the last one at the end."""
 
     processor: OutputProcessor
     chunks: list[StreamChunk]

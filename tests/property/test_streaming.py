@@ -65,7 +65,7 @@ def note(pushed: dict[int, Pushed], chunk: StreamChunk) -> int:
 
 
 def check(seen: list[StreamChunk], pushed: dict[int, Pushed], interval: int) -> None:
-    """Compares what was read with the lists."""
+    """Compare what was read with the lists."""
     read = {choice: Pushed([], "", [], []) for choice in range(CHOICES)}
     for chunk in seen:
         assert chunk.index == note(read, chunk)

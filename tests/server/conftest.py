@@ -33,7 +33,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def worlds() -> Iterator[Callable[..., World]]:
-    """Makes worlds, and closes them."""
+    """Make worlds, and close them."""
     made: list[World] = []
 
     def make(settings: dict[str, Any] | None = None, **engine: Any) -> World:
@@ -47,7 +47,7 @@ def worlds() -> Iterator[Callable[..., World]]:
 
 @pytest.fixture
 def programs() -> Iterator[Any]:
-    """Starts programs, and leaves none behind."""
+    """Start programs, and leave none running."""
     started: list[Program] = []
 
     def start(drain_s: float, host: str = "127.0.0.1") -> Program:

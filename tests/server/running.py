@@ -80,7 +80,7 @@ class RunningServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LONG_S)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Calls a function on the server's loop."""
+        """Call a function on the server's loop."""
 
         async def called() -> Any:
             return function()
@@ -88,7 +88,7 @@ class RunningServer:
         return self.do(called())
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        """Lets the server's loop turn until it is so."""
+        """Let the server's loop turn until it is so."""
 
         async def turned() -> None:
             while not is_so():
@@ -97,7 +97,7 @@ class RunningServer:
         self.do(turned())
 
     def close(self) -> None:
-        """Ends it as a signal does, at once."""
+        """End it as a signal does, at once."""
         if self._thread.is_alive() and self._failure is None:
             self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(LONG_S)

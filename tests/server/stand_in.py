@@ -19,7 +19,7 @@ from paceline.testing import FakeEngineClient
 
 
 class Ends(Instrument):
-    """Tells a test when requests ended and slots became free."""
+    """Notifies a test when requests end and slots become free."""
 
     def __init__(self) -> None:
         self._reasons: queue.SimpleQueue[FinishReason] = queue.SimpleQueue()
@@ -28,7 +28,7 @@ class Ends(Instrument):
         self._hold: Callable[[], None] = lambda: None
 
     def hold_after(self, ticks: int, hold: Callable[[], None]) -> None:
-        """Calls it, on the engine's thread, when so many ticks are over."""
+        """Call it, on the engine's thread, when so many ticks are over."""
         self._hold, self._ticks_left = hold, ticks
 
     def tick_finished(self, record: TickRecord) -> None:
@@ -62,7 +62,7 @@ class StandInEngine(FakeEngineClient):
         super().__init__(backend=self.backend, config=EngineConfig(max_queue=max_queue), instruments=(self.ends,))
 
     def hold_after(self, ticks: int) -> None:
-        """Lets the engine tick so often, then holds it up."""
+        """Let the engine tick so often, then block it."""
         self.ends.hold_after(ticks, self.backend.hold)
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:

@@ -46,7 +46,7 @@ class Clients:
         assert self._status("POST", COMPLETION, SHORT) == 200
 
     def stream(self) -> None:
-        """Reads a stream to its end."""
+        """Read a stream to its end."""
         assert self._status("POST", COMPLETION, {**SHORT, "stream": True}) == 200
 
     def chat(self) -> None:

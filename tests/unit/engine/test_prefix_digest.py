@@ -24,7 +24,7 @@ FIRST, SECOND = [*HEAD, *range(200, 240)], [*HEAD, *range(300, 340)]
 
 
 def digest(world: World, max_prefixes: int = 100) -> PrefixDigest:
-    """Ticks once."""
+    """Tick once."""
     world.commands.queue.append(Digest(10**6, max_prefixes))
     world.num_ticks += 1
     events = world.engine.tick()

@@ -28,7 +28,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Looks again and again; there is no event of a heartbeat."""
+    """Look again and again; there is no event of a heartbeat."""
     tick = threading.Event()
     for _ in range(int(LONG_S / 0.01)):
         if is_so():

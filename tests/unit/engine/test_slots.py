@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
 
 
 def ask(world: World) -> SlotsSnapshot:
-    """Ticks once."""
+    """Tick once."""
     world.commands.queue.append(Inspect(10**6))
     world.num_ticks += 1
     events = world.engine.tick()

@@ -23,7 +23,7 @@ def exported(world: World, key: int) -> list[FakeState]:
 
 
 def finish(world: World, outcome: Outcome) -> None:
-    """Ticks until it has ended; others go on."""
+    """Tick until it has ended; others go on."""
     while outcome.terminal is None:
         world.tick()
 

@@ -93,7 +93,7 @@ def test_one_choice_that_is_over_leaves_the_others_running() -> None:
 
 
 async def drained(generation: LineLimitedSource) -> None:
-    """Reads it to its end."""
+    """Read it to its end."""
     async for _ in generation.batches():
         pass
 
