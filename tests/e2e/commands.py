@@ -98,7 +98,7 @@ class Terminal:
             assert self._read(), f"ended without {pattern!r}: {self.plain_text!r}"
 
     def interrupt(self) -> None:
-        """As Ctrl-C does."""
+        """Interrupt the command as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def press(self, keys: str) -> None:
@@ -132,5 +132,5 @@ class Terminal:
 
     @property
     def plain_text(self) -> str:
-        """Without the escapes."""
+        """Return what was written without escape sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)

@@ -120,7 +120,7 @@ def test_a_bad_request_is_named_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_generate_is_one_error(tmp_path: Path) -> None:
-    """Not one for each request."""
+    """The error is printed once, not for each request."""
     done = paceline_("demo", "-m", str(write_model(tmp_path / "bert.gguf", KINDS["bert"])))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode().count("\n") == 1 and "cannot generate" in done.stderr.decode()
@@ -189,7 +189,7 @@ def test_a_terminal_sees_slots_and_then_figures() -> None:
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:
-    """As a pipe does."""
+    """The output is the same as into a pipe."""
     screen = Terminal("demo", "-t", "1", "-n", "3", TERM="dumb")
     assert screen.finish() == 0
     assert ESCAPE not in screen.text and SUMMARY.fullmatch(screen.text.splitlines()[-1])

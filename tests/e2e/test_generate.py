@@ -94,7 +94,7 @@ def test_the_prompt_comes_from_stdin_for_a_dash() -> None:
 
 
 def test_echo_shows_the_prompt_first() -> None:
-    """Also where no terminal is, when it is asked for."""
+    """With the flag it is shown without a terminal, too."""
     assert output("generate", PROMPT, "-t", "1", "-n", "3", "--echo").startswith(PROMPT)
 
 

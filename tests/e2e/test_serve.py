@@ -74,7 +74,7 @@ def test_the_package_gets_the_same_text_whole_and_streamed(client: openai.OpenAI
 
 
 def test_breaking_out_of_a_stream_frees_its_slot(served: Served, client: openai.OpenAI) -> None:
-    """As leaving the loop and closing the stream does."""
+    """Leaving the loop and closing the stream cancel the request."""
     before = served.metrics()['paceline_requests_finished_total{reason="cancelled"}']
     with client.completions.create(**FOR_LONG, stream=True, extra_body={"ignore_eos": True}) as stream:
         for _ in stream:
@@ -110,7 +110,7 @@ def test_the_asynchronous_client_has_many_streams_at_once(served: Served) -> Non
 
 
 def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
-    """By status, with message and field."""
+    """The status selects the class, which has message and field."""
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
         client.completions.create(**{**TOLD, "temperature": -1})
     assert caught.value.param == "temperature"
@@ -187,7 +187,7 @@ def test_health_is_loading_and_then_ok(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_it_loads_ends_it(tmp_path: Path) -> None:
-    """Without an error, and without its worker."""
+    """It exits without an error, and its worker with it."""
     _, held = held_worker(tmp_path)
     with Served(*FLAGS, is_ready=False, **held) as served, served.worker() as worker:
         served.signal(signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_a_signal_lets_streams_end_and_takes_nothing_new() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) -> None:
-    """Also where the worker stands still."""
+    """A worker that is stopped is ended as well."""
     with Served(*FLAGS) as served, served.worker() as worker:
         worker.signal(signal.SIGSTOP)
         body = {**TOLD, "stream": True}

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.native
 
 
 def test_help_on_a_terminal_has_headings_in_bold() -> None:
-    """And fits into 80 columns."""
+    """The help fits into 80 columns."""
     screen = Terminal("serve", "--help")
     assert screen.finish() == 0
     assert ESCAPE in screen.text and "Model and memory" in screen.plain_text

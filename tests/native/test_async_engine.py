@@ -219,7 +219,7 @@ def test_a_model_that_cannot_be_loaded_raises_and_can_be_closed(tmp_path: Path) 
 
 
 def test_a_load_that_failed_is_tried_again(tmp_path: Path, tiny_models: TinyModels) -> None:
-    """By the next request, where the file is there by then."""
+    """The next request loads again, and succeeds if the file exists by then."""
     path = tmp_path / "model.gguf"
 
     async def main() -> None:

@@ -214,7 +214,7 @@ def test_nonfinite_values_reach_only_rows_that_attend_to_them(bad: float, where:
 
 
 def test_a_mask_that_is_no_number_gives_none() -> None:
-    """As a key of NaN would."""
+    """The row is NaN, as with a key of NaN."""
     one = make({**LARGE, "tokens": 3, "cells": 100}, "numbers")
     assert one.mask is not None
     mask = one.mask.copy()

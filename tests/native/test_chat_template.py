@@ -189,7 +189,7 @@ def test_variables_reach_the_template() -> None:
 
 
 def test_templates_know_the_day() -> None:
-    """As strftime_now and, as llama-server has it, as date_string."""
+    """Templates have strftime_now and, as with llama-server, date_string."""
     before = dt.datetime.now()  # noqa: DTZ005 - local time is meant
     rendered = text_of("{{ strftime_now('%Y-%m-%d') }} {{ date_string }}")
     after = dt.datetime.now()  # noqa: DTZ005
@@ -276,5 +276,5 @@ def test_texts_that_are_cut_within_a_character_become_text_again() -> None:
 
 
 def test_line_ends_of_windows_are_line_breaks() -> None:
-    """As for Jinja, and without taking time with their square."""
+    """They are line breaks as in Jinja, in linear time."""
     assert text_of("{{ 'a' }}\r\nb\rc" + "\r\n" * 200_000 + "d") == "a\nb\nc" + "\n" * 200_000 + "d"

@@ -152,7 +152,7 @@ def test_methods_of_a_tokenizer_refuse_or_take_anything(llama_cpp_source: Path) 
 
 
 def test_options_refuse_or_take_anything(model: Model, context: Context) -> None:
-    """Of contexts, embedders, models and samplers, one at a time."""
+    """Each option of contexts, embedders, models and samplers alone."""
 
     def made_and_closed(make: Callable[..., Any], *fixed: Any, **options: Any) -> None:
         make(*fixed, **options).close()

@@ -237,7 +237,7 @@ def test_adapters_do_not_share_with_the_base_model(tiny_models: TinyModels, tmp_
 
 
 def test_salts_share_nothing_on_a_real_context(tiny_models: TinyModels) -> None:
-    """Nor do tenants; each finds its own."""
+    """Salts and tenants share nothing; each finds its own prefixes."""
     with LLM(tiny_models("llama"), **OPTIONS) as llm:
         for options in ({}, {"cache_salt": "s"}, {"tenant": "s"}, {"cache_prompt": False}):
             assert cached(llm.generate(ids(60), **ASK, **options)) == (0, None)

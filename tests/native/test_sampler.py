@@ -25,7 +25,7 @@ def row(seed: int = 0) -> np.ndarray:
 
 
 def works(sampler: Sampler) -> bool:
-    """Whether it still draws and accepts."""
+    """Return whether it still draws and accepts."""
     before = sampler.num_generated
     sampler.accept(sampler.sample(row(1)))
     return sampler.num_generated == before + 1

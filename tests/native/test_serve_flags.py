@@ -42,7 +42,7 @@ def test_the_list_of_flags_is_the_one_of_the_pinned_source() -> None:
     "name", [name for name, (_, expected) in EXAMPLES.items() if any("engine." in key for key in expected)]
 )
 def test_what_a_flag_makes_of_the_engines_options_is_taken(name: str) -> None:
-    """By the sorting of options, by contexts, and by the loading of a model."""
+    """The engine's options, contexts and model loading accept it."""
     options = resolve([name, *EXAMPLES[name][0]], {}, FakeFiles(FILES)).settings.engine_options
     sorted_ = engine_arguments(options)
     loading = {key: value for key, value in sorted_.model.items() if key != "main_gpu"}  # there may be no second GPU
@@ -66,7 +66,7 @@ def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_disk_distinguishes_files_and_folders(tmp_path: Path) -> None:
-    """And reads what is there."""
+    """It distinguishes them and reads the files."""
     (tmp_path / "file").write_bytes(b"x")
     disk = DiskFiles()
     assert disk.read(tmp_path / "file") == b"x"
@@ -77,5 +77,5 @@ def test_the_disk_distinguishes_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_the_names_of_templates_are_those_that_chat_formats_know() -> None:
-    """So that none is refused that could be used."""
+    """The names that the flags accept are those of llama.cpp."""
     assert set(NAMED) == NAMED_TEMPLATES

@@ -88,7 +88,7 @@ def test_a_prompt_of_nothing_is_what_the_vocabulary_puts_around_it(chat_tokens: 
 
 
 def test_fim_tokens_are_a_record(tiny_models: TinyModels, chat_tokens: Tokenizer) -> None:
-    """By what they are for, None where the vocabulary has none."""
+    """Its fields name their purpose; None where the vocabulary has no such token."""
     first = chat_tokens.token_id("<|fim_prefix|>") or 0
     assert chat_tokens.fim == FimTokens(prefix=first, suffix=first + 1, middle=first + 2)
     assert chat_tokens.fim.can_fill

@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.world.exported.values()))
     @rule(data=st.data(), sharing=st.just({}) | SALTS)
     def bring_in(self, data: st.DataObject, sharing: dict[str, Any]) -> None:
-        """And comes in again, for others perhaps."""
+        """Import an exported prefix again, perhaps in another namespace."""
         key = data.draw(st.sampled_from([key for key, states in self.world.exported.items() if states]))
         self.world.bring_in(self.exports[key], self.world.exported[key] or [], **sharing)
 
@@ -414,7 +414,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def may_share(one: Request, other: Request) -> bool:
-    """Whether two requests may have anything of each other."""
+    """Return whether two requests may share cached prefixes."""
     mine, theirs = one.options, other.options
     return (
         mine.cache_prompt

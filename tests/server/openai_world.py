@@ -48,12 +48,12 @@ class Watch(Instrument):
             assert self._gate.wait(LONG_S)
 
     def wait_queued(self, request_id: str) -> None:
-        """Until the request with this id is queued."""
+        """Wait until the request with this id is queued."""
         with self._changed:
             assert self._changed.wait_for(lambda: request_id in self._ids.values(), LONG_S)
 
     def ending(self, request_id: str) -> EndRecord:
-        """Of the next request with this id, once it is there."""
+        """Return the ending of the next request with this id, once it is there."""
         while True:
             record = self._ended.get(timeout=LONG_S)
             if self._ids.get(record.key) == request_id:
@@ -92,7 +92,7 @@ class OpenAIServer(RunningServer):
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
 
     def async_openai(self, **options: Any) -> openai.AsyncOpenAI:
-        """As `openai`."""
+        """Return an asynchronous client, like `openai`."""
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
 
     def _note_closed(self) -> None:

@@ -72,7 +72,7 @@ class RunningServer:
         return httpx.Client(base_url=self.url, timeout=LONG_S, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
-        """As `client`."""
+        """Return an asynchronous client, like `client`."""
         return httpx.AsyncClient(base_url=self.url, timeout=LONG_S, **options)
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:

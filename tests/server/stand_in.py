@@ -44,7 +44,7 @@ class Ends(Instrument):
         self._freed.put(slot)
 
     def reason(self) -> FinishReason:
-        """Of the next request that ends, or has."""
+        """Return the finish reason of the next request that ends, or has ended."""
         return self._reasons.get(timeout=LONG_S)
 
     def freed(self) -> int:

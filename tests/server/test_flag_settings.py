@@ -29,7 +29,7 @@ def ask(server: OpenAIServer, **body: object) -> httpx.Response:
 
 @pytest.mark.parametrize("server", ["cls"], indirect=True)
 def test_the_servers_pooling_holds_where_a_request_does_not_say(server: OpenAIServer) -> None:
-    """And the request's wins."""
+    """A request's own pooling wins over the server's."""
     with LLM(n_threads=1, num_slots=1, n_ctx=1024) as llm:
         for body, pooling in (({}, "cls"), ({"pooling": "mean"}, "mean")):
             found = np.array(ask(server, **body).json()["data"][0]["embedding"])

@@ -39,7 +39,7 @@ def test_streamed_text_is_the_collected_text(worlds: Any) -> None:
 
 
 def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: Any) -> None:
-    """Of several prompts, of which some had a place, none goes on."""
+    """Where only some of several prompts have a place, none of them runs."""
     world = worlds(num_slots=1, max_queue=1)
     world.engine.backend.hold()
     with world.raw(prompts=prompts(1)):

@@ -123,7 +123,7 @@ def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "word " * 2_000_000, " " * 10_000_000], ids=["aaa", "10 MB", "blanks"])
 def test_huge_texts_are_refused_with_their_length(client: httpx.Client, text: str) -> None:
-    """As prompts, in a chat, and to be embedded; they can be tokenised."""
+    """Prompts, chats and embeddings are refused; tokenising works."""
     for path, field in ROUTES.items():
         if path == "/infill":  # the demo model has no tokens for it
             continue
@@ -177,7 +177,7 @@ def test_nul_bytes_and_strange_letters_are_text(client: httpx.Client) -> None:
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts(client: httpx.Client) -> None:
-    """As with most readers of JSON."""
+    """The last one counts, as with most JSON parsers."""
     response = client.post("/tokenize", content=b'{"content": "a", "content": ""}')
     assert response.json() == {"tokens": []}
 
@@ -308,7 +308,7 @@ def test_a_half_closed_connection_is_one_that_was_closed(say: Any) -> None:
 
 
 def test_methods_that_are_none_are_refused(say: Any) -> None:
-    """And those that exist, where a route has them not."""
+    """Unknown methods are refused, and those that a route does not have."""
     for line, expected in (
         (b"BREW /completion", {400}),
         (b"get /health", {400}),
@@ -406,7 +406,7 @@ def test_a_client_that_leaves_pipelined_requests_frees_them_all(target: RunningS
 
 
 def test_a_request_sent_byte_by_byte_is_served_like_the_others(target: RunningServer) -> None:
-    """As long as it is within its time."""
+    """It is served as long as it arrives within the time limit."""
     data = POST + b"content-length: %d\r\n\r\n" % len(SMALL) + SMALL
     with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -46,7 +46,7 @@ def test_the_port_is_open_while_the_model_loads() -> None:
 
 @pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
 def test_a_model_that_cannot_be_loaded_is_reported_without_its_folder(kind: type[Exception]) -> None:
-    """By every health route, also after an error in the settings."""
+    """Every health route reports it, also after an error in the settings."""
     llm = StandInLLM(failure=kind("cannot read the model file /srv/our private/model.gguf: no such file"))
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.do(server.service.loaded.wait())
@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_is_reported_in_one_line(server: RunningServer) -> 
 @pytest.mark.native
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) -> None:
-    """Without the folder that it was looked for in."""
+    """The reason does not name the folder that was searched."""
     settings = f"S(port=0, model=__import__('pathlib').Path('/no/where/m.gguf'), engine_options={{'isolation': {isolation!r}}})"
     done = subprocess.run(
         [sys.executable, "-c", SERVE + f"sys.exit(serve({settings}))"], capture_output=True, text=True, timeout=LONG_S
@@ -285,7 +285,7 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
 
 
 def test_a_request_during_loading_gets_retry_after(monkeypatch: Any) -> None:
-    """By what is done, and what it took."""
+    """It is estimated from the progress and the time so far."""
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         server.service.progress = 0.25

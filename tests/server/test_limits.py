@@ -33,7 +33,7 @@ def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
 
 
 def test_each_key_opens_in_any_of_the_usual_ways(worlds: Any) -> None:
-    """As a bearer, bare, or in X-Api-Key."""
+    """A key is accepted as a bearer token, bare, or in X-Api-Key."""
     client = worlds({"api_keys": KEYS}).client
     for headers in (
         {"authorization": "Bearer first secret"},
@@ -104,7 +104,7 @@ def test_a_slow_sender_gets_408_and_is_disconnected(worlds: Any) -> None:
 
 
 def test_a_connection_that_never_asks_is_closed(worlds: Any) -> None:
-    """Without a word."""
+    """It is closed without a response."""
     with worlds({"keep_alive_s": 0.05}).socket() as connection:
         assert read_to_end(connection) == b""
 
@@ -124,7 +124,7 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
 
 
 def test_requests_beyond_the_limit_get_retry_after(worlds: Any, monkeypatch: Any) -> None:
-    """By what waits, and how fast requests end."""
+    """It is estimated from the queue and the rate at which requests end."""
     world = worlds(num_slots=1, max_queue=3)
     asked: list[int] = []
     monkeypatch.setattr(
@@ -196,7 +196,7 @@ def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any)
 
 
 def test_pages_of_the_server_itself_may_leave_the_type_out(worlds: Any) -> None:
-    """As the API's pages do for a request without a body."""
+    """The API's pages send requests without a body and a type."""
     world = worlds()
     page = {"origin": world.server.url}
     assert world.client.post("/v1/requests/x/cancel", headers=page).json() == {"id": "x", "cancelled": False}

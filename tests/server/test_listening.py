@@ -74,7 +74,7 @@ def test_one_address_that_cannot_be_had_is_named_and_none_is_kept(tmp_path: Path
 
 
 def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
-    """By a server that was killed."""
+    """A killed server leaves its socket, which the next one replaces."""
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -102,7 +102,7 @@ def test_a_prompt_may_be_text_or_ids_or_both(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("prompt", [None, [], "", [[]], 5, {"x": 1}, [-1], [10**9], [True]])
 def test_a_prompt_that_is_none_is_refused(client: httpx.Client, prompt: Any) -> None:
-    """By its name."""
+    """The error names the field."""
     assert "prompt" in refused(client, prompt=prompt)["message"]
 
 
@@ -214,7 +214,7 @@ def test_probabilities_after_sampling_add_up(client: httpx.Client) -> None:
 @pytest.mark.parametrize("is_object", [False, True])
 @pytest.mark.parametrize("as_text", [False, True])
 def test_banned_tokens_do_not_come(client: httpx.Client, is_object: bool, as_text: bool) -> None:
-    """By id or by text, as pairs or as an object."""
+    """Bans are by id or by text, as pairs or as an object."""
     free = complete(client, return_tokens=True)
     banned: Any = free["tokens"][:2]
     if as_text:
@@ -314,7 +314,7 @@ def test_control_tokens_in_a_prompt_may_be_text(client: httpx.Client) -> None:
 
 
 def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) -> None:
-    """And reported in the response."""
+    """It is ignored, and the response reports it."""
     assert "interval" in complete(client, interval=4)["warnings"][0]
     assert len(streamed(client, interval=4, n_predict=8)) <= 4
 

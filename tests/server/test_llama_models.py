@@ -66,7 +66,7 @@ def embedded(client: httpx.Client, **body: Any) -> Any:
 
 
 def test_a_text_becomes_a_list_of_one_vector_of_length_one(embedder: httpx.Client) -> None:
-    """By either name of the field and of the route."""
+    """Both names of the field and of the route are accepted."""
     (one,) = embedded(embedder, content="the cat")
     (vector,) = one["embedding"]
     assert one["index"] == 0
@@ -94,7 +94,7 @@ def test_what_is_embedded_has_many_shapes(embedder: httpx.Client, given: Any, co
 
 
 def test_parts_of_a_content_are_one_text(embedder: httpx.Client) -> None:
-    """As if they had been written in one."""
+    """The embedding is that of the joined text."""
     parts = {"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}
     first, second = embedded(embedder, input=["the cat", parts])
     assert first["embedding"][0] == pytest.approx(second["embedding"][0], abs=1e-5)
@@ -228,14 +228,14 @@ def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
 
 @pytest.mark.parametrize(("top_n", "count"), [(None, 4), (2, 2), (4, 4), (99, 4), (0, 0)])
 def test_the_best_are_returned(reranker: httpx.Client, top_n: int | None, count: int) -> None:
-    """As many as were asked for, in both shapes."""
+    """Both shapes return as many as were asked for."""
     assert len(ranked(reranker, documents=DOCUMENTS, top_n=top_n)["results"]) == count
     assert len(ranked(reranker, texts=DOCUMENTS, top_n=top_n)) == count
 
 
 @pytest.mark.parametrize("documents", [[], None, 123, [1, 2, 3], "the"])
 def test_documents_that_are_none_are_refused(reranker: httpx.Client, documents: Any) -> None:
-    """As is a query that is none."""
+    """A query that is none is refused as well."""
     assert reranker.post("/rerank", json={"query": "a", "documents": documents}).status_code == 400
     assert reranker.post("/rerank", json={"query": documents, "documents": ["a"]}).status_code in (200, 400)
     assert reranker.post("/rerank", json={"documents": ["a"]}).status_code == 400

@@ -223,7 +223,7 @@ def test_a_slot_shows_the_settings_of_its_request(client: httpx.Client) -> None:
 
 
 def test_endpoints_that_are_off_say_so() -> None:
-    """As llama-server does: 501, with the flag that turns them on."""
+    """The response is llama-server's: 501, with the flag that turns them on."""
     settings = ServerSettings(engine_options=DEMO_ENGINE, slots=False, props=False)
     with RunningServer(settings) as running, running.client() as client:
         for response, flag in (

@@ -85,7 +85,7 @@ def test_unknown_fields_are_named(client: httpx.Client) -> None:
 
 
 def test_props_say_what_runs(client: httpx.Client, server: RunningServer) -> None:
-    """Of paths the file's name alone."""
+    """Paths are shown by the file's name alone."""
     props = client.get("/props").json()
     assert (props["total_slots"], props["model_path"], props["model_alias"]) == (
         4,
@@ -102,7 +102,7 @@ def test_props_say_what_runs(client: httpx.Client, server: RunningServer) -> Non
 
 
 def test_without_adapters_the_list_is_empty(client: httpx.Client) -> None:
-    """And scales for some are named as ignored."""
+    """Scales for unknown adapters are reported as ignored."""
     assert client.get("/lora-adapters").json() == []
     response = client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).json()
     assert response["success"] is True

@@ -50,7 +50,7 @@ class Clients:
         assert self._status("POST", COMPLETION, {**SHORT, "stream": True}) == 200
 
     def chat(self) -> None:
-        """As llama-server streams it."""
+        """Read a chat completion as llama-server streams it."""
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
         assert self._status("POST", "/v1/chat/completions", body) == 200
 

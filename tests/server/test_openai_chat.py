@@ -94,7 +94,7 @@ def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
 
 
 def test_without_a_limit_a_completion_ends_where_the_model_or_the_context_does(client: openai.OpenAI) -> None:
-    """And not after the number of tokens that the library has as its default."""
+    """It does not end after the library's default number of tokens."""
     completion = chat(client, max_completion_tokens=None, extra_body={**FOREVER, "temperature": 0})
     assert completion.choices[0].finish_reason == "length"
     assert completion.usage is not None
@@ -139,7 +139,7 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
 
 
 def test_a_json_schema_holds_the_output_to_its_shape(client: openai.OpenAI) -> None:
-    """As response_format names it."""
+    """The schema of response_format constrains the output."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     content = chat(client, response_format=wanted, max_completion_tokens=60).choices[0].message.content

@@ -89,7 +89,7 @@ def test_n_choices_of_each_prompt_are_numbered_through(client: openai.OpenAI) ->
 
 @pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1, "seed": 5}, {"stop": "bc a"}, {"echo": True}])
 def test_streamed_text_joined_is_the_whole_text(client: openai.OpenAI, options: dict[str, Any]) -> None:
-    """Of every choice, with the same finish reason, once."""
+    """Each choice has the same text and one finish reason."""
     whole = complete(client, **options)
     with client.completions.create(
         **{"model": "tale", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "stream": True, **options}
@@ -170,7 +170,7 @@ def test_a_completion_that_a_stop_ended_names_the_stop(client: openai.OpenAI) ->
 
 
 def test_a_repeated_prompt_reports_its_cached_tokens(client: openai.OpenAI) -> None:
-    """As OpenAI does, and where from."""
+    """The usage has OpenAI's field, and the source."""
     prompt = "A fox and a hen lived by the old mill, and every morning they walked down to the river together."
     complete(client, prompt)
     usage = complete(client, prompt).usage
@@ -231,7 +231,7 @@ def test_ignored_fields_are_named_in_the_response(client: openai.OpenAI) -> None
 def test_a_refusal_has_openais_shape_and_comes_before_any_event(
     world: OpenAIServer, body: dict[str, Any], param: str | None, code: str
 ) -> None:
-    """Also where a stream was asked for."""
+    """A refused stream has a status and no events."""
     streamed = {} if "stream_options" in body else {"stream": True}
     with world.client() as client:
         response = client.post("/v1/completions", json={"prompt": "a", **body, **streamed})
@@ -307,7 +307,7 @@ def test_leaving_a_stream_of_several_prompts_cancels_them_all(world: OpenAIServe
 
 
 def test_cancelling_by_id_ends_a_stream_with_an_error_event(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """And with [DONE]; the package raises it."""
+    """The stream ends with [DONE]; the openai package raises the error."""
     with world.watch.held():
         stream = client.completions.create(model="tale", prompt=PROMPT, max_tokens=900, stream=True, extra_body=FOREVER)
         request_id = next(iter(stream)).id.removeprefix("cmpl-")

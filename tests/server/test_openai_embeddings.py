@@ -57,7 +57,7 @@ def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
 
 
 def test_base64_has_the_very_same_numbers_as_floats(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """As little-endian float32."""
+    """Decoded as little-endian float32, both are equal."""
     with world.client() as http:
         response = http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
     packed = base64.b64decode(response["data"][0]["embedding"])
@@ -99,7 +99,7 @@ def test_an_input_may_mix_texts_ids_and_objects(world: OpenAIServer) -> None:
 
 
 def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI) -> None:
-    """As models that are trained for it need it."""
+    """They are truncated and normalised, as Matryoshka models need it."""
     whole, short = embed(client), embed(client, dimensions=8)
     assert short.shape == (2, 8)
     assert np.allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-5)
@@ -170,7 +170,7 @@ def test_a_text_that_does_not_fit_is_called_too_large(world: OpenAIServer) -> No
 
 
 def test_a_client_that_disconnects_cancels_its_embedding(world: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that the engine has not begun."""
+    """A request that the engine has not begun is cancelled as well."""
     accepted, cancelled = threading.Event(), threading.Event()
 
     def never(*_: Any) -> Future[list[Any]]:

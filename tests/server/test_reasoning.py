@@ -65,7 +65,7 @@ def test_the_effort_of_a_request_reaches_the_template(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template"])
 @pytest.mark.parametrize("effort", [1, True, ["low"], "x" * 65])
 def test_an_effort_that_is_no_word_is_refused_by_name(server: RunningServer, path: str, effort: Any) -> None:
-    """And the server goes on."""
+    """The server goes on after the refusal."""
     with server.client() as client:
         response = client.post(path, json={"messages": MESSAGES, "reasoning_effort": effort})
         assert (response.status_code, "reasoning_effort" in response.json()["error"]["message"]) == (400, True)

@@ -47,7 +47,7 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Of the package, of `paceline.engine` and of its testing module, each exactly once."""
+    """Each name of the package, `paceline.engine` and `paceline.testing` is documented exactly once."""
     documented = [
         name
         for page, text in pages().items()
@@ -62,7 +62,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_prose_is_wrapped() -> None:
-    """As tools/wrap_markdown.py does it, at 100 columns."""
+    """tools/wrap_markdown.py would change nothing, at 100 columns."""
     texts = {name: text for name, text in pages().items() if name not in GENERATED}
     texts["../README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name, text in texts.items() if wrapped(text) != text] == []

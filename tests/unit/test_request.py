@@ -19,7 +19,7 @@ class Fancy(str):
 
 
 def test_values_are_kept_in_their_plain_types() -> None:
-    """So that they can go to another process, whatever kind of number or text the caller had."""
+    """They can be sent to another process, whatever numeric or text type the caller used."""
     given: dict[str, Any] = {
         "priority": np.int64(3),
         "timeout_s": np.float32(1.5),

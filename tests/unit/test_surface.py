@@ -19,7 +19,7 @@ def test_every_export_exists_and_the_list_is_sorted() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As of any module."""
+    """The error is that of any module."""
     with pytest.raises(AttributeError, match="Modle"):
         _ = paceline.Modle
 

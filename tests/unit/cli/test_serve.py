@@ -89,7 +89,7 @@ def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[str], message: str) -> None:
-    """And nothing is served."""
+    """The command exits without serving."""
     result = invoke(*args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"Error: {message}")
@@ -97,7 +97,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[st
 
 
 def test_version_is_one_line(server: Server) -> None:
-    """As of the whole command."""
+    """The version is that of the whole command."""
     assert invoke("--version").stdout == f"paceline {paceline.__version__}\n"
 
 

@@ -98,7 +98,7 @@ def test_truncation_leaves_room_for_the_completion(max_tokens: int | None, room:
 
 @pytest.mark.parametrize("num_tokens", [1, 90, 91, 100])
 def test_a_prompt_that_fits_is_not_cut(num_tokens: int) -> None:
-    """Not even where it leaves less room than max_tokens."""
+    """It stays whole even where it leaves less room than max_tokens."""
     assert fit(num_tokens, 100, max_tokens=10, truncate="left") == list(range(num_tokens))
 
 

@@ -323,7 +323,7 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
 
 
 def test_submit_after_shutdown_is_refused() -> None:
-    """And so is everything else that would start something."""
+    """Every call that would start something is refused."""
     engine = Running()
     engine.close()
     for start in (engine.submit, engine.embed):

@@ -75,7 +75,7 @@ def test_a_request_without_a_slot_is_counted_as_waiting() -> None:
 
 
 def test_a_slot_whose_reader_is_slow_is_shown_as_paused() -> None:
-    """And what it had computed."""
+    """The slot also shows what it had computed."""
     world = World(eos_every=10**9)
     outcome = world.submit("abc", max_tokens=None)
     world.tick(3)
@@ -85,7 +85,7 @@ def test_a_slot_whose_reader_is_slow_is_shown_as_paused() -> None:
 
 
 def test_a_slot_shows_how_much_was_cached() -> None:
-    """As usage does."""
+    """The number is that of the usage."""
     world = World(eos_every=10**9)
     prompt = list(range(30, 60))
     world.submit(prompt, max_tokens=2)
@@ -170,7 +170,7 @@ def test_a_caller_that_stops_waiting_for_a_future_disturbs_no_other() -> None:
 
 
 def test_a_mapping_function_that_raises_fails_the_mapped_future() -> None:
-    """Not the thread that resolves the original."""
+    """The error goes to the mapped future, not to the thread that resolves the original."""
     with Running() as engine:
         question = engine.router.ask(Inspect(engine.inbox.next_key()))
         mapped = map_future(question, lambda found: found[1])

@@ -151,7 +151,7 @@ def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wante
 
 
 def test_other_namespaces_export_nothing() -> None:
-    """Neither of a salt's prefixes nor of a request's without cache."""
+    """Prefixes of another salt and of requests without cache are not exported."""
     world = Rig()
     world.ask(text(100), cache_salt="a")
     running = world.begin(text(100), 20, cache_prompt=False)

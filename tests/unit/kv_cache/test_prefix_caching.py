@@ -303,7 +303,7 @@ def promised(**options: Any) -> tuple[Rig, Outcome, Outcome]:
 
 
 def test_a_request_that_waits_for_a_prefix_starts_when_it_is_there() -> None:
-    """And computes nothing of it."""
+    """It computes nothing of the prefix itself."""
     world, _, second = promised()
     world.run()
     assert world.shared(second) == [(200, "running")]
@@ -931,7 +931,7 @@ def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.Monke
 
 
 def test_where_cells_are_plenty_nothing_is_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of those that run nor of those that are kept."""
+    """Neither running sequences nor cached prefixes are saved."""
     world = Rig(num_cells=1000, limits={"num_slots": 3})
     monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
     done = operations_of(world, monkeypatch)
@@ -969,7 +969,7 @@ def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: f
 
 
 def test_without_host_memory_the_preempted_are_computed_again() -> None:
-    """And their output is the same."""
+    """Their output is the same as alone."""
     world = Rig(num_cells=256, limits={"num_slots": 8, "host_bytes": 0})
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
     world.run()

@@ -25,7 +25,7 @@ def moved(cost: TransferCost, *operations: Save | Load, saving_s: float = 0.0, l
 
 
 def test_before_anything_was_moved_a_tick_moves_one_piece() -> None:
-    """And is expected to take no time for it."""
+    """The expected time of that piece is zero."""
     cost = TransferCost(0.25)
     assert cost.seconds([save(100), load(100)]) == 0
     assert cost.idle_tokens(is_generating=True) == cost.pressure_tokens(is_generating=True) == BLOCK_TOKENS

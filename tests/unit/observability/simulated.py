@@ -44,7 +44,7 @@ class Simulation:
         self.coming.append(job)
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Tick until nothing is left."""
         while self.coming or self.queue or self.slots:
             self.tick()
 

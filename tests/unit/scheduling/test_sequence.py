@@ -61,7 +61,7 @@ def test_the_error_belongs_to_the_reason() -> None:
 
 
 def test_a_sequence_waits_since_its_request_was_accepted() -> None:
-    """Also where that is later than it was made."""
+    """The waiting time starts at acceptance, not when the request was made."""
     world = World()
     request = world.submit("hello").request
     request.submitted_s += 5
@@ -70,7 +70,7 @@ def test_a_sequence_waits_since_its_request_was_accepted() -> None:
 
 
 def test_the_order_of_reasons_is_the_documented_one() -> None:
-    """As the class lists them."""
+    """The order is that of the class."""
     names = [reason.name for reason in sorted(FinishReason, key=lambda reason: reason.rank)]
     assert names == ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "END", "LENGTH"]
 

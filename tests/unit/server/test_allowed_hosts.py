@@ -97,7 +97,7 @@ def test_names_that_were_given_are_served() -> None:
 
 
 def test_any_name_is_served_where_that_is_wanted() -> None:
-    """By a star."""
+    """A star accepts every name."""
     assert status(("*",), "evil.example") == 200
 
 

@@ -62,7 +62,7 @@ def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:
 
 
 def test_an_unexpected_error_shows_no_details() -> None:
-    """Neither its words nor its kind."""
+    """The body has neither its message nor its class."""
     body = str(llama_error_body(api_error_of(ZeroDivisionError("/srv/secret"))))
     assert "secret" not in body
     assert "ZeroDivision" not in body

@@ -74,7 +74,7 @@ def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> 
 
 
 def test_the_budget_of_a_half_read_body_comes_back_after_a_disconnect() -> None:
-    """And what was too large for itself."""
+    """The bytes of a body that was too large come back, too."""
 
     async def main() -> None:
         world = World()

@@ -101,5 +101,5 @@ def test_the_wait_is_a_second_at_least_and_a_minute_at_most(time: Time) -> None:
     [(0.0, 0.0, 1), (0.0, 5.0, 5), (0.25, 2.0, 6), (0.99, 2.0, 1), (0.01, 30.0, 60), (1.0, 9.0, 1)],
 )
 def test_what_is_left_of_loading_follows_its_progress(share: float, elapsed_s: float, expected: int) -> None:
-    """As if it went on at the same pace."""
+    """The rest is estimated at the same pace."""
     assert estimate_remaining_s(share, elapsed_s) == expected

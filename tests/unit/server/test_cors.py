@@ -94,7 +94,7 @@ def test_of_several_origins_the_one_that_asks_is_named() -> None:
 
 
 def test_errors_have_the_headers_too() -> None:
-    """So that a page can read why it was refused."""
+    """A page can read why it was refused."""
     status, headers = ask(PAGE, PAGE, method="POST")
     assert (status, headers["access-control-allow-origin"], headers["vary"]) == (401, PAGE, "Origin")
 

@@ -149,7 +149,7 @@ def test_llama_server_s_metrics_have_the_values_of_ours() -> None:
 
 
 def test_requests_that_run_and_wait_are_counted_apart() -> None:
-    """By slots and by the queue."""
+    """Running requests are counted by slots, waiting ones by the queue."""
     world = World(limits={"num_slots": 2}, eos_every=10**9)
     for _ in range(5):
         world.submit("on and on", max_tokens=None)

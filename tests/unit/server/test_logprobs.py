@@ -22,7 +22,7 @@ def test_the_offset_is_where_a_token_begins_in_the_text() -> None:
 
 
 def test_the_offset_goes_on_from_one_chunk_to_the_next() -> None:
-    """Also over a character that was not finished."""
+    """It is right across an unfinished character, too."""
     writer = LogprobColumnsBuilder(SHOWN, SPELT, 0)
     assert writer.write([1, 2], [ONE, ONE]).text_offset == [0, 2]
     assert writer.write([3, 0], [ONE, ONE]).text_offset == [2, 3]
@@ -51,14 +51,14 @@ def test_a_prompts_first_token_has_no_probability() -> None:
 
 
 def test_a_probability_of_zero_can_be_written_as_json() -> None:
-    """As -9999, where JSON has no infinity."""
+    """It is -9999, since JSON has no infinity."""
     none = TokenLogprobs(-math.inf, (0,), (-math.inf,))
     assert LogprobColumnsBuilder(SHOWN, SPELT, 1).write([0], [none]).token_logprobs == [-9999.0]
     assert chat_logprobs(SPELT, [0], [none], 1)[0].top_logprobs[0].logprob == -9999.0
 
 
 def test_chat_logprobs_have_the_bytes_of_every_token() -> None:
-    """So that characters of several tokens can be put together."""
+    """Characters of several tokens can be joined from them."""
     (entry,) = chat_logprobs(SPELT, [2], [ONE], 1)
     assert msgspec.to_builtins(entry) == {
         "token": "�",

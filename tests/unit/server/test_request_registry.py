@@ -41,7 +41,7 @@ def test_what_was_removed_is_not_found() -> None:
 
 
 def test_all_can_be_cancelled() -> None:
-    """Of every tenant."""
+    """The requests of every tenant are cancelled."""
     requests, several = RequestRegistry(CompletionRate()), [One("a"), One("a", "t"), One("b")]
     for one in several:
         requests.add(one)
@@ -50,7 +50,7 @@ def test_all_can_be_cancelled() -> None:
 
 
 def test_the_completion_rate_counts_every_part_once() -> None:
-    """Of those that begin, and of those that end."""
+    """Each part is counted once at its start and once at its end."""
 
     class Heard(CompletionRate):
         def __init__(self) -> None:

@@ -129,7 +129,7 @@ def test_a_refusal_is_raised_where_the_stream_is_entered() -> None:
 
 
 def test_a_failed_stream_yields_its_last_chunk_and_then_raises_its_error() -> None:
-    """As without an event loop."""
+    """The order is the same as without an event loop."""
 
     async def main() -> None:
         door = OpenFrontDoor()

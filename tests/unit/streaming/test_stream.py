@@ -165,7 +165,7 @@ def test_a_forgotten_stream_cancels() -> None:
 
 
 def test_a_forgotten_stream_that_ended_cancels_nothing() -> None:
-    """Not even when its last chunk was not read."""
+    """It cancels nothing even when its last chunk was not read."""
     stream, sender = pair()
     sender.finish(ending(0))
     del stream

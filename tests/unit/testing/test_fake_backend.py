@@ -81,7 +81,7 @@ def test_parameters_are_obeyed() -> None:
 
 
 def test_adapters_change_what_is_drawn() -> None:
-    """By name and by scale; unknown names are refused."""
+    """Names and scales both matter; unknown names are refused."""
     backend = FakeBackend(adapters=("one", "two"))
     texts = [draws(backend, [1], 12, lora=lora) for lora in ((), (("one", 1.0),), (("two", 1.0),), (("one", 0.5),))]
     assert len(set(map(tuple, texts))) == 4

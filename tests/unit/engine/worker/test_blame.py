@@ -89,7 +89,7 @@ def test_new_requests_wait_until_no_request_is_suspected() -> None:
 
 
 def test_where_the_pass_is_unknown_all_that_ran_are_suspects() -> None:
-    """And where none had started, all that were handed over."""
+    """Where none had started, all that were sent to the worker are suspects."""
     blame = running(1, 2, 3)
     crash(blame, None, {2, 3})
     assert blame.take() == [2]

@@ -163,7 +163,7 @@ def classes(base: type[PacelineError] = PacelineError) -> list[type[PacelineErro
 
 @pytest.mark.parametrize("kind", classes())
 def test_every_error_keeps_its_class_and_message(kind: type[PacelineError]) -> None:
-    """By its code."""
+    """The code selects the class."""
     sent = messages.Happened([messages.Failed(3, kind("why, and the way out"))])
     (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
     assert isinstance(part, messages.Failed)

@@ -19,7 +19,7 @@ def test_a_worker_is_let_go_when_nothing_has_needed_it_for_so_long() -> None:
 
 
 def test_one_that_takes_too_long_to_leave_is_noticed_once() -> None:
-    """And another one begins anew."""
+    """The next worker starts with a new time limit."""
     sleep = Sleep(10.0)
     sleep.used(0.0)
     sleep.begin(10.0)

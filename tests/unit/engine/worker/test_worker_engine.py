@@ -94,7 +94,7 @@ def read(channel: StreamChannel, *taken: StreamChunk) -> tuple[list[int], str, S
 
 
 def undisturbed(prompt: str | list[int], **params: Any) -> tuple[list[int], str]:
-    """By an engine in this very thread."""
+    """Return the output of the same request in an engine of this thread."""
     world = World(num_cells=LONG["num_cells"], eos_every=LONG["eos_every"])
     outcome = world.submit(prompt, **{"temperature": 0.8, "seed": 1, **params})
     world.run()
@@ -168,7 +168,7 @@ def test_a_strategy_goes_to_the_worker_by_name_with_its_options() -> None:
 
 
 def test_a_queue_that_is_full_refuses_in_the_front() -> None:
-    """By what has been accepted and has not ended."""
+    """The front counts what was accepted and has not ended."""
     with engine(num_slots=1, max_queue=1) as one:
         running = [start(one, "hello", max_tokens=None) for _ in range(2)]
         with pytest.raises(QueueFull, match="2 requests"):
@@ -691,7 +691,7 @@ def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
 
 
 def test_losing_an_engine_ends_its_worker() -> None:
-    """Without a call of close."""
+    """The worker ends without a call of close."""
     one = fake_worker_engine(backend_options=LONG)
     pid, thread = one.worker_pid, one._supervisor._thread
     assert pid is not None

@@ -39,7 +39,7 @@ def config(text: str, *argv: str, **options: Any) -> Any:
 
 
 def test_nothing_given_is_our_defaults() -> None:
-    """But for the process of its own that a server's engine has."""
+    """Only the isolation differs: a server's engine has a process of its own."""
     found = resolved()
     assert found.settings == ServerSettings(engine_options={"isolation": "process"})
     assert (found.notes, found.prints) == ((), None)
@@ -285,7 +285,7 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(text: str, message: str) ->
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
-    """By the flag that named it."""
+    """The error names the flag."""
     assert refusal("--config", "no.toml") == "--config: cannot read no.toml: No such file or directory"
     assert "x.toml is not UTF-8" in refusal("--config", "x.toml", files={"x.toml": b"a = '\xff'"})
 
@@ -387,7 +387,7 @@ def test_an_error_has_flag_value_and_way_out(words: list[str], message: str) -> 
 
 
 def test_a_wrong_variable_is_refused_by_its_name() -> None:
-    """Not by the flag's."""
+    """The error has the variable's name, not the flag's."""
     assert refusal(env={"LLAMA_ARG_CTX_SIZE": "x"}).startswith("LLAMA_ARG_CTX_SIZE must be an integer")
     assert refusal(env={"LLAMA_ARG_CONTEXT_SHIFT": "on"}).startswith("LLAMA_ARG_CONTEXT_SHIFT on: ")
     assert refusal(env={"LLAMA_ARG_ENDPOINT_SLOTS": "yes"}).startswith("LLAMA_ARG_ENDPOINT_SLOTS must be on or off")
@@ -429,7 +429,7 @@ def test_a_key_of_two_tenants_is_refused() -> None:
 
 @pytest.mark.parametrize("line", ["key-alone", ":key", "tenant:", "tenant: "])
 def test_a_line_of_the_tenants_file_without_both_is_refused_unseen(line: str) -> None:
-    """By its number, as it may be a key."""
+    """The error has the line's number, not its text, which may be a key."""
     assert (
         refusal("--tenant-key-file", "t", files={"t": f"{line}\n"}) == "--tenant-key-file: key 1 of t is not TENANT:KEY"
     )
@@ -443,7 +443,7 @@ def test_a_key_that_no_header_carries_is_refused_unseen(secret: str) -> None:
 
 
 def test_secrets_are_in_no_representation() -> None:
-    """Neither of the result nor of its origins and notes."""
+    """Neither the result nor its origins and notes show them in their repr."""
     found = resolved("--api-key", "hidden-key", "-hft", "hidden-token", env={"HF_TOKEN": "hidden-other"})
     assert "hidden" not in repr(found)
     assert found.notes == ("-hft has no effect: nothing is downloaded",)

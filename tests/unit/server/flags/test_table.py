@@ -96,7 +96,7 @@ def test_a_variable_means_the_same_as_the_flag(flag: Flag) -> None:
 
 @pytest.mark.parametrize("flag", [flag for flag in SETTING if flag.off], ids=_name)
 def test_a_switch_is_turned_off_in_every_way(flag: Flag) -> None:
-    """By its off names, and by variables."""
+    """Its off names and variables turn it off."""
     words, expected = EXAMPLES[flag.long_name]
     for name in flag.off_names:
         assert any(setting(resolved(name, *words), target) != value for target, value in expected.items())
@@ -154,7 +154,7 @@ def test_a_rejected_flag_raises_its_name_and_the_way_out(flag: Flag) -> None:
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if isinstance(flag.action, Ignore)], ids=_name)
 def test_an_ignored_flag_gives_one_note_with_the_reason(flag: Flag) -> None:
-    """And changes nothing."""
+    """It changes no setting."""
     assert isinstance(flag.action, Ignore)
     value = {"--fit": "off", "--lazy-mode": "on", "--log-colors": "on"}.get(flag.long_name, "9")
     words = [] if flag.metavar == SWITCH else [value]

@@ -80,7 +80,7 @@ def test_required_fields_are_required() -> None:
 
 
 def test_of_many_ignored_fields_some_are_named() -> None:
-    """And how many there are beside them."""
+    """The warning has the number of the others."""
     sentences = RerankBody.model_validate({"query": "q", **{f"field{i}": i for i in range(100)}}).ignored()
     assert len(sentences) == 33
     assert sentences[-1] == "and 68 more"

@@ -133,7 +133,7 @@ def test_timings_follow_from_what_it_took() -> None:
 
 
 def test_timings_per_token_come_while_it_runs() -> None:
-    """By the renderer's clock."""
+    """They are measured by the renderer's clock."""
     clock = Ticking()
     renderer = made(clock, timings_per_token=True)
     clock.now += 2
@@ -168,7 +168,7 @@ def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
 
 
 def test_progress_that_was_not_asked_for_shows_in_timings_alone() -> None:
-    """Of every choice."""
+    """The timings of every choice include it."""
     renderer = made(n=2, timings_per_token=True)
     assert rendered(renderer, ProgressChunk(index=0, cache=2, processed=2, elapsed_s=0.0)) == []
     for choice in (0, 1):
@@ -190,7 +190,7 @@ def test_probabilities_have_two_shapes() -> None:
 
 
 def test_a_streams_probabilities_come_with_their_tokens() -> None:
-    """And not again at the end."""
+    """The end does not repeat them."""
     chunk = StreamChunk(index=0, token_ids=(65,), logprobs=(TokenLogprobs(-1.0),), finish_reason=END, usage=USAGE)
     text, end = rendered(made(sampling={"logprobs": 1}), chunk)
     assert text["completion_probabilities"][0]["id"] == 65

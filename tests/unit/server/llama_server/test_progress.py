@@ -67,7 +67,7 @@ def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
 
 
 def test_the_whole_prompt_is_reported_once() -> None:
-    """Also where a look finds it computed before the first chunk is read."""
+    """It is also reported if it is computed before the first chunk is read."""
     computed = SlotView(id=1, key=1, request_id="mine", num_prompt_tokens=10, num_cached=2, num_computed_tokens=11)
     chunks = asyncio.run(reported(Slow(StreamChunk(index=0, text="a")), [computed]))
     assert shown(chunks) == [(2, 2), (2, 10), "a"]
@@ -107,7 +107,7 @@ def test_a_reader_that_leaves_leaves_nothing_running() -> None:
 
 
 def test_a_look_that_fails_fails_the_reading() -> None:
-    """And is not swallowed; nothing is left waiting."""
+    """The error is not swallowed, and no task is left waiting."""
 
     async def fail() -> SlotsSnapshot:
         raise RuntimeError("no slots")

@@ -44,7 +44,7 @@ def test_anything_else_is_refused_by_name(given: Any) -> None:
 
 
 def test_images_are_refused_as_what_this_model_cannot() -> None:
-    """And not taken for text."""
+    """They are not taken for text."""
     with pytest.raises(Unsupported, match="multimodal"):
         tokenize_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
 

@@ -21,7 +21,7 @@ def test_a_request_that_does_not_say_runs_under_the_number_longest_unused() -> N
 
 
 def test_a_number_beyond_the_last_begins_again() -> None:
-    """As llama-server counts."""
+    """Numbers wrap around, as with llama-server."""
     assert VirtualSlots(4).begin("", 6) == 2
 
 
@@ -49,7 +49,7 @@ def test_vectors_have_llama_servers_norms(kind: int, wanted: list[float]) -> Non
 
 @pytest.mark.parametrize("kind", [-1, 0, 1, 2, 7])
 def test_a_vector_of_nothing_stays_one(kind: int) -> None:
-    """And is not divided by nothing."""
+    """A zero vector is not divided by its norm."""
     assert normalize_as(np.zeros(3, dtype=np.float32), kind).tolist() == [0, 0, 0]
 
 

@@ -54,7 +54,7 @@ def test_fields_keep_their_names_but_for_two() -> None:
 
 @pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
 def test_the_length_has_three_names(name: str) -> None:
-    """And -1 is what the server has."""
+    """All three are accepted, and -1 is the server's default."""
     assert params(**{name: 9}).max_tokens == 9
     assert params(**{name: 0}).max_tokens == 0
     assert params(**{name: -1}).max_tokens is None
@@ -103,7 +103,7 @@ def test_what_llama_server_clamps_is_clamped_and_reported(name: str, value: floa
 
 
 def test_a_dry_base_below_one_is_the_servers() -> None:
-    """And a warning reports it."""
+    """It is replaced by the server's, with a warning."""
     found, warnings = read({"dry_base": 0.5})
     assert found.dry_base == BASE.dry_base
     assert "dry_base" in warnings[0]
@@ -135,7 +135,7 @@ def test_a_grammar_wins_over_a_schema() -> None:
 
 
 def test_a_lazy_grammar_has_words_and_tokens_as_triggers() -> None:
-    """By llama-server's numbers of their kinds."""
+    """Triggers have llama-server's numbers for their kinds."""
     triggers = [{"type": 1, "value": "<tool>"}, {"type": 0, "value": "", "token": 12}]
     found = params(grammar="root ::= x", grammar_lazy=True, grammar_triggers=triggers)
     assert found.grammar_triggers == ("<tool>", 12)
@@ -165,7 +165,7 @@ def test_biases_have_five_forms(form: Any) -> None:
 
 
 def test_false_is_never_and_biases_of_one_token_add_up() -> None:
-    """As llama-server adds them."""
+    """Biases of one token are summed, as with llama-server."""
     assert params(logit_bias=[[97, False]]).logit_bias == ((97, BANNED_BIAS),)
     assert params(logit_bias=[[97, 1], ["a", 2.5]]).logit_bias == ((97, 3.5),)
 
@@ -187,7 +187,7 @@ def test_invalid_biases_are_left_out_and_reported() -> None:
     ("name", "value"), [("logit_bias", 3), ("logit_bias", "x"), ("json_schema", "{}"), ("json_schema", 4)]
 )
 def test_values_that_may_be_large_are_checked_where_they_are_read(name: str, value: Any) -> None:
-    """And not on the event loop."""
+    """The checks do not run on the event loop."""
     with pytest.raises(InvalidType, match=name):
         read({name: value})
 
@@ -208,7 +208,7 @@ def test_samplers_have_names_other_names_and_letters() -> None:
 
 
 def test_breakers_must_be_some() -> None:
-    """As in llama-server."""
+    """An empty list is refused, as with llama-server."""
     assert params(dry_sequence_breakers=["x"]).dry_sequence_breakers == ("x",)
     with pytest.raises(InvalidParams, match="dry_sequence_breakers"):
         read({"dry_sequence_breakers": []})

@@ -79,7 +79,7 @@ def test_openais_fields_reach_the_sampler() -> None:
 
 
 def test_every_own_field_is_shown_in_the_schema() -> None:
-    """And takes what the record that it is of takes."""
+    """Its type is that of the field in the record."""
     shown = OpenAICompletionBody.model_json_schema()["properties"]
     assert set(SAMPLING_EXTRAS) | set(OPTION_EXTRAS) <= set(shown)
     assert {"tenant", "request_id"}.isdisjoint(shown)
@@ -87,7 +87,7 @@ def test_every_own_field_is_shown_in_the_schema() -> None:
 
 
 def test_own_fields_reach_sampling_and_options() -> None:
-    """Also those that differ between the two."""
+    """Sampling fields become params, request fields become options."""
     asked = completion(top_k=5, min_p=0.1, bad_words=["x"], priority=3, cache_salt="s", lora={"a": 0.5})
     assert (asked.params.top_k, asked.params.min_p, asked.params.bad_words) == (5, 0.1, ("x",))
     assert (asked.options["priority"], asked.options["cache_salt"], asked.options["lora"]) == (3, "s", {"a": 0.5})
@@ -144,7 +144,7 @@ def test_what_openai_refuses_is_refused_by_the_schema(body: dict[str, Any], para
     ],
 )
 def test_what_cannot_be_is_refused_with_the_name_of_its_field(body: dict[str, Any], param: str) -> None:
-    """As `param` of the error."""
+    """The error's `param` is the field."""
     with pytest.raises(ApiException) as raised, naming_param(OpenAICompletionBody.model_fields):
         completion(**body)
     error = openai_error_body(raised.value.api_error)["error"]
@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused_with_the_name_of_its_field(body: dict[str, An
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
-    """As OpenAI refuses it."""
+    """The error is the one of OpenAI."""
     with pytest.raises(ApiException, match="temprature .* did you mean temperature") as raised:
         completion(temprature=1)
     assert (raised.value.api_error.param, raised.value.api_error.code) == ("temprature", "unknown_parameter")
@@ -187,7 +187,7 @@ def test_stream_options_mean_nothing_where_the_response_is_not_streamed() -> Non
 
 
 def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
-    """As many as of the completion."""
+    """There are as many as for the completion."""
     params = completion(echo=True, logprobs=2).params
     assert (params.echo, params.logprobs, params.prompt_logprobs) == (True, 2, 2)
     assert completion(echo=True).params.prompt_logprobs is None
@@ -199,7 +199,7 @@ def test_best_of_that_equals_n_is_no_wish() -> None:
 
 
 def test_a_negative_seed_is_a_seed() -> None:
-    """But -1, which is llama.cpp's word for none."""
+    """Only -1 is none, as in llama.cpp."""
     assert completion(seed=-2).params.seed == 2**64 - 2
     assert completion(seed=-1).params.seed is None
 
@@ -254,7 +254,7 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
 def test_fields_that_would_change_the_output_are_refused_until_they_are_supported(
     name: str, wish: Any, nothing: Any
 ) -> None:
-    """But for the values that ask for nothing."""
+    """Values that ask for nothing are accepted."""
     with pytest.raises(ApiException, match=f"{name} is not supported") as raised:
         chat(**{name: wish})
     assert (raised.value.api_error.param, raised.value.api_error.code) == (name, "unsupported")

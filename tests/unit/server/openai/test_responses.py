@@ -186,7 +186,7 @@ def test_a_stream_of_several_prompts_ends_with_the_last_of_them() -> None:
 
 
 def test_warnings_come_with_the_last_event_without_usage() -> None:
-    """And only there."""
+    """No other event has them."""
     payloads = events(CompletionStream(options(warnings=("w",))), [chunk("a"), last("b")])
     assert [event.get("warnings") for event in payloads] == [None, ["w"]]
 
