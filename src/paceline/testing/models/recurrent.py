@@ -21,7 +21,6 @@ class MambaSpec(Sizes):
     dt_rank: int = 8
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "ssm.conv_kernel": self.d_conv,
             "ssm.inner_size": 2 * self.n_embd,
@@ -34,7 +33,6 @@ class MambaSpec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         inner = 2 * self.n_embd
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
@@ -69,7 +67,6 @@ class FalconH1Spec(Sizes):
         return 2 * self.n_embd
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
@@ -84,7 +81,6 @@ class FalconH1Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield output(self)
         yield norm("output_norm.weight", self.n_embd)
@@ -118,7 +114,6 @@ class Lfm2Spec(Sizes):
     d_conv: int = 3
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         heads = [self.n_head_kv if self._attends(layer) else 0 for layer in range(self.n_layer)]
         values: dict[str, Value] = {
             "attention.head_count_kv": heads,
@@ -128,7 +123,6 @@ class Lfm2Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield output(self)
         yield norm("token_embd_norm.weight", self.n_embd)  # the norm in front of the output, whatever its name says

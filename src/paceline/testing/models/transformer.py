@@ -31,14 +31,12 @@ class LlamaSpec(Sizes):
     n_expert_used: int = 2
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {"rope.dimension_count": self.head_size, "rope.freq_base": 10000.0}
         if self.n_expert:
             values |= {"expert_count": self.n_expert, "expert_used_count": self.n_expert_used}
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -60,11 +58,9 @@ class Qwen2Spec(Sizes):
     tied: bool = False
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         return self.common_metadata() | self.prefixed({"rope.freq_base": 1000000.0})
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
         yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
         yield norm("output_norm.weight", self.n_embd)
@@ -87,7 +83,6 @@ class Qwen2MoeSpec(Sizes):
     n_ff_expert: int = 64
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "rope.freq_base": 1000000.0,
             "expert_count": self.n_expert,
@@ -98,7 +93,6 @@ class Qwen2MoeSpec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -122,7 +116,6 @@ class Gemma3Spec(Sizes):
     n_swa: int = 32
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
@@ -133,7 +126,6 @@ class Gemma3Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
         yield norm("output_norm.weight", self.n_embd)
         yield output(self)
@@ -165,11 +157,9 @@ class BertSpec(Sizes):
     vocabulary: SpecVocabulary = field(default_factory=word_pieces)
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False})
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield Tensor("token_types.weight", (2, self.n_embd), 0.5)
         yield Tensor("position_embd.weight", (self.n_ctx_train, self.n_embd), 0.5)
@@ -202,7 +192,6 @@ class T5Spec(Sizes):
     n_bucket: int = 32
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata of this architecture."""
         values: dict[str, Value] = {
             "attention.relative_buckets_count": self.n_bucket,
             "attention.key_length": self.head_size,
@@ -212,7 +201,6 @@ class T5Spec(Sizes):
         return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of this architecture."""
         yield embedding(self)
         yield norm("enc.output_norm.weight", self.n_embd)
         yield norm("dec.output_norm.weight", self.n_embd)
