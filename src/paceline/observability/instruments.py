@@ -5,12 +5,11 @@ Only hooks that a subclass overrides are called. One that raises is logged once,
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from typing import Any, Final, cast
+from pkgutil import resolve_name
+from typing import Any, Final
 
 from paceline.errors import InvalidParams, InvalidType
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
@@ -199,13 +198,12 @@ def resolve_instruments(instruments: Iterable[Instrument | str]) -> tuple[Instru
 
 
 def _named(index: int, name: str) -> Instrument:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise InvalidParams(
             f"instruments[{index}] must be an Instrument or the name of one as 'module:attr', not {name!r}"
         )
     try:
-        found: Any = reduce(getattr, attribute.split("."), cast("Any", importlib.import_module(module)))
+        found: Any = resolve_name(name)
         made: Instrument = found() if isinstance(found, type) else found
     except Exception as error:  # whatever an import or a constructor may raise
         raise InvalidParams(

@@ -6,13 +6,13 @@ other packages announce theirs.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -82,16 +82,11 @@ def _not_loaded(name: str, error: Exception) -> InvalidParams:
 
 
 def _found(name: str) -> Any:
-    load = partial(_load, name) if ":" in name else _announced(name)
+    load = partial(resolve_name, name) if ":" in name else _announced(name)
     try:
         return load()
     except Exception as error:  # whatever an import may raise
         raise _not_loaded(name, error) from error
-
-
-def _load(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 def _announced(name: str) -> Callable[[], Any]:
