@@ -311,7 +311,7 @@ class World:
         return request.key
 
     def export(self, token_ids: list[int], **options: Any) -> int:
-        """Ask for what memory has of a path."""
+        """Export what the cache has of a prefix; return the key of the result."""
         self._next_key += 1
         self.exported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
@@ -319,7 +319,7 @@ class World:
         return self._next_key
 
     def bring_in(self, token_ids: list[int], states: list[FakeState], **options: Any) -> int:
-        """Give memory saved ranges of a path."""
+        """Import saved ranges of a prefix; return the key of the result."""
         self._next_key += 1
         self.imported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))

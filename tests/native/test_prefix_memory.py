@@ -156,7 +156,7 @@ def test_choices_that_share_a_prompt_are_as_if_computed(tiny_models: TinyModels,
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_what_comes_from_host_memory_is_as_if_computed(tiny_models: TinyModels) -> None:
-    """A path moves out in pieces while another runs, and parts of it come back: all of it, and half of a piece."""
+    """A prefix is offloaded in pieces while another request runs, and loaded again: all of it, and half of a piece."""
     path, prompt = tiny_models("llama"), ids(700)
     half = [*prompt[:300], *ids(20, 4)]
     with LLM(path, **OPTIONS) as llm:

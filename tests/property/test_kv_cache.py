@@ -1,4 +1,4 @@
-"""Tree, cells and found, against models that are too simple to be wrong: dicts of paths, sets of cells."""
+"""Radix tree, cells and prefix matches, against models that are too simple to be wrong: dicts of prefixes, sets of cells."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def path_of(node: Node) -> Path:
 
 @dataclass(eq=False)
 class Stub:
-    """A owner. tokens: the path that it has in the tree."""
+    """An owner. tokens: its prefix in the tree."""
 
     seq_id: int | None
     num_computed_tokens: int
@@ -56,20 +56,20 @@ class Stub:
 
 @dataclass(frozen=True)
 class Data:
-    """Saved tokens of a path, as many bytes."""
+    """Saved tokens of a prefix, with a byte for each."""
 
     path: Path
     nbytes: int
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Whatever is put in and taken out: the tree knows exactly the beginnings of what is held or saved."""
+    """Whatever is inserted and removed: the tree has exactly the prefixes of what is held or saved."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tree = RadixTree()
         self.owners: list[Stub] = []
-        self.saved: dict[tuple[Any, Path], Data] = {}  # each token's place that is in host memory, by the path to it
+        self.saved: dict[tuple[Any, Path], Data] = {}  # each token position in host memory, by the prefix up to it
         self.checkpoints: dict[tuple[Any, Path], Data] = {}
 
     # ---- what the engine does
@@ -110,7 +110,7 @@ class TreeMachine(RuleBasedStateMachine):
         nodes = [one for one in node.path() if one.start >= start]
         assert nodes[0].start == start
         saved = Data(tokens, end - start)
-        for one in nodes:  # a checkpoint makes way for a range
+        for one in nodes:  # a range replaces a checkpoint
             self.checkpoints.pop((key, path_of(one)), None)
         self.tree.put_block(nodes, HostBlock(start, end, saved))
         for at in range(start, end):
@@ -144,7 +144,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(NAMESPACES), tokens=PATHS | st.just(()))
     def match(self, namespace: Any, tokens: Path) -> None:
-        """The longest beginning that anybody has or had saved, and where it ends."""
+        """Return the longest prefix that any owner has or had saved, and where it ends."""
         known = self.known(namespace)
         expected = max((shared(tokens, one) for one in known), default=0)
         match = self.tree.match(namespace, packed(tokens))
@@ -167,7 +167,7 @@ class TreeMachine(RuleBasedStateMachine):
             ends = by_namespace.pop(name, set())
             known = self.known(name)
             assert known <= ends
-            assert all(any(one[: len(end)] == end for one in known) for end in ends), "somebody speaks for every node"
+            assert all(any(one[: len(end)] == end for one in known) for end in ends), "every node has an owner"
         assert not by_namespace
         assert all(root.children for root in self.tree._roots.values()), "no root without a path"
         for owner in self.owners:
@@ -218,14 +218,14 @@ class TreeMachine(RuleBasedStateMachine):
     # ---- the model
 
     def known(self, namespace: Any) -> set[Path]:
-        """The paths that are held, or saved to their end."""
+        """Return the prefixes that are held, or saved to their end."""
         return {
             *(one.tokens for one in self.owners if one.namespace == namespace),
             *(path for name, path in (*self.saved, *self.checkpoints) if name == namespace and self.ends(name, path)),
         }
 
     def ends(self, name: Any, path: Path) -> bool:
-        """Whether a saved token is the last of a range, as far as the model can tell: nothing behind it is of the same."""
+        """Return whether a saved token is the last of a range: no token behind it belongs to the same."""
         data = self.saved.get((name, path))
         if data is None:
             return True
@@ -255,7 +255,7 @@ def shared(one: Path, other: Path) -> int:
 
 
 def test_the_tree_is_a_dict_of_paths() -> None:
-    """Holding, growing, saving, splitting, evicting in any order: it finds what is there, once, and nothing else."""
+    """Holding, growing, saving, splitting, evicting in any order: a match finds what is there, once, and nothing else."""
     run_state_machine_as_test(TreeMachine, settings=QUICK)
 
 
@@ -282,7 +282,7 @@ def test_a_blob_that_is_split_keeps_its_range(long: Path, other: Path, budget: i
 
 @given(st.lists(st.tuples(PATHS, st.integers(1, 5)), min_size=1, max_size=12), st.integers(1, 40))
 def test_eviction_leaves_no_gap_in_front_of_what_stays(saved: list[tuple[Path, int]], budget: int) -> None:
-    """Paths saved from their beginning, then cut down to a budget: each that is left can be read from the root on."""
+    """Prefixes saved from their beginning, then evicted down to a budget: what is left has no gap from the root on."""
     tree = RadixTree()
     for tokens, _ in saved:
         node = tree.insert(("a",), packed(tokens))
@@ -365,10 +365,10 @@ def test_cells_are_counted_as_if_each_had_a_name() -> None:
     run_state_machine_as_test(CellMachine, settings=QUICK)
 
 
-# ---- found
+# ---- prefix matches
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()
-SCALE = 10  # tokens for each of a path's: the limits of what is worth it are 16 and 32
+SCALE = 10  # prompt tokens for each token of a test's prefix: the limits of what is worth sharing are 16 and 32
 
 
 def long_path(tokens: Path) -> Path:
@@ -385,7 +385,7 @@ def running(tokens: Path, num_computed_tokens: int, seq_id: int, *, is_paused: b
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[RadixTree, Path]:
-    """Running sequences somewhere in their prompts, kept paths, saved ranges with gaps, checkpoints; and a prompt."""
+    """Running sequences somewhere in their prompts, cached prefixes, saved ranges with gaps, checkpoints; and a prompt."""
     tree = RadixTree()
     paths = [draw(PATHS)]
     for seq_id in range(draw(st.integers(0, 4))):
@@ -420,14 +420,14 @@ def trees(draw: st.DrawFn) -> tuple[RadixTree, Path]:
 
 
 def another(draw: st.DrawFn, paths: list[Path]) -> Path:
-    """A path that begins like another one, perhaps, or goes on from it."""
+    """A prefix that may begin like another one, or continue it."""
     beginning = draw(st.sampled_from(paths))
     paths.append(beginning[: draw(st.integers(0, 12))] + draw(PATHS))
     return paths[-1]
 
 
 def check_placement(found: PrefixMatch, asked: Path, most: int) -> None:
-    """All that it gives is there, and is what was asked for."""
+    """Everything in a match exists, and has the prompt's tokens."""
     assert 0 <= found.num_device <= found.num_tokens <= most
     at = found.num_device
     if found.source is None:
@@ -507,7 +507,7 @@ def test_a_whole_placement_is_a_snapshot_on_the_way(made: tuple[RadixTree, Path]
 
 
 def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> None:
-    """For 31 tokens of a stranger's nobody waits, for 32 one does; for one of a sibling's too, and of one waited for."""
+    """For 31 tokens of another request none waits, for 32 one does; for one token of a sibling too, and of one waited for."""
     for missing, is_worth_it in ((31, False), (32, True)):
         prompt = long_path((1,) * 10)
         tree = RadixTree()

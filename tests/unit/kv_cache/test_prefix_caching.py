@@ -143,7 +143,7 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
     world.check_done()
 
 
-def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
+def test_a_new_prompt_looks_only_at_owners_along_its_match() -> None:
     """What others have generated is not copied for it, however many they are."""
     world = Rig()
     one, other = world.begin(text(100, 1), 300), world.begin(text(100, 2), 300)
@@ -160,7 +160,7 @@ def test_only_those_on_its_way_are_looked_at_for_a_new_prompt() -> None:
 
 @pytest.mark.parametrize("chunk_size", [512, 100, 37, 20])
 @pytest.mark.parametrize("strategy", ["paced", "balanced"])
-def test_a_prefix_that_many_ask_for_at_once_is_computed_once(strategy: str, chunk_size: int) -> None:
+def test_a_prefix_of_many_concurrent_requests_is_computed_once(strategy: str, chunk_size: int) -> None:
     """24 requests with a cold prefix of 1,024 tokens, 8 at a time, whatever its chunks leave for the last of them."""
     limits = {"num_slots": 8, "chunk_size": chunk_size, "n_batch": 2048}
     world = Rig(num_cells=16384, strategy=strategy, limits=limits)
@@ -264,7 +264,7 @@ def test_the_tenant_and_the_salt_are_distinguished() -> None:
 
 
 def test_a_tiny_match_destroys_nothing() -> None:
-    """A prompt that shares three tokens with a long path, and runs beside it, leaves the path whole."""
+    """A prompt that shares three tokens with a long prefix, and runs beside it, leaves the prefix whole."""
     world = Rig(limits={"num_slots": 1})
     prompt = text(300)
     world.ask(prompt)
@@ -421,7 +421,7 @@ def operations_of(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.usefixtures("nothing_idle")
-def test_idle_paths_move_to_host_memory_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_prefixes_are_offloaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a sequence generates, a tick moves one piece; the prefix leaves the device with the last, and comes back whole."""
     world = Rig(strategy="decode_maximal")
     done = operations_of(world, monkeypatch)
@@ -570,10 +570,10 @@ def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("nothing_idle")
 @pytest.mark.parametrize("budget", [100, 600, 700])
-def test_a_path_that_host_memory_cannot_hold_leaves_the_device_all_the_same(
+def test_a_prefix_that_host_memory_cannot_hold_leaves_the_device_nevertheless(
     budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the path."""
+    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the prefix."""
     world = Rig(strategy="decode_maximal", limits={"host_bytes": budget * TOKEN_BYTES})
     done = operations_of(world, monkeypatch)
     prompt = text(2 * _PIECE)
@@ -611,7 +611,7 @@ def test_a_save_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_the_least_recently_used_leaves_host_memory_first() -> None:
-    """Three paths where two have room: what was used last stays, and the budget holds after every tick."""
+    """Three prefixes with memory for two: the most recently used stay, and the budget holds after every tick."""
     world = Rig(limits={"host_bytes": 210 * TOKEN_BYTES})
     paths = [text(100, seed) for seed in range(3)]
 
@@ -635,7 +635,7 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
 
 @pytest.mark.usefixtures("nothing_idle")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> None:
+def test_what_host_memory_can_never_hold_evicts_nothing(kind: str) -> None:
     """A state larger than the whole budget is not taken in; what was there stays."""
     world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
 
@@ -652,8 +652,8 @@ def test_what_host_memory_can_never_hold_drives_nothing_out_of_it(kind: str) -> 
 
 
 @pytest.mark.usefixtures("nothing_idle")
-def test_a_hot_beginning_does_not_hold_on_to_all_that_was_saved_with_it() -> None:
-    """However much is saved in one tick, it is saved in pieces, so that most of a path can go while its beginning stays."""
+def test_a_hot_prefix_does_not_keep_all_that_was_saved_with_it() -> None:
+    """Large saves in one tick are in pieces, so that most of a prefix can be evicted while its beginning stays."""
     world = Rig(limits={"host_bytes": 2600 * TOKEN_BYTES})
     stem = text(100)
 
@@ -672,7 +672,7 @@ def test_a_hot_beginning_does_not_hold_on_to_all_that_was_saved_with_it() -> Non
 
 
 def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept paths are shared on the device, and gone when they have made way."""
+    """Cached prefixes are shared on the device, and gone once evicted."""
     world = Rig(num_cells=128, limits={"host_bytes": 0})
     done = operations_of(world, monkeypatch)
     world.ask(text(100))
@@ -684,8 +684,8 @@ def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["attention", "sliding_window"])
-def test_what_made_way_comes_back_from_host_memory(kind: str) -> None:
-    """A path that was moved off a full device is loaded, not computed."""
+def test_what_was_evicted_from_the_device_is_loaded_from_host_memory(kind: str) -> None:
+    """A prefix that was offloaded from a full device is loaded, not computed."""
     world = Rig(kind=kind, num_cells=128)
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -696,7 +696,7 @@ def test_what_made_way_comes_back_from_host_memory(kind: str) -> None:
     world.check_done()
 
 
-def test_a_path_is_put_together_from_device_and_host() -> None:
+def test_a_prefix_is_assembled_from_device_and_host() -> None:
     """The beginning is shared with a sequence on the device, the rest is loaded behind it."""
     world = Rig(num_cells=200)
     long = text(150)
@@ -759,7 +759,7 @@ def test_a_prefix_that_cannot_be_loaded_is_computed(kind: str, monkeypatch: pyte
     world.check_done()
 
 
-def test_a_load_that_fails_before_its_sequence_has_a_row_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_before_its_sequence_has_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not the strategy has a row for it in that tick, what was not loaded counts as not computed."""
     world = Rig(num_cells=160, strategy="decode_maximal", limits={"n_batch": 2, "chunk_size": 2, "num_slots": 3})
     world.ask(text(100))
@@ -866,7 +866,7 @@ def test_a_copy_that_fails_is_computed(kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("kind", "most"), [("attention", 8), ("sliding_window", 8)])
-def test_preempted_ones_go_on_from_host_memory(kind: str, most: int) -> None:
+def test_preempted_requests_resume_from_host_memory(kind: str, most: int) -> None:
     """Eight requests that each need half of the cells all finish, and nearly nothing is computed twice."""
     world = Rig(kind=kind, num_cells=256, limits={"num_slots": 8})
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
@@ -912,7 +912,7 @@ def test_the_next_victim_is_saved_before_it_is_preempted(monkeypatch: pytest.Mon
     world.check_done()
 
 
-def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_prefix_is_offloaded_before_its_cells_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many idle cells may stay: cells run out, and it goes in parts before they have."""
     world = Rig(num_cells=600)
     monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
@@ -930,7 +930,7 @@ def test_an_idle_path_is_moved_before_it_is_in_the_way(monkeypatch: pytest.Monke
     world.check_done()
 
 
-def test_where_cells_are_plenty_nothing_is_saved_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_many_free_cells_nothing_is_saved_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither running sequences nor cached prefixes are saved."""
     world = Rig(num_cells=1000, limits={"num_slots": 3})
     monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
@@ -954,7 +954,7 @@ def test_a_request_without_cache_is_not_saved_eagerly(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("saved_token_s", "is_saved"), [(0.0, True), (0.0009, True), (0.005, False)])
-def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: float, is_saved: bool) -> None:
+def test_preempted_requests_are_recomputed_where_that_is_faster(saved_token_s: float, is_saved: bool) -> None:
     """A token takes 1 ms to compute; whichever is cheaper, the output is the same."""
     cost = FakeCost(base_s=0.0, token_s=0.001, saved_token_s=saved_token_s)
     world = Rig(num_cells=300, limits={"num_slots": 2, "host_bytes": 100_000}, cost=cost)
@@ -968,7 +968,7 @@ def test_the_preempted_are_computed_again_where_that_takes_less(saved_token_s: f
     world.check_done()
 
 
-def test_without_host_memory_the_preempted_are_computed_again() -> None:
+def test_without_host_memory_preempted_requests_are_recomputed() -> None:
     """Their output is the same as alone."""
     world = Rig(num_cells=256, limits={"num_slots": 8, "host_bytes": 0})
     outcomes = [world.begin(text(60, seed), 64) for seed in range(8)]
@@ -979,7 +979,7 @@ def test_without_host_memory_the_preempted_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_preempted_one_of_several_choices_goes_on_where_it_was(kind: str) -> None:
+def test_a_preempted_choice_of_several_resumes_where_it_was(kind: str) -> None:
     """Paused and out of the way, with a sibling that starts over: it takes its own state up again."""
     world = Rig(kind=kind, num_cells=400, limits={"num_slots": 2})
     outcome = world.begin(text(60), 40, n=2)
@@ -1013,8 +1013,8 @@ def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> N
     world.check_done()
 
 
-def test_a_long_prompt_does_not_wait_for_its_own_path() -> None:
-    """Where the path that it goes on from has to make way for it, it waits for the saved copy, and computes little."""
+def test_a_long_prompt_does_not_wait_for_its_own_prefix() -> None:
+    """Where the prefix that it continues has to be evicted for it, it waits for the saved copy, and computes little."""
     world = Rig(num_cells=200)
     history = text(110)
     world.ask([*history, *text(50, 1)])
@@ -1108,7 +1108,7 @@ def test_snapshots_keep_to_the_budget(kind: str) -> None:
 
 
 def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
-    """Between a tenth and a half of a known path of 64 tokens or more: once a request, with both lengths."""
+    """Between a tenth and a half of a cached prefix of 64 tokens or more: once a request, with both lengths."""
     world = Rig()
     prompt = text(200)
     world.ask(prompt)
@@ -1118,7 +1118,7 @@ def test_a_long_prompt_that_matches_a_little_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("known", "same"), [(200, 19), (200, 101), (200, 200), (63, 20), (200, 0)])
-def test_prompts_that_go_on_or_are_others_are_not_reported(known: int, same: int) -> None:
+def test_follow_ups_and_unrelated_prompts_are_not_reported(known: int, same: int) -> None:
     """A follow-up matches most of it, another prompt nearly nothing, and short prefixes count for nothing."""
     world = Rig()
     world.ask(text(known))
