@@ -51,8 +51,8 @@ async def start_request(
     service.check_accepting()
     engine = service.engine()
     check_num_prompts(engine, len(prompts), params.n)
-    reading = _stream_defaults(options) if streaming else {**options, "interval": _WHOLE_RESPONSE}
-    wanted = RequestOptions(**reading)
+    for_stream = {"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options}
+    wanted = RequestOptions(**(for_stream if streaming else {**options, "interval": _WHOLE_RESPONSE}))
     context = RequestContext.of(request.scope)
     watcher = DisconnectWatcher(request)
     try:
@@ -76,10 +76,6 @@ def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) 
 def max_num_prompts(engine: EngineClient) -> int:
     """Return the largest number of prompts of one HTTP request."""
     return engine.config.num_slots + engine.config.max_queue
-
-
-def _stream_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options}
 
 
 def _prepare(

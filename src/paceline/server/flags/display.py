@@ -48,7 +48,12 @@ def help_sections(width: int) -> list[Section]:
     about = tuple(line for paragraph in _ABOUT.split("\n\n") for line in ("", *textwrap.wrap(paragraph, width)))
     sections = [Section("Usage: paceline serve [FLAG [VALUE]]...", about)]
     for title, flags in GROUPS.items():
-        lines = [line for flag in flags if not _does_nothing(flag) for line in _help_lines(flag, width)]
+        lines = [
+            line
+            for flag in flags
+            if not isinstance(flag.action, Ignore | NoOp | Reject)
+            for line in _help_lines(flag, width)
+        ]
         if lines:
             sections.append(Section(_TITLES.get(title, title), tuple(lines)))
     sections.append(Section("Taken, and without effect here", tuple(_names_of((Ignore, NoOp), width))))
@@ -65,10 +70,6 @@ def config_sections(resolved: Resolved) -> list[Section]:
         Section("Sampling, where a request does not say", tuple(_columns(_sampling_rows(resolved)))),
         Section("Notes", tuple(f"  {note}" for note in resolved.notes) or ("  none",)),
     ]
-
-
-def _does_nothing(flag: Flag) -> bool:
-    return isinstance(flag.action, Ignore | NoOp | Reject)
 
 
 def _help_lines(flag: Flag, width: int) -> Iterator[str]:
@@ -126,11 +127,8 @@ def _value(target: str, value: Any) -> str:
 
 
 def _words(target: str) -> str:
-    return next((default_of(flag) for flag in _setting(target) if flag.default), "none")
-
-
-def _setting(target: str) -> Iterator[Flag]:
-    return (flag for flag in FLAGS if isinstance(flag.action, Store) and target in flag.action.targets)
+    setting = (flag for flag in FLAGS if isinstance(flag.action, Store) and target in flag.action.targets)
+    return next((default_of(flag) for flag in setting if flag.default), "none")
 
 
 def _names(place: str) -> list[str]:

@@ -50,8 +50,10 @@ def from_arguments(argv: Sequence[str]) -> list[GivenFlag]:
         word = rest.pop(0)
         name, equals, attached = _split(word)
         flag, is_true = _lookup(name, word)
+        if equals and not is_true:
+            raise InvalidParams(f"{name} takes no value, not {attached!r:.80}; write it alone")
         if equals:
-            text = attached if is_true else _inverted(name, attached)
+            text = attached
         elif flag.metavar == SWITCH:
             text = "true" if is_true else "false"
         else:
@@ -134,10 +136,6 @@ def _lookup(name: str, word: str) -> tuple[Flag, bool]:
         names = [known for known in BY_NAME if known.startswith("--") == name.startswith("--")]
         validation.reject_unknown([name], names, _SEE)
     return BY_NAME[name]
-
-
-def _inverted(name: str, text: str) -> str:
-    raise InvalidParams(f"{name} takes no value, not {text!r:.80}; write it alone")
 
 
 def _values(name: str, flag: Flag, rest: list[str]) -> list[str]:

@@ -212,7 +212,7 @@ class _SlotActions:
         num_saved = await asyncio.to_thread(self._engine.save_prefix, file, list(held.token_ids), options)
         took_s = time.monotonic() - began
         size = await asyncio.to_thread(self._size, file)
-        return self._told(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
+        return self._subject(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
 
     async def restore(self, name: str) -> dict[str, Any]:
         """Load a file into the prefix cache and assign it to the slot."""
@@ -226,7 +226,7 @@ class _SlotActions:
         took_s = time.monotonic() - began
         self._slots.put(self._tenant, self._number, SlotContent(tuple(ids), self._scales))
         size = await asyncio.to_thread(self._size, file)
-        return self._told(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
+        return self._subject(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
 
     def erase(self) -> dict[str, Any]:
         """Forget the slot's last sequence. Its KV stays cached until the space is needed."""
@@ -234,7 +234,7 @@ class _SlotActions:
         self._slots.put(self._tenant, self._number)
         return {"id_slot": self._number, "n_erased": num_erased}
 
-    def _told(self, name: str) -> dict[str, Any]:
+    def _subject(self, name: str) -> dict[str, Any]:
         return {"id_slot": self._number, "filename": name}
 
     def _size(self, file: str) -> int:
@@ -252,12 +252,7 @@ def _file_name(tenant: str, name: str) -> str:
     """Return the name of a tenant's file. Requests without a tenant cannot name those; the engine checks the rest."""
     if len(name) > _MAX_NAME_LENGTH or name.startswith(".") or (not tenant and _TENANT_FILE.match(name)):
         raise invalid_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
-    return f"{_tenant_prefix(tenant)}.{name}" if tenant else name
-
-
-def _tenant_prefix(tenant: str) -> str:
-    """Return what the names of a tenant's files begin with."""
-    return "tenant-" + hashlib.sha256(tenant.encode()).hexdigest()[:16]
+    return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}" if tenant else name
 
 
 def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState) -> dict[str, Any]:

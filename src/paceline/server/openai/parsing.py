@@ -85,16 +85,11 @@ def _parse(
     warnings = check_unknown_fields(others, type(body))
     if body.stream_options is not None and not body.stream:
         raise InvalidParams("stream_options has no meaning without stream: true")
-    also = rename_fields(others)
-    params = base.replace(**{**_sampling_changes(body), **_select(also, SAMPLING_EXTRAS, ("max_tokens",)), **changes})
+    params = base.replace(**{**_sampling_changes(body), **rename_fields(others), **changes})
     mine, unread = _parse_options(body)
     if (body.stream_options is not None) and body.stream_options.include_obfuscation:
         warnings.append("stream_options.include_obfuscation: accepted, and without a meaning here")
     return ParsedRequest(params=params, options=merge_options(options, mine), warnings=(*warnings, *unread))
-
-
-def _select(values: Mapping[str, Any], *names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if any(name in some for some in names)}
 
 
 def _sampling_changes(body: GenerationBody) -> dict[str, Any]:
