@@ -28,6 +28,8 @@ Rows = Iterable[tuple[str, str]]
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
 
 def printable(text: str) -> str:
     """Replace control characters by visible ones, except line breaks and tabs."""
@@ -154,9 +156,6 @@ def _write_encodable(stream: TextIO, text: str) -> None:
     except UnicodeEncodeError:
         encoding = stream.encoding or "ascii"
         stream.write(text.encode(encoding, "replace").decode(encoding))
-
-
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def can_read_keys() -> bool:

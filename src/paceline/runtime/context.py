@@ -122,7 +122,7 @@ class Context(Closeable):
         """
         tokens = _int_array("token_ids", token_ids)
         ids = (
-            np.full(len(tokens), _seq_id("seq_ids", seq_ids), dtype=np.int32)
+            np.full(len(tokens), _index("seq_ids", seq_ids), dtype=np.int32)
             if isinstance(seq_ids, (int, np.integer))
             else _int_array("seq_ids", seq_ids)
         )
@@ -267,7 +267,7 @@ class Context(Closeable):
 
     def positions(self, seq_id: int) -> Positions | None:
         """Return what a sequence holds, or None where it is empty. Sliding windows drop their first positions as they advance."""
-        first, last = self.native.positions(_seq_id("seq_id", seq_id))
+        first, last = self.native.positions(_index("seq_id", seq_id))
         return None if last < 0 else Positions(first, last)
 
     def remove(self, seq_id: int, start: int = 0) -> None:
@@ -276,7 +276,7 @@ class Context(Closeable):
         Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
         window only as far back as it still covers.
         """
-        self.native.remove(_seq_id("seq_id", seq_id), _position("start", start))
+        self.native.remove(_index("seq_id", seq_id), _index("start", start))
 
     def copy(self, from_seq_id: int, to_seq_id: int, start: int = 0, end: int | None = None) -> None:
         """Let a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
@@ -285,15 +285,15 @@ class Context(Closeable):
         part of a recurrent or hybrid model's sequence, for what a sliding window has left, and without kv_unified.
         """
         self.native.copy(
-            _seq_id("from_seq_id", from_seq_id),
-            _seq_id("to_seq_id", to_seq_id),
-            _position("start", start),
-            -1 if end is None else _position("end", end),
+            _index("from_seq_id", from_seq_id),
+            _index("to_seq_id", to_seq_id),
+            _index("start", start),
+            -1 if end is None else _index("end", end),
         )
 
     def keep(self, seq_id: int) -> None:
         """Remove every sequence but this one."""
-        self.native.keep(_seq_id("seq_id", seq_id))
+        self.native.keep(_index("seq_id", seq_id))
 
     def clear(self) -> None:
         """Remove every sequence."""
@@ -318,7 +318,7 @@ class Context(Closeable):
         """
         validation.boolean("partial", partial)
         ids = tuple(validation.token_ids("token_ids", token_ids, self.n_vocab))
-        payload, last = self.native.save(_seq_id("seq_id", seq_id), partial)
+        payload, last = self.native.save(_index("seq_id", seq_id), partial)
         return SequenceState(self.fingerprint, ids, partial, last, payload).to_bytes()
 
     def load_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> tuple[int, ...]:
@@ -332,7 +332,7 @@ class Context(Closeable):
             raise InvalidType(f"data must be bytes, not {type(data).__name__}")
         # bytes cannot change between their check and their use.
         state = SequenceState.from_bytes(bytes(data), self.fingerprint)
-        self.native.restore(_seq_id("seq_id", seq_id), state.payload, state.partial, state.last)
+        self.native.restore(_index("seq_id", seq_id), state.payload, state.partial, state.last)
         return state.token_ids
 
     def save_sequence_file(self, path: str | os.PathLike[str], seq_id: int, *, token_ids: Sequence[int] = ()) -> int:
@@ -364,9 +364,9 @@ class Context(Closeable):
         scratch_seq_id: an empty sequence for intermediate copies. Memory other than attention can only be saved whole: start
         must be 0 and end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
         """
-        seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
+        seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
-            payload = self.native.save_range(seq_id, start, end, _seq_id("scratch_seq_id", scratch_seq_id))
+            payload = self.native.save_range(seq_id, start, end, _index("scratch_seq_id", scratch_seq_id))
         else:
             payload, last = self.native.save(seq_id, False)
             if (start, end) != (0, last + 1):
@@ -379,9 +379,9 @@ class Context(Closeable):
     def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
         """Append positions [start, end) of what `save_cells` returned to a sequence that holds exactly those before."""
         validation.instance("state", state, CellState)
-        seq_id, start, end = _seq_id("seq_id", seq_id), _position("start", start), _position("end", end)
+        seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
         if self.memory_class is MemoryClass.ATTENTION:
-            scratch = _seq_id("scratch_seq_id", scratch_seq_id)
+            scratch = _index("scratch_seq_id", scratch_seq_id)
             self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
             return
         if (start, end) != (state.start, state.end):
@@ -434,11 +434,7 @@ class Context(Closeable):
         return "Context(closed)" if self._native is None else f"Context(n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max})"
 
 
-def _seq_id(name: str, value: object) -> int:
-    return validation.integer(name, value, 0, 2**31 - 1)
-
-
-def _position(name: str, value: object) -> int:
+def _index(name: str, value: object) -> int:
     return validation.integer(name, value, 0, 2**31 - 1)
 
 

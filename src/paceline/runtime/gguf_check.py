@@ -28,6 +28,7 @@ _SHARD: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\
 _TYPE_F32: Final = 0
 _KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
+# Tensors of element-wise operations and of convolutions, which mix no types.
 _PLAIN: Final = re.compile(
     rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
 )
@@ -255,7 +256,7 @@ def _check_rope(facts: _Facts) -> None:
 def _check_tokens(facts: _Facts) -> None:
     tokens = [token or b"[EMPTY_%d]" % place for place, token in enumerate(facts.strings("tokenizer.ggml.tokens"))]
     if len(set(tokens)) < len(tokens):
-        token = _first_twice(tokens)
+        token = next(token for token, count in Counter(tokens).items() if count > 1)
         text = token.decode("utf-8", "replace")[:80]
         raise facts.refuse("tokenizer.ggml.tokens", f"a list with the token {text!r} in it twice", "tokens must differ")
 
@@ -269,10 +270,6 @@ def _check_needed(facts: _Facts, present: set[bytes]) -> None:
             raise ModelLoadError(f"{facts.name}: the tensor {name.decode()} is missing")
 
 
-def _first_twice(tokens: Iterable[bytes]) -> bytes:
-    return next(token for token, count in Counter(tokens).items() if count > 1)
-
-
 def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
     for tensor in tensors:
         if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
@@ -280,13 +277,8 @@ def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
             raise ModelLoadError(
                 f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
             )
-        if tensor.type != _TYPE_F32 and _is_added_or_multiplied(tensor):
+        if tensor.type != _TYPE_F32 and _PLAIN.search(tensor.name):
             text = tensor.name.decode("utf-8", "replace")
             raise ModelLoadError(
                 f"{name}: tensor {text} has tensor type {tensor.type}; norms, biases and the like must be F32 (0)"
             )
-
-
-def _is_added_or_multiplied(tensor: TensorInfo) -> bool:
-    """Tensors that go into element-wise operations and convolutions, which mix no types."""
-    return _PLAIN.search(tensor.name) is not None

@@ -272,6 +272,3 @@ def native_error(kind: str, message: str) -> PacelineError:
     """Return the error of a class that the native core names."""
     made: PacelineError = getattr(errors, kind)(message)
     return made
-
-
-__all__ = ["MaskSlots", "SamplerDraws", "StepResult", "StepRow", "StepRowResult", "TopLogprobs", "flatten", "unflatten"]

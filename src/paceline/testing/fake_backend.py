@@ -22,6 +22,11 @@ from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 
+EOS, BOS = 256, 257
+
+_LETTERS = b" etaoinshrdlu,.\n"
+Failure = Callable[[int, Sequence[Row]], Exception | None]
+
 
 class ManualClock:
     """A `Clock` for tests without sleeps."""
@@ -36,12 +41,6 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Advance the time."""
         self._now_s += validation.number("seconds", seconds, 0)
-
-
-EOS, BOS = 256, 257
-
-_LETTERS = b" etaoinshrdlu,.\n"
-Failure = Callable[[int, Sequence[Row]], Exception | None]
 
 
 @dataclass(frozen=True, slots=True)
