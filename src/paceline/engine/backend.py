@@ -1,6 +1,6 @@
-"""What the engine needs of whatever computes: llama.cpp, or a fake. One thread calls `copy` to `embed`; any thread the rest.
+"""What the engine needs of a backend: llama.cpp, or a fake. One thread calls `copy` to `embed`; any thread the rest.
 
-Errors: whatever is raised belongs to all rows or texts of that call, and nothing of it may have been kept. An error of one
+Errors: an exception belongs to all rows or texts of that call, and nothing of it may have been kept. An error of one
 row alone goes into its `RowOutput`.
 """
 
@@ -25,43 +25,43 @@ class Backend(Protocol):
         """The tokens' bytes and the ends of generation."""
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[object, ...]:
-        """One sampler for each of `params.n` choices, told the prompt. May take long; raises `RequestError`s."""
+        """Return a sampler with the prompt for each of `params.n` choices. May take long; raises `RequestError`s."""
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
-        """Brings a new sampler to where another one stood after it drew these; state: what `sampler_state` said of it."""
+        """Bring a new sampler to the state of another one, which drew these tokens and has this `sampler_state`."""
 
     def sampler_state(self, sampler: object) -> bytes:
-        """Return what a sampler has become; needed for those alone whose draws follow from more than seed and tokens."""
+        """Return a sampler's state; needed only if its draws depend on more than seed and tokens."""
 
     def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
-        """Make ready for texts of up to num_tokens tokens, and return the way of pooling. May take long.
+        """Prepare for texts of up to num_tokens tokens, and return the pooling. May take long.
 
         Raises `RequestError`s and `NotEnoughMemory`.
         """
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Give the first tokens of one sequence id to another, which is empty, too."""
+        """Copy the first tokens of one sequence id to another, which is empty."""
 
     def save(self, seq_id: int, start: int, end: int) -> SavedState:
-        """Tokens [start, end) of a sequence id, for host memory; all that it has, where memory is only saved whole."""
+        """Return tokens [start, end) of a sequence id, for host memory; all that it has, if memory can only be saved whole."""
 
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
-        """Add tokens [start, end) of what `save` answered to a sequence id that holds exactly those before."""
+        """Add tokens [start, end) of what `save` returned to a sequence id that holds exactly those before."""
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """One pass over the rows, and a draw where a row wants one."""
+        """Run one pass over the rows, and draw for the rows that want it."""
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Return a vector, or a score, for each text, with pooling "none" a vector for each of its tokens; one pass."""
+        """Return a vector, or a score, for each text, with pooling "none" a vector for each token; one pass."""
 
     def positions(self, seq_id: int) -> int:
-        """How many tokens a sequence id holds, from the first on; for checks."""
+        """Return how many tokens a sequence id holds, from the first on; for checks."""
 
     def abort(self) -> None:
-        """End the pass that is running, which raises `Aborted`."""
+        """Abort the pass that is running, which raises `Aborted`."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""

@@ -116,7 +116,7 @@ class EngineClient(Protocol):
         """Return a future of hashes of the cached prefixes after the current tick, for routing requests to where theirs are.
 
         At most max_prefixes, those with the fewest branches before them first; they end where cached sequences branch or
-        end, without what a running sequence has generated lately. Compare with `prompts.prefix_hash` of a prompt's first
+        end, without what a running sequence has generated lately. Compare with `prefix_hash` of a prompt's first
         num_tokens token ids. While there is no worker nothing is cached. A digest confirms a guessed prompt, so it is for
         trusted callers.
 

@@ -33,7 +33,7 @@ class Cancel(_Record, frozen=True, tag="cancel"):
 
 
 class SetPaused(_Record, frozen=True, tag="pause"):
-    """Let a request sit out ticks, or continue."""
+    """Pause a request, or continue it."""
 
     key: int
     is_paused: bool
@@ -62,12 +62,12 @@ RequestCommand = Cancel | SetPaused | SetInterval | EndSlow
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Wait for no slow reader any more, so that every request gets to its end."""
+    """Wait for slow readers no longer, so that every request ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Ask for what the KV cache has of a prefix; tokens as the radix tree keeps them."""
+    """Ask for what the KV cache has of a prefix; tokens as `pack_tokens` returns them."""
 
     key: int
     namespace: Namespace

@@ -1,6 +1,6 @@
 """The engine without its thread: commands in, events out, one forward pass a tick.
 
-Sans-IO: it sleeps nowhere, owns no clock of its own and knows no reader. `Runner` gives it a thread.
+Sans-IO: it never waits, has no clock and knows no reader. `Runner` gives it a thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Commands(Protocol):
     """Where commands come from: an `Inbox`, or a list in a test."""
 
     def take(self) -> Many[Command]:
-        """All commands since the last call, in order."""
+        """Return the commands since the last call, in order."""
 
 
 class Engine:
@@ -47,7 +47,7 @@ class Engine:
         self._executor = executor
 
     def tick(self) -> list[Event]:
-        """One turn of the loop: what was asked for, a plan, a pass, its events."""
+        """Run one turn of the loop: commands, a plan, a pass, its events."""
         self._take_commands()
         plan = self._scheduler.plan()
         output = self._executor.run(plan)
@@ -58,7 +58,7 @@ class Engine:
         return self._scheduler.fail_all(error, failures)
 
     def reset(self) -> None:
-        """Forgets every request and empties the memory: after `fail_all`, where it cannot be trusted any more."""
+        """Drop every request and empty the KV cache, which may be inconsistent; after `fail_all`."""
         self._scheduler.reset()
 
     @property
@@ -67,7 +67,7 @@ class Engine:
         return self._scheduler.is_idle
 
     def next_deadline_s(self) -> float:
-        """When there is something to do even without a command; infinite where there is nothing."""
+        """Return when there is something to do even without a command; infinite if never."""
         return self._scheduler.next_deadline_s()
 
     def _take_commands(self) -> None:

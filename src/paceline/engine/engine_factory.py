@@ -61,7 +61,7 @@ _EMBEDDER_OPTIONS = frozenset(
 
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Raise what is wrong with the options as far as that can be known before anything is loaded."""
+    """Raise what is wrong with the options, as far as that is known before anything is loaded."""
     if engine_arguments(options).config.isolation == "process":
         from paceline.engine.worker.setup import worker_setup
 
@@ -83,7 +83,7 @@ def open_engine(model: Model | str | os.PathLike[str] | None, options: Mapping[s
 class Assembly:
     """The parts of an engine.
 
-    at_end: what gives their memory back, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
+    at_end: what frees their memory, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
     that fit; empty for a model that cannot generate.
     """
 
@@ -130,11 +130,11 @@ class Built:
 
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
-    """Load what has to be loaded. Raises as `Model.load` and `Context` do; gives everything back where it fails."""
+    """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
     loaded, owns = _model(model, arguments.model)
     adapters: dict[str, Adapter] = {}
     try:
-        _max_embedding_tokens(loaded, arguments.config)  # said before memory is taken
+        _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
         adapters = _adapters(loaded, arguments.lora)
         context = _context(loaded, arguments.config, dict(arguments.context)) if _can_generate(loaded) else None
     except BaseException:

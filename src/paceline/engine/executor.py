@@ -1,6 +1,6 @@
-"""Carries a plan out. A pass that fails is tried again in halves, until the row that makes it fail is alone.
+"""Executes plans. A pass that fails is tried again in halves, until the row at fault is alone.
 
-Runs on the engine's thread. Knows no scheduling; keeps nothing from one plan to the next but whether it has warned.
+Runs on the engine's thread. Keeps no state between plans but whether it has warned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger("paceline.engine")
 
 
 class Executor:
-    """Runs plans on a backend and returns the outcome of each row; never raises for what a row or a pass does wrong."""
+    """Runs plans on a backend and returns the outcome of each row; never raises for a row or a pass that fails."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""llama.cpp as the engine's backend: one context for generation, one for each way of pooling that was asked for.
+"""llama.cpp as the engine's backend: one context for generation, one for each pooling in use.
 
 `step`, `embed`, `copy`, `save`, `load` and `remove` run on the engine's thread; everything else may come from any.
 """
@@ -29,8 +29,7 @@ class LlamaBackend:
     """Computes rows on a context and texts on embedders.
 
     context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
-    adapters: by the names that requests use. embedder_options: of the
-    contexts that are made for the first embeddings.
+    adapters: by the names that requests use. embedder_options: of the contexts for embeddings, made when first needed.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class LlamaBackend:
         self._making = threading.Lock()
 
     def calibrate(self, cost_model: TickCostModel) -> None:
-        """Time passes of growing size, for half a second, so that the cost model begins with no guess.
+        """Time passes of growing size, for half a second, so that the cost model begins with measurements.
 
         Leaves the context empty. The first pass warms up and does not count. This takes at most one pass beyond the budget;
         a pass that would not fit by the time of the one before is skipped.
@@ -74,13 +73,13 @@ class LlamaBackend:
         cost_model.calibrate(samples)
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler, ...]:
-        """One for each choice, all with the same seed. Compiles the grammar, which may take long."""
+        """Make one for each choice, all with the same seed. Compiles the grammar, which may take long."""
         first = Sampler(params, self._model)
         first.accept_prompt(prompt)
         return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
-        """Tells it the tokens, or restores it."""
+        """Let it accept the tokens, or restore its state."""
         assert isinstance(sampler, Sampler)  # noqa: S101 - made above
         if state is not None:
             sampler.restore(state)
@@ -89,12 +88,12 @@ class LlamaBackend:
             sampler.accept(token_id)
 
     def sampler_state(self, sampler: object) -> bytes:
-        """Of Mirostat and adaptive-p, whose draws follow from those before."""
+        """Return the state of Mirostat and adaptive-p, whose draws depend on earlier ones."""
         assert isinstance(sampler, Sampler)  # noqa: S101 - made above
         return sampler.state()
 
     def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
-        """Make the context for this way of pooling and these texts. Raises `Unsupported`, `NotEnoughMemory`."""
+        """Make the context for this pooling and texts of this size. Raises `Unsupported`, `NotEnoughMemory`."""
         with self._making:
             if pooling not in self._embedders:
                 embedder = Embedder(self._model, pooling=pooling, **self._embedder_options)  # type: ignore[arg-type]
@@ -103,11 +102,11 @@ class LlamaBackend:
             return self._embedders[pooling].pooling
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the first tokens of a sequence id; nothing is computed or moved."""
+        """Share the first tokens of a sequence id, without computing or moving any."""
         self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
 
     def save(self, seq_id: int, start: int, end: int) -> CellState:
-        """Tokens [start, end) of a sequence id, in llama.cpp's own format."""
+        """Return tokens [start, end) of a sequence id, in llama.cpp's own format."""
         return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
 
     def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
@@ -119,7 +118,7 @@ class LlamaBackend:
         self._generating.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """One pass and its draws, in one native call."""
+        """Run a pass and its draws, in one native call."""
         context = self._generating
         if lora != self._lora:
             context.set_adapters({self._adapters[name]: scale for name, scale in lora})
@@ -129,25 +128,25 @@ class LlamaBackend:
         return _plain_step(context, rows)
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Vectors, float32 (dimension,), as the pooling gives them; with "none" float32 (tokens, dimension). Not normalised."""
+        """Return vectors, float32 (dimension,); with pooling "none" float32 (tokens, dimension). Not normalised."""
         embedder = self._embedders[pooling]
         if embedder.pooling == "none":
             return list(embedder.embed_tokens(texts, normalize="none"))
         return list(embedder.embed(texts, normalize="none"))
 
     def positions(self, seq_id: int) -> int:
-        """How many tokens a sequence id holds."""
+        """Return how many tokens a sequence id holds."""
         held = self._generating.positions(seq_id)
         return 0 if held is None else held.last + 1
 
     def abort(self) -> None:
-        """End what runs; a pass raises `Aborted`."""
+        """Abort running passes, which raise `Aborted`."""
         for one in (self._context, *self._embedders.values()):
             if one is not None:
                 one.abort()
 
     def close(self) -> None:
-        """Give the contexts' memory back; the model is its owner's."""
+        """Free the contexts and adapters; the model belongs to its owner."""
         with self._making:
             for one in (self._context, *self._embedders.values(), *self._adapters.values()):
                 if one is not None:
@@ -161,7 +160,7 @@ class LlamaBackend:
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:
-    """As nearly all ticks are: no more than the next tokens."""
+    """Run a pass that draws next tokens and nothing else, as nearly all do."""
     running: Any = [row.sequence for row in rows]  # with a seq id and a sampler
     drawn = context.plain_step(
         [sequence.seq_id for sequence in running],

@@ -1,4 +1,4 @@
-"""From a tick's events to those who wait for them: channels of streams, futures of embeddings.
+"""Routes a tick's events to their readers: channels of streams, futures of embeddings and questions.
 
 `deliver` runs on the engine's thread and never waits; everything else may come from any.
 """
@@ -31,11 +31,11 @@ from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamS
 
 
 class OutputRouter:
-    """Knows the reader of every request that has not ended; of a channel only the sender, so that it can be forgotten."""
+    """Has the sender of every request that has not ended, and no channel, so that losing a channel cancels its request."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._telling = threading.Lock()
+        self._sending = threading.Lock()
         self._is_over = False
         self._senders: dict[int, StreamSender] = {}
         self._results = PendingResults()
@@ -53,13 +53,13 @@ class OutputRouter:
             request.cancelled = True
             inbox.put(Cancel(key))
 
-        def tell_backlog() -> None:
-            with self._telling:  # so that the last command has the last state
+        def send_backlog() -> None:
+            with self._sending:  # so that the last command has the last state
                 is_behind = sender.is_behind
                 inbox.put(EndSlow(key) if is_behind and options.slow_reader == "cancel" else SetPaused(key, is_behind))
 
-        def tell_interval() -> None:
-            with self._telling:  # so that the last command has the last interval
+        def send_interval() -> None:
+            with self._sending:  # so that the last command has the last interval
                 inbox.put(SetInterval(key, sender.interval))
 
         sender = channel.attach(
@@ -67,8 +67,8 @@ class OutputRouter:
             interval=options.interval,
             max_buffered_tokens=options.max_buffered_tokens,
             on_cancel=cancel,
-            on_backlog=tell_backlog,
-            on_interval=tell_interval,
+            on_backlog=send_backlog,
+            on_interval=send_interval,
         )
         interval = sender.interval
         if interval != options.interval:  # set on the channel since the request was prepared
@@ -80,8 +80,8 @@ class OutputRouter:
             self._senders.pop(key, None)
             sender.detach()  # else it would cancel when it is dropped, and the request may be tried again
             raise
-        if sender.interval != interval:  # set just now, perhaps before there was a request to be told of it
-            tell_interval()
+        if sender.interval != interval:  # set just now, perhaps before the engine had the request
+            send_interval()
         return channel
 
     def submit_embedding(self, request: EmbeddingRequest) -> Future[list[Any]]:
@@ -105,12 +105,12 @@ class OutputRouter:
         """Put a question to the engine; its result resolves the future."""
         future = self._results.add(command.key)
         self._inbox.put(command)
-        if self._is_over:  # there is no thread to answer; `close` sets this before it looks at the futures
+        if self._is_over:  # `close` sets this before it resolves the futures, so none is left
             self.end_all(EngineStopped("the engine was shut down; make a new one"))
         return future
 
     def deliver(self, events: list[Event]) -> None:
-        """Hand out what a tick brought, in order. Raise the first failure, after the other events were handed out."""
+        """Deliver a tick's events, in order. Raise the first failure, after the other events were delivered."""
         failure: Exception | None = None
         for event in events:
             try:
@@ -139,7 +139,7 @@ class OutputRouter:
 
     def _pass_on(self, key: int, chunk: StreamChunk, *, is_last: bool) -> None:
         sender = self._senders.get(key)
-        if sender is None:  # it was ended here already, after a failure of the engine's own
+        if sender is None:  # it was ended here already, after a failure of the engine itself
             return
         if is_last:
             sender.finish(chunk)
@@ -147,9 +147,9 @@ class OutputRouter:
             sender.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
-        """End whatever is still open with an error; where all is well, nothing is.
+        """End what is still open with an error; in good order nothing is.
 
-        Raises what keeps a stream from being ended, after all others were.
+        Raises what kept a stream from being ended, after all others were.
         """
         last = StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)
 
@@ -166,7 +166,7 @@ class OutputRouter:
         end_each([*self._senders, *self._results], end)
 
     def close(self) -> None:
-        """There is no thread any more: whatever is still asked ends at once."""
+        """End what is still open, and from now on every new question, as the thread has ended."""
         self._is_over = True
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
 

@@ -87,7 +87,12 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
 
 
 def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
-    """Return the hash by which `EngineClient.prefix_digest` names these tokens, for requests of these options."""
+    """Return the hash by which `EngineClient.prefix_digest` names a prefix.
+
+    Args:
+        token_ids: The first token ids of a prompt.
+        options: The request's; adapters, tenant and cache_salt belong to the hash.
+    """
     return hash_prefix(prefix_namespace(options), pack_tokens(token_ids))
 
 

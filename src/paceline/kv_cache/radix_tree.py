@@ -41,7 +41,12 @@ def _namespace_hasher(namespace: Namespace) -> hashlib.blake2b:
 
 @dataclass(frozen=True, slots=True)
 class HashedPrefix:
-    """A cached prefix: its hash by `hash_prefix`, and its number of tokens."""
+    """A cached prefix.
+
+    Attributes:
+        hash: Its hash by `prefix_hash`, in hexadecimal digits.
+        num_tokens: Its number of tokens.
+    """
 
     hash: str
     num_tokens: int
@@ -49,7 +54,12 @@ class HashedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDigest:
-    """Cached prefixes, those with the fewest branches before their ends first. is_complete: none was left out."""
+    """The cached prefixes of an engine, up to where its sequences branch or end.
+
+    Attributes:
+        prefixes: Those with the fewest branches before their ends first.
+        is_complete: Whether none was left out because of the maximum.
+    """
 
     prefixes: tuple[HashedPrefix, ...] = ()
     is_complete: bool = True

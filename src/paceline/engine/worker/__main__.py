@@ -1,8 +1,8 @@
 """The engine's own process: `python -m paceline.engine.worker SOCKET BOX PARENT`, started by its front only.
 
 main thread        listens to the front; ends the process when the front is gone
-preparing thread   loads the model, then makes requests ready
-engine's thread    ticks, and sends what came of each tick
+preparing thread   loads the model, then prepares requests
+engine's thread    ticks, and sends the events of each tick
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from paceline.request import RequestOptions
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 
-_UNBOUNDED = 2**62  # the front has bounds
+_UNBOUNDED = 2**62  # the front has the bounds
 _PROGRESS_STEP = 0.005
 _BEAT_S = 1.0  # between signs of life
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
-# They go to every process of a terminal or of a service, and the front decides what they mean.
+# Sent to every process of a terminal or of a service; the front handles them.
 _OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -77,7 +77,7 @@ class Worker:
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
     def listen(self) -> None:
-        """Do what the front says until it lets the worker go. The end of the socket ends the process."""
+        """Process messages of the front until it ends the worker. The end of the socket ends the process."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             selector.register(self._link, selectors.EVENT_READ)
@@ -113,16 +113,16 @@ class Worker:
                 self._ready.expect(message.key)
                 self._work.put(message)
             case Cancel() | SetPaused() | SetInterval() | EndSlow():
-                self._ready.tell(message)
+                self._ready.pass_on(message)
             case Stop():
                 self._inbox.put(Stop())
                 self._abort()
             case messages.AskStats(number):
                 self._report(number)
             case messages.AskSlots(number):
-                self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsTold, number))
+                self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsReply, number))
             case messages.AskDigest(number, max_prefixes):
-                self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestTold, number))
+                self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestReply, number))
             case messages.Prefix():
                 threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
             case messages.Leave():
@@ -145,13 +145,13 @@ class Worker:
     def _report(self, number: int = 0) -> None:
         self._send(messages.Stats(number, list(self._metrics.snapshot())))
 
-    def _inspect(self, question: Inspect | Digest, told: Callable[[Any], messages.Up]) -> None:
+    def _inspect(self, question: Inspect | Digest, message: Callable[[Any], messages.Up]) -> None:
         """Ask the engine's thread, whose reply comes after the current tick."""
         sink = self._socket_sink
         assert sink is not None  # noqa: S101 - the front waits for Ready
 
         def reply(asked: Future[list[Any]]) -> None:
-            self._send(told(None if asked.exception() else asked.result()[0]))
+            self._send(message(None if asked.exception() else asked.result()[0]))
 
         sink.ask(question).add_done_callback(reply)
 
@@ -159,7 +159,7 @@ class Worker:
         self._link.send(messages.encode(message))
 
     def _do_prefix(self, message: messages.Prefix) -> None:
-        """Do it on a thread of its own: files take time, and the engine's reply comes with a tick."""
+        """Save, load or erase a prefix, on a thread of its own: files take time, and the engine replies after a tick."""
         num_saved, token_ids, failure = 0, [], None
         prefixes, options = self._prefixes, RequestOptions(**message.options)
         assert prefixes is not None  # noqa: S101 - the front waits for Ready
@@ -199,7 +199,7 @@ class Worker:
         trace = None if zero_s is None else WorkerTrace(zero_s, lambda lines: self._send(messages.Traced(lines)))
         wanted = (*resolve_instruments(setup.instruments), *(() if trace is None else (trace,)))
         instruments = Instruments(wanted, own=self._metrics)
-        progress = {"progress": _Progress(self._send)} if setup.tells_progress else {}
+        progress = {"progress": _Progress(self._send)} if setup.reports_progress else {}
         arguments = engine_arguments({**setup.options, **progress})
         backend: Backend
         if setup.backend is None:
@@ -235,7 +235,7 @@ class Worker:
 
 
 class _ToFront(logging.Handler):
-    """Sends records on; the front's loggers decide what becomes of them."""
+    """Sends log records to the front, whose loggers filter and write them."""
 
     def __init__(self, send: Callable[[messages.Up], None]) -> None:
         super().__init__()
@@ -250,15 +250,15 @@ class _ToFront(logging.Handler):
 
 
 class _Progress:
-    """Tells the front how far loading is, in steps that are worth a message."""
+    """Reports the progress of loading to the front, in steps of half a percent."""
 
     def __init__(self, send: Callable[[messages.Up], None]) -> None:
-        self._send, self._told = send, -1.0
+        self._send, self._reported = send, -1.0
 
     def __call__(self, fraction: float) -> None:
-        """So much is loaded."""
-        if fraction - self._told >= _PROGRESS_STEP or (fraction >= 1.0 > self._told):
-            self._told = fraction
+        """Report this fraction, if it is a step further."""
+        if fraction - self._reported >= _PROGRESS_STEP or (fraction >= 1.0 > self._reported):
+            self._reported = fraction
             self._send(messages.Loading(fraction))
 
 
@@ -276,15 +276,15 @@ def _nothing() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Ties this process to its front, also where a call keeps the main thread from seeing the socket's end."""
+    """End this process with its front, also if a call keeps the main thread from noticing the socket's end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
-def _tell_of_crashes() -> None:
-    """Of a crash stderr gets the Python stack. Python 3.14 adds the C stack, whose lines push out llama.cpp's own words."""
+def _report_crashes() -> None:
+    """Write the Python stack of a crash to stderr, without the C stack of Python 3.14, which displaces llama.cpp's message."""
     if sys.version_info >= (3, 14):
         faulthandler.enable(all_threads=False, c_stack=False)
     else:
@@ -297,7 +297,7 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     end, box, parent = map(int, sys.argv[1:4])
     _die_with(parent)
-    _tell_of_crashes()
+    _report_crashes()
     Worker(socket.socket(fileno=end), BlackBox(box)).listen()
     sys.exit(0)
 

@@ -1,6 +1,6 @@
-"""What the worker was at when it died: the requests of the pass that ran, and the one being made ready.
+"""What the worker was doing when it died: the requests of the pass that ran, and the one being prepared.
 
-A page of memory that both processes map: writing it costs no system call, and it is there whatever the death was like.
+A page of memory that both processes map: writing it costs no system call, and it survives any kind of death.
 The engine's thread writes the pass, the preparing thread its request; the front reads when the worker is dead. The listening
 thread writes its signs of life, which the front reads at any time.
 
@@ -42,7 +42,7 @@ class LastSeen:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """When the worker's listening thread last turned, and what the engine's loop had said then; None before it runs."""
+    """When the worker's listening thread last turned, and the sign of the engine's loop at that time; None before it runs."""
 
     listened_s: float
     sign: Sign | None
@@ -64,7 +64,7 @@ class BlackBox:
         return cls(file)
 
     def fileno(self) -> int:
-        """For the worker to inherit."""
+        """Return the descriptor that the worker inherits."""
         assert self._file is not None  # noqa: S101 - the front's end
         return self._file.fileno()
 
@@ -83,9 +83,9 @@ class BlackBox:
         struct.pack_into("=Q", self._memory, 0, key or 0)
 
     def beat(self, listened_s: float, sign: Sign | None) -> None:
-        """Note that the worker lives. Listening thread. Times are of the system-wide clock, and more than 0."""
+        """Note that the worker is alive. Listening thread. Times are of the system-wide clock, and more than 0."""
         since_s = 0.0 if sign is None or sign.state == "ended" else sign.since_s
-        # One store each, so that no reader sees half of a number: native order, aligned. The sign says what the loop is at.
+        # One store each, so that no reader sees half of a number: native order, aligned. The sign is the state of the loop.
         struct.pack_into("@d", self._memory, _BEAT_AT + 8, -since_s if sign and sign.state == "idle" else since_s)
         struct.pack_into("@d", self._memory, _BEAT_AT, listened_s)
 
@@ -106,12 +106,12 @@ class BlackBox:
         return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None)
 
     def forget(self) -> None:
-        """As `close`, in a forked child, where a thread that is not there may have the lock for ever."""
+        """As `close`, in a forked child, where a thread that does not exist there may hold the lock."""
         self._closing = threading.Lock()
         self.close()
 
     def close(self) -> None:
-        """Give memory and file back; idempotent."""
+        """Unmap the memory and close the file; idempotent."""
         with self._closing:
             self._memory.close()
         if self._file is not None:

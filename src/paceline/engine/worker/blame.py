@@ -4,8 +4,8 @@
       ^               │
       └─────died──────┘
 
-After a crash the requests of the pass that ran are suspects. One of them is on probation: it runs beside those that nobody
-suspects, until it has brought tokens twice, and so is beyond the place of the crash, or has ended. While suspects are left,
+After a crash the requests of the pass that ran are suspects. One of them is on probation: it runs beside those that are
+not suspected, until it has brought tokens twice, and so is beyond the place of the crash, or has ended. While suspects are left,
 requests that had not started wait, new ones too: one of those may be the cause of the next crash, and an innocent one would be
 taken for it.
 """
@@ -25,7 +25,7 @@ FATAL_SIGNALS = frozenset(
 
 
 class Blame:
-    """Says which requests the worker may have now, and which of them is at fault when it dies."""
+    """Decides which requests the worker may have now, and which of them is at fault when it dies."""
 
     def __init__(self) -> None:
         self._suspects: deque[int] = deque()
@@ -36,7 +36,7 @@ class Blame:
         self._num_good = 0
 
     def add(self, key: int) -> None:
-        """Take in a new request."""
+        """Add a new request."""
         self._waiting.append(key)
 
     def take(self) -> list[int]:
@@ -61,7 +61,7 @@ class Blame:
                 self.clear(key)
 
     def clear(self, key: int) -> None:
-        """Suspect a request no longer, or not for now: it sits out ticks."""
+        """Suspect a request no longer, or, if it is paused, not for now."""
         if key == self._on_probation:
             self._on_probation = None
 

@@ -33,8 +33,8 @@ class Setup(_Message, frozen=True, tag="setup"):
     """The first one: what to load. model: paths, none for the demo model. options: of `LLM`, without those of the front.
 
     path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
-    backend_options, in place of llama.cpp. log_level: below it the front does not want records. num_restarts: how many workers
-    there were before. tells_progress: whether to say how far loading is. trace_start_s: the clock at the beginning of the
+    backend_options, in place of llama.cpp. log_level: below it the front ignores records. num_restarts: how many workers
+    there were before. reports_progress: whether to report how far loading is. trace_start_s: the clock at the beginning of the
     engine's trace; None: there is none.
     """
 
@@ -47,7 +47,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     backend: str | None = None
     backend_options: dict[str, Any] = {}
     num_restarts: int = 0
-    tells_progress: bool = False
+    reports_progress: bool = False
     trace_start_s: float | None = None
 
 
@@ -61,7 +61,7 @@ class Life(_Message, frozen=True):
 
 
 class Generate(_Message, frozen=True, tag="generate"):
-    """A request for text, new or to be gone on with. params, options: by name, those that differ from the defaults."""
+    """A request for text, new or continued. params, options: by name, those that differ from the defaults."""
 
     key: int
     prompt: list[int]
@@ -85,26 +85,26 @@ class Embed(_Message, frozen=True, tag="embed"):
 
 
 class AskStats(_Message, frozen=True, tag="ask"):
-    """Asks for the metrics."""
+    """Ask for the metrics."""
 
     number: int
 
 
 class AskSlots(_Message, frozen=True, tag="slots?"):
-    """Asks what each slot does."""
+    """Ask what each slot does."""
 
     number: int
 
 
 class AskDigest(_Message, frozen=True, tag="digest?"):
-    """Asks for hashes of the cached prefixes."""
+    """Ask for hashes of the cached prefixes."""
 
     number: int
     max_prefixes: int
 
 
 class Prefix(_Message, frozen=True, tag="prefix"):
-    """Asks for a prefix to be saved, loaded or erased. token_ids: of the one to be saved."""
+    """Save, load or erase a prefix. token_ids: of the one to be saved."""
 
     number: int
     action: Literal["save", "load", "erase"]
@@ -114,7 +114,7 @@ class Prefix(_Message, frozen=True, tag="prefix"):
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """The worker is to end in good order. Without it the end of the socket ends it at once."""
+    """End the worker in good order. Without it the end of the socket ends it at once."""
 
 
 Down = Setup | Generate | Embed | RequestCommand | Stop | AskStats | AskSlots | AskDigest | Prefix | Leave
@@ -157,7 +157,7 @@ class Chunk(_Message, frozen=True, tag="c"):
 
 
 class Lived(_Message, frozen=True, tag="l"):
-    """What changed in a request's life; comes before the chunk of the same tick. started: it left the queue just now."""
+    """What has changed in a request's life; sent before the chunk of the same tick. started: it left the queue just now."""
 
     key: int
     life: Life
@@ -179,7 +179,7 @@ class Vectors(_Message, frozen=True, tag="v"):
 
 
 class Failed(_Message, frozen=True, tag="x"):
-    """A request could not be made ready; it never got to the engine."""
+    """A request could not be prepared, and never reached the engine."""
 
     key: int
     error: PacelineError
@@ -203,20 +203,20 @@ class Logged(_Message, frozen=True, tag="log"):
 
 
 class Stats(_Message, frozen=True, tag="stats"):
-    """The metrics as they are. number: of the question; 0 for a report that no question asked for."""
+    """The current metrics. number: of the question; 0 for a report that no question asked for."""
 
     number: int
     samples: list[Sample]
 
 
-class SlotsTold(_Message, frozen=True, tag="slots"):
-    """What each slot does; None where no tick came to say so."""
+class SlotsReply(_Message, frozen=True, tag="slots"):
+    """What each slot does; None if no tick came to collect it."""
 
     number: int
     snapshot: SlotsSnapshot | None
 
 
-class DigestTold(_Message, frozen=True, tag="digest"):
+class DigestReply(_Message, frozen=True, tag="digest"):
     """Hashes of the cached prefixes; None if no tick came to collect them."""
 
     number: int
@@ -224,7 +224,7 @@ class DigestTold(_Message, frozen=True, tag="digest"):
 
 
 class PrefixDone(_Message, frozen=True, tag="done"):
-    """What came of a `Prefix`: tokens that are saved, or the tokens that were loaded; or why nothing did."""
+    """The result of a `Prefix`: tokens that are saved, or the tokens that were loaded; or the error."""
 
     number: int
     num_saved: int
@@ -233,7 +233,7 @@ class PrefixDone(_Message, frozen=True, tag="done"):
 
 
 class Loading(_Message, frozen=True, tag="loading"):
-    """So much of the model is loaded, 0.0 to 1.0; sent where the setup asks for it."""
+    """Fraction of the model that is loaded, 0.0 to 1.0; sent if the setup asks for it."""
 
     fraction: float
 
@@ -244,7 +244,7 @@ class Traced(_Message, frozen=True, tag="trace"):
     lines: list[str]
 
 
-Up = Ready | Refused | Happened | Logged | Stats | SlotsTold | DigestTold | PrefixDone | Loading | Traced
+Up = Ready | Refused | Happened | Logged | Stats | SlotsReply | DigestReply | PrefixDone | Loading | Traced
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
@@ -254,15 +254,15 @@ def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Set
 
 def restarted(setup: Setup, num_restarts: int) -> Setup:
     """Return the same setup for a later worker."""
-    tells_progress = setup.tells_progress and not num_restarts
-    return msgspec.structs.replace(setup, num_restarts=num_restarts, tells_progress=tells_progress)
+    reports_progress = setup.reports_progress and not num_restarts
+    return msgspec.structs.replace(setup, num_restarts=num_restarts, reports_progress=reports_progress)
 
 
 # ---- coding
 
 
 def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]]]:
-    if "code" in vars(base):  # others say more to those that raise them, and come over as what they are kinds of
+    if "code" in vars(base):  # others are decoded as their base class
         yield base.code, base
     for child in base.__subclasses__():
         yield from _codes(child)
@@ -311,7 +311,7 @@ def decode_up(data: bytes) -> Up:
 
 
 def check_protocol(version: int) -> None:
-    """Raise `EngineError` where the other side is of another version: it was installed while this one ran."""
+    """Raise `EngineError` for another version, which was installed while this one ran."""
     if version != PROTOCOL:
         raise EngineError(
             f"the worker speaks version {version} of the protocol and its front version {PROTOCOL}: paceline was "

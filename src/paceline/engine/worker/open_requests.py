@@ -37,13 +37,13 @@ class OpenRequests:
     # ---- callers
 
     def add(self, request: Request | EmbeddingRequest) -> None:
-        """Take in a new request."""
+        """Add a new request."""
         self._replay_log.add(request)
         self._blame.add(request.key)
         self._watch.queued(request)
 
     def set_paused(self, worker: WorkerProcess | None, key: int, *, is_paused: bool) -> None:
-        """Lets one sit out ticks, or go on."""
+        """Pause a request, or continue it."""
         request, is_paused = self._replay_log.find(key), is_paused and self._heeds_readers
         if not isinstance(request, Request) or request.is_paused == is_paused:
             return
@@ -63,14 +63,14 @@ class OpenRequests:
             self.pass_on(worker, key, SetInterval(key, interval))
 
     def end_slow(self, worker: WorkerProcess | None, key: int) -> None:
-        """End one whose reader is too slow, wherever it is."""
+        """End a request whose reader is too slow."""
         request = self._replay_log.find(key)
         if isinstance(request, Request):
             request.is_slow = True
         self.pass_on(worker, key, EndSlow(key))
 
     def drain(self, worker: WorkerProcess | None) -> None:
-        """Wait for no slow reader from now on."""
+        """Wait for slow readers no longer."""
         self._heeds_readers = False
         for key in self._replay_log:
             self.set_paused(worker, key, is_paused=False)
@@ -78,17 +78,17 @@ class OpenRequests:
     # ---- a worker
 
     def pass_on(self, worker: WorkerProcess | None, key: int, message: messages.Down) -> None:
-        """Tells the worker what is asked of a request, where it has it."""
+        """Send a message about a request to the worker, if it has it."""
         if worker is not None and self._blame.is_handed(key):
             worker.send(message)
 
     def hand_over(self, worker: WorkerProcess) -> None:
-        """Give a worker that is ready what it may have."""
+        """Send the requests that a worker may have now."""
         for key in self._blame.take():
             request = self._replay_log.find(key)
             try:
                 worker.send(self._replay_log.message(key))
-            except Exception as error:  # noqa: BLE001 - what cannot go to another process is one request's misfortune
+            except Exception as error:  # noqa: BLE001 - a request that cannot be encoded fails alone
                 self.end(key, FinishReason.ERROR, as_paceline_error(error))
                 continue
             if isinstance(request, Request) and request.is_paused:
@@ -96,7 +96,7 @@ class OpenRequests:
                 self._blame.clear(key)
 
     def take(self, part: messages.Part) -> None:
-        """Take in what a worker reports of a request."""
+        """Record what a worker reports of a request, and deliver it."""
         if isinstance(part, messages.Failed):
             self.end(part.key, FinishReason.ERROR, part.error)
             return
@@ -127,19 +127,19 @@ class OpenRequests:
     # ---- ends
 
     def end(self, key: int, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """End one that no worker will end; nothing where it has ended."""
+        """End a request that no worker will end; do nothing if it has ended."""
         request = self._replay_log.find(key)
         if request is None:
             return
         try:
             events = self._replay_log.end(key, reason, self._clock.now(), error)
-        except Exception as failure:  # noqa: BLE001 - one request's misfortune
+        except Exception as failure:  # noqa: BLE001 - it fails alone
             _log.exception("a request could not be ended in order; its stream ends as it is")
             events = self._replay_log.drop(key, as_paceline_error(failure))
         self._deliver(events, request)
 
     def end_all(self, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """End every one."""
+        """End every request."""
         end_each(self._replay_log, lambda key: self.end(key, reason, error))
 
     def end_held(self, reason: FinishReason) -> None:
@@ -152,7 +152,7 @@ class OpenRequests:
             self.end(key, reason)
 
     def next_deadline_s(self) -> float:
-        """When the first of those that no worker has ends for want of time; infinite where none has a limit."""
+        """Return when the first of those that no worker has reaches a deadline; infinite if none has one."""
         return self._replay_log.next_deadline_s(self._blame.held)
 
     def _deliver(self, events: list[Event], request: object) -> None:

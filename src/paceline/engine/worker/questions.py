@@ -22,7 +22,7 @@ from paceline.scheduling.telemetry import SlotsSnapshot
 
 _StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
 _Question = _StateQuestion | messages.Prefix
-_Reply = messages.Stats | messages.SlotsTold | messages.DigestTold | messages.PrefixDone
+_Reply = messages.Stats | messages.SlotsReply | messages.DigestReply | messages.PrefixDone
 
 
 class Questions:
@@ -87,8 +87,8 @@ class Questions:
         match reply:
             case messages.PrefixDone(number, error=error):
                 self._resolve(number, reply, error)
-            case messages.SlotsTold(number, told) | messages.DigestTold(number, told):
-                self._resolve(number, told)
+            case messages.SlotsReply(number, state) | messages.DigestReply(number, state):
+                self._resolve(number, state)
             case messages.Stats(number):
                 self._resolve(number, None)
 

@@ -1,4 +1,4 @@
-"""What the front knows of every request that has not ended: enough to end it, and enough to let it go on elsewhere. Pure.
+"""What the front knows of every request that has not ended: enough to end it, and enough to continue it in another worker. Pure.
 
 message of the worker ──> note ──> events for the readers          and what was reported is recorded
 request ──> generate / embed ──> message for a worker, new or next
@@ -43,7 +43,7 @@ class ReplayLog:
         return iter(tuple(self._requests))
 
     def add(self, request: Request | EmbeddingRequest) -> None:
-        """Open a request's page."""
+        """Add a request, without output."""
         self._requests[request.key] = request
         if isinstance(request, Request):
             self._states[request.key] = [None] * len(request.sequences)
@@ -53,7 +53,7 @@ class ReplayLog:
         return self._requests.get(key)
 
     def started(self) -> set[int]:
-        """Those that ever ran."""
+        """Return the requests that ever ran."""
         return {key for key, request in self._requests.items() if request.started_s is not None}
 
     # ---- from the worker
@@ -149,7 +149,7 @@ class ReplayLog:
         return {key: reason for key, reason in reasons.items() if reason is not None}
 
     def next_deadline_s(self, keys: Iterable[int]) -> float:
-        """When the first of them ends for want of time."""
+        """Return when the first of them reaches a deadline."""
         return min((self._requests[key].deadline_s() for key in keys), default=math.inf)
 
     def end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None = None) -> list[Event]:
@@ -181,12 +181,12 @@ class ReplayLog:
 
 
 def changed_options(options: RequestOptions) -> dict[str, Any]:
-    """Request options as messages carry them."""
+    """Return request options as messages carry them."""
     return _changed(options, _DEFAULT_OPTIONS)
 
 
 def worst_reason(request: Request) -> FinishReason:
-    """Why a request ended, as instruments are told it: of its choices' reasons the one of the highest rank."""
+    """Return why a request ended, for instruments: of its choices' reasons the one of the highest rank."""
     return min((one.reason for one in request.sequences if one.reason is not None), key=lambda reason: reason.rank)
 
 

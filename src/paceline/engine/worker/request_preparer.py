@@ -1,6 +1,6 @@
-"""Makes requests ready for the worker's engine: samplers, grammars, stop strings, what was generated before.
+"""Prepares requests for the worker's engine: samplers, grammars, stop strings, what was generated before.
 
-On a thread of its own, since all of that takes time: neither the engine's thread nor the one that listens waits for it.
+On a thread of its own, since all of that takes time: neither the engine's thread nor the listening one waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.scheduling.sequence import Request
 
 
 class RequestPreparer:
-    """Takes requests as messages and lets them into the engine."""
+    """Makes requests of messages and submits them to the engine."""
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class RequestPreparer:
     ) -> None:
         self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
         self._lock = threading.Lock()
-        self._pending: dict[int, list[Command]] = {}  # what came for requests that are not ready
+        self._pending: dict[int, list[Command]] = {}  # commands for requests that are not ready
 
     def expect(self, key: int) -> None:
         """Keep commands for a request that was received until it is ready. Listening thread."""
         with self._lock:
             self._pending[key] = []
 
-    def tell(self, command: RequestCommand) -> None:
-        """Pass on what is asked of a request, after the request itself. Listening thread."""
+    def pass_on(self, command: RequestCommand) -> None:
+        """Pass a command on, after the request itself. Listening thread."""
         with self._lock:
             early = self._pending.get(command.key)
             if early is not None:
@@ -50,12 +50,12 @@ class RequestPreparer:
         self._inbox.put(command)
 
     def prepare(self, message: messages.Generate | messages.Embed) -> None:
-        """Make one ready; what is wrong with it is told to the front. Preparing thread."""
+        """Prepare a request, or report to the front what is wrong with it. Preparing thread."""
         self._box.prepare(message.key)
         try:
             request = self._request(message) if isinstance(message, messages.Generate) else self._texts(message)
             self._sink.accept(request)
-        except Exception as error:  # noqa: BLE001 - the thread outlives whatever one request does
+        except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
             self._sink.fail(message.key, as_paceline_error(error))
         finally:
             self._box.prepare(None)

@@ -1,4 +1,4 @@
-"""From the keywords of `LLM` to what a worker is told: names and paths instead of objects, which stay in their process."""
+"""From the keywords of `LLM` to the setup of a worker: names and paths instead of objects, which stay in their process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | 
         instruments=_names(options.get("instruments", ())),
         path=[str(Path(entry).absolute()) for entry in sys.path],
         log_level=logging.getLogger("paceline").getEffectiveLevel(),
-        tells_progress=options.get("progress") is not None or options.get("cancel") is not None,
+        reports_progress=options.get("progress") is not None or options.get("cancel") is not None,
         trace_start_s=trace_start_s,
     )
 

@@ -1,4 +1,4 @@
-"""The worker's way out: all that a tick brought as one message. Engine's thread, unless said otherwise."""
+"""Sends what a worker's tick brought to the front, as one message. Engine's thread, unless noted otherwise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ANY = 2**31
 
 
 class _SentState:
-    """What the front has of a request."""
+    """What the front has received of a request."""
 
     __slots__ = ("life", "num_sent", "request")
 
@@ -49,7 +49,7 @@ class _SentState:
 
 
 class SocketSink:
-    """Knows what was said of every request. report: sends the metrics; called while ticks pass."""
+    """Sends the changes of every request since its last message. report: sends the metrics; called while ticks pass."""
 
     def __init__(self, link: Link, inbox: Inbox, backend: Backend, report: Callable[[], None]) -> None:
         self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
@@ -58,7 +58,7 @@ class SocketSink:
         self._reported_s = 0.0
 
     def accept(self, request: Request | EmbeddingRequest) -> None:
-        """Lets a request into the engine. Preparing thread."""
+        """Submit a request to the engine. Preparing thread."""
         self._sent[request.key] = _SentState(request)
         self._inbox.submit(request, 0)
 
@@ -71,14 +71,14 @@ class SocketSink:
     def fail(self, key: int, error: PacelineError) -> None:
         """Report a request that could not be prepared. Preparing thread.
 
-        Where the engine has ended the front is told nothing: the process ends, and another goes on with the request.
+        If the engine has ended nothing is sent: the process ends, and another continues the request.
         """
         if not isinstance(error, EngineStopped):
             self._link.send(messages.encode(messages.Happened([messages.Failed(key, error)])))
         self._sent.pop(key, None)
 
     def deliver(self, events: list[Event]) -> None:
-        """Send what a tick brought."""
+        """Send a tick's events."""
         parts: list[messages.Part] = []
         for event in events:
             parts += self._parts(event)
@@ -91,7 +91,7 @@ class SocketSink:
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
         if not isinstance(event, (Exported, Imported, Inspected, Embedded)) and event.key not in self._sent:
-            return parts  # it was said to have failed already
+            return parts  # the front has its failure already
         match event:
             case Delta(key, chunk):
                 parts = self._chunk(key, chunk.choice, chunk)
@@ -115,7 +115,7 @@ class SocketSink:
         return parts
 
     def end_all(self, error: PacelineError) -> None:
-        """Report of whatever is still open that it failed. Raise what keeps a request from that, after all others."""
+        """Report what is still open as failed. Raise what kept a request from that, after all others."""
 
         def end(key: int) -> None:
             if key in self._sent:
@@ -126,12 +126,12 @@ class SocketSink:
         end_each([*self._sent, *self._results], end)
 
     def close(self) -> None:
-        """There is no thread any more: whatever is still asked ends at once."""
+        """End what is still open, as the thread has ended."""
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
 
     def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
         sent = self._sent.get(key)
-        if sent is None:  # it was ended here already, after a failure of the engine's own
+        if sent is None:  # it was ended here already, after a failure of the engine itself
             return []
         request = sent.request
         assert isinstance(request, Request)  # noqa: S101 - only they have chunks
@@ -152,7 +152,7 @@ class SocketSink:
         return [*self._life(key, started=False), part]
 
     def _life(self, key: int, *, started: bool) -> list[messages.Part]:
-        """Return what changed in the request's life since it was told last."""
+        """Return what has changed in the request's life since the last message."""
         sent = self._sent[key]
         life = _life_of(sent.request)
         if life == sent.life and not started:
@@ -162,7 +162,7 @@ class SocketSink:
 
 
 def needs_state(params: SamplingParams) -> bool:
-    """Whether a sampler's draws follow from more than seed, choice and tokens."""
+    """Whether a sampler's draws depend on more than seed, choice and tokens."""
     return params.mirostat != 0 or ("adaptive_p" in params.samplers and params.adaptive_target >= 0)
 
 

@@ -1,10 +1,10 @@
-"""The one thread of a front: it starts the worker, hands it requests, takes in what it reports, and recovers after its death.
+"""The one thread of a front: it starts the worker, sends it requests, delivers what it reports, and recovers from its death.
 
     commands of callers ──inbox──> [this thread] ──socket──> worker
     channels, futures  <─router─ [this thread] <─socket──  worker
 
 It alone touches the open requests and the worker, so they need no locks. No thread waits for it, and it waits for none: what
-the socket does not take is kept. Every accepted request ends here, whatever becomes of workers.
+the socket does not take is kept. Every accepted request ends here, whatever happens to workers.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Supervisor(EngineThread):
         return None if worker is None else worker.pid
 
     def wake(self) -> None:
-        """Start a worker where there is none because it was idle, and counts as use of it; waits for nothing."""
+        """Start a worker if the last one was stopped as idle, and count as use of it; waits for nothing."""
         self._is_wake_asked = True
         self._inbox.wake()
 
     def heartbeat(self) -> Heartbeat:
-        """Whether this thread and the worker's engine turn, or another worker is on its way. Waits for nothing."""
+        """Return the state of this thread and of the worker's engine, or that a worker is being started. Waits for nothing."""
         own, worker, now = self._pulse.sign, self._worker, self._clock.now()
         past = WorkerHistory(
             worker_pid=None if worker is None else worker.pid,
@@ -116,7 +116,7 @@ class Supervisor(EngineThread):
         return heartbeat_of(beat.sign, now, past, silent_s=max(0.0, own_s, now - beat.listened_s))
 
     def _interrupt(self) -> None:
-        """Do nothing: this thread is never in a pass, and looks at its commands at once."""
+        """Do nothing: this thread runs no pass, and takes commands at once."""
 
     # ---- the thread
 
@@ -133,7 +133,7 @@ class Supervisor(EngineThread):
                 with Watching(self._inbox) as self._watching:
                     while not (self._inbox.is_closed and self._inbox.num_open == 0):
                         self._turn()
-            except Exception as error:  # noqa: BLE001 - no other thread would end what is open
+            except Exception as error:  # noqa: BLE001 - no other thread ends what is open
                 _log.exception("the supervisor of an engine failed; its requests end with an error")
                 self._gave_up = EngineStopped(f"the engine's supervisor failed: {error!r}")
                 self._inbox.close_for(self._gave_up)
@@ -151,8 +151,8 @@ class Supervisor(EngineThread):
         if worker is not None and worker.last_words in ready:
             worker.last_words.read()
         if worker is not None and worker.link in ready:
-            self._listen(worker)
-        self._mind_the_time()
+            self._receive(worker)
+        self._run_timers()
         awake = None if self._sleep.is_asleep else self._worker
         if awake is not None and awake.is_ready and self._stop_by is None:
             self._requests.hand_over(awake)
@@ -195,15 +195,15 @@ class Supervisor(EngineThread):
         elif self._worker is not None:
             self._worker.kill()  # it is loading, and nothing ends that sooner
 
-    # ---- what the worker says
+    # ---- messages of the worker
 
-    def _listen(self, worker: WorkerProcess) -> None:
+    def _receive(self, worker: WorkerProcess) -> None:
         try:
             received = worker.link.receive()
             for data in received or ():
-                if worker.makes_sense:  # a part of what it said is lost: what comes behind has a gap before it
-                    self._hear(worker, messages.decode_up(data))
-        except EngineError as error:  # it goes the way of those that say nothing
+                if worker.makes_sense:  # else messages are missing before this one
+                    self._handle(worker, messages.decode_up(data))
+        except EngineError as error:  # it is replaced, like one that has crashed
             worker.makes_sense = False
             self._refusal = error
             worker.kill()
@@ -211,20 +211,20 @@ class Supervisor(EngineThread):
         if received is None:
             self._reap(worker)
 
-    def _hear(self, worker: WorkerProcess, message: messages.Up) -> None:
+    def _handle(self, worker: WorkerProcess, message: messages.Up) -> None:
         match message:
             case messages.Happened(parts):
                 for part in parts:
                     self._requests.take(part)
             case messages.Ready():
-                self._take_over(worker, message)
+                self._become_ready(worker, message)
             case messages.Refused(_, error):
                 self._refusal = error
                 worker.kill()
             case messages.Stats(_, samples):
                 self.totals.report(samples)
                 self.questions.take(message)
-            case messages.PrefixDone() | messages.SlotsTold() | messages.DigestTold():
+            case messages.PrefixDone() | messages.SlotsReply() | messages.DigestReply():
                 self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)
@@ -234,12 +234,12 @@ class Supervisor(EngineThread):
             case messages.Logged(logger, level, text):
                 logging.getLogger(logger).log(level, "%s", text)
             case messages.Loading(fraction):
-                if not self.ready.done():  # later workers load without anyone who reads of it
+                if not self.ready.done():  # the progress of later workers is read by no caller
                     self.loading.put(fraction)
             case messages.Traced(lines):
                 self._watch.traced(lines)
 
-    def _take_over(self, worker: WorkerProcess, message: messages.Ready) -> None:
+    def _become_ready(self, worker: WorkerProcess, message: messages.Ready) -> None:
         messages.check_protocol(message.protocol)
         worker.ready_s = self._clock.now()
         self._refusal = None
@@ -290,7 +290,7 @@ class Supervisor(EngineThread):
     # ---- sleep
 
     def _note_use(self) -> bool:
-        """Whether something needs a worker, which counts as use of it."""
+        """Return whether something needs a worker, which counts as use of it."""
         is_wanted = self._is_wake_asked or self._inbox.num_open > 0 or self.questions.need_worker
         if is_wanted and not self._sleep.is_asleep:
             self._is_wake_asked = False
@@ -298,8 +298,8 @@ class Supervisor(EngineThread):
                 self._sleep.used(self._clock.now())
         return is_wanted
 
-    def _mind_sleep(self, now_s: float) -> None:
-        """Lets an idle worker go, and starts one where it is needed again."""
+    def _check_idle(self, now_s: float) -> None:
+        """Stop an idle worker, and start one when it is needed again."""
         worker, is_wanted = self._worker, self._note_use()
         if self._sleep.is_asleep:
             if worker is not None and self._sleep.is_late(now_s):
@@ -312,23 +312,23 @@ class Supervisor(EngineThread):
             self._sleep.begin(now_s)
             self._restarts.left(now_s, worker.ready_s)
             self._since_s = now_s
-            worker.send(messages.AskStats(0))  # what it did since its last report
+            worker.send(messages.AskStats(0))  # with what it did since its last report
             worker.send(messages.Leave())
 
-    # ---- what this side does by itself
+    # ---- timers
 
-    def _mind_the_time(self) -> None:
+    def _run_timers(self) -> None:
         now = self._clock.now()
         if self._stop_by is None:
-            self._mind_sleep(now)
+            self._check_idle(now)
         if self._start_at is not None and now >= self._start_at:
             self._start()
         if self._stop_by is not None:
-            self._mind_the_end(now)
+            self._check_stop(now)
         self._requests.end_due()
 
-    def _mind_the_end(self, now_s: float) -> None:
-        """Nothing is handed over any more: what is held ends here; a worker that takes too long is ended."""
+    def _check_stop(self, now_s: float) -> None:
+        """End the requests that no worker has, and kill a worker that takes too long."""
         if self._worker is None:
             self._requests.end_all(FinishReason.SHUTDOWN)
             return
@@ -342,7 +342,7 @@ class Supervisor(EngineThread):
         self._sleep.end()
         try:
             worker = WorkerProcess(messages.restarted(self._setup, 0 if self._is_waking else self._restarts.num_all))
-        except OSError as error:  # no more processes or descriptors to be had
+        except OSError as error:  # no more processes or descriptors
             self._start_later(EngineError(f"no process could be started: {error}"), None)
             return
         self._worker = worker
@@ -375,7 +375,7 @@ class Supervisor(EngineThread):
         self._watching.refresh(worker)
 
     def _dismiss(self) -> None:
-        """Lets the worker go, in good order where it does not take too long."""
+        """Stop the worker, in good order unless it takes too long."""
         worker, self._worker = self._worker, None
         if worker is None:
             return

@@ -231,11 +231,11 @@ class WorkerEngine(BaseEngine):
         self._supervisor.check_process()
         return map_future(self._supervisor.questions.ask_slots(), self._or_idle)
 
-    def _or_idle(self, told: SlotsSnapshot | None) -> SlotsSnapshot:
-        if told is None:
+    def _or_idle(self, reply: SlotsSnapshot | None) -> SlotsSnapshot:
+        if reply is None:
             self._check_not_ended()
             return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
-        return told
+        return reply
 
     def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
         """See `EngineClient`."""
@@ -243,11 +243,11 @@ class WorkerEngine(BaseEngine):
         asked = self._supervisor.questions.ask_digest(validation.integer("max_prefixes", max_prefixes, 1))
         return map_future(asked, self._or_empty)
 
-    def _or_empty(self, told: PrefixDigest | None) -> PrefixDigest:
-        if told is None:
+    def _or_empty(self, reply: PrefixDigest | None) -> PrefixDigest:
+        if reply is None:
             self._check_not_ended()
             return PrefixDigest()
-        return told
+        return reply
 
     def _check_not_ended(self) -> None:
         if not self._supervisor.is_alive:

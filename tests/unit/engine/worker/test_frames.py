@@ -71,8 +71,8 @@ digests = st.builds(
 ups = st.one_of(
     st.builds(messages.Happened, st.lists(parts, max_size=4)),
     st.builds(messages.Logged, texts, st.integers(0, 50), texts),
-    st.builds(messages.SlotsTold, keys, st.none() | snapshots),
-    st.builds(messages.DigestTold, keys, st.none() | digests),
+    st.builds(messages.SlotsReply, keys, st.none() | snapshots),
+    st.builds(messages.DigestReply, keys, st.none() | digests),
     st.builds(messages.Loading, st.floats(0, 1)),
     st.builds(
         messages.Ready, st.just(1), st.just({"num_slots": 3}), st.just({"desc": "x"}), st.lists(texts, max_size=2)

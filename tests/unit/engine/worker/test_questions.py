@@ -82,6 +82,6 @@ def test_a_cancelled_question_takes_no_reply() -> None:
     asked = questions.ask_slots()
     questions.pass_on(cast(WorkerProcess, worker))
     assert asked.cancel()
-    questions.take(messages.SlotsTold(worker.heard[0].number, None))
+    questions.take(messages.SlotsReply(worker.heard[0].number, None))
     questions.take(messages.Stats(0, []))
     assert asked.cancelled()
