@@ -19,12 +19,11 @@ from paceline.kv_cache import hash_prefix, pack_tokens
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
-from paceline.runtime import Model
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request, prefix_namespace
 
 if TYPE_CHECKING:
-    from paceline.runtime import Tokenizer
+    from paceline.runtime import Model, Tokenizer
 
 
 Prompt = str | Sequence[int]
