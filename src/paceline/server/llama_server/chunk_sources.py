@@ -155,20 +155,20 @@ class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
 class ProgressSource(ChunkSourceWrapper):
     """Adds `ProgressChunk`s before the first chunk of the only prompt.
 
-    The first of them reports the cached tokens, the last one the whole prompt, each more than the one before. look:
-    reads the slots; request_id: the request's own; clock: seconds from any point on.
+    The first of them reports the cached tokens, the last one the whole prompt, each more than the one before.
+    request_id: the request's own; clock: seconds from any point on.
     """
 
     def __init__(
         self,
         source: ChunkSource,
-        look: ReadSlots,
+        read_slots: ReadSlots,
         request_id: str,
         clock: Callable[[], float],
         interval_s: float = INTERVAL_S,
     ) -> None:
         super().__init__(source)
-        self._look, self._request_id, self._interval_s = look, request_id, interval_s
+        self._read_slots, self._request_id, self._interval_s = read_slots, request_id, interval_s
         self._steps = _ProgressSteps(len(source.prompts[0]), clock)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
@@ -207,7 +207,7 @@ class ProgressSource(ChunkSourceWrapper):
     async def _slot(self) -> SlotView | None:
         """Return the request's slot, if it has one. Ids are the clients', and another request may have the same."""
         mine = (self._request_id, len(self.prompts[0]))
-        return next((one for one in await self._look() if (one.request_id, one.num_prompt_tokens) == mine), None)
+        return next((one for one in await self._read_slots() if (one.request_id, one.num_prompt_tokens) == mine), None)
 
 
 class _ProgressSteps:

@@ -74,7 +74,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
     options = parse_options(body, warnings)
     if body.lora is not None:
         options["lora"] = parse_lora_scales(body.lora, context.adapters, warnings)
-    tells_progress = _wants_progress(body, len(prompts), warnings)
+    return_progress = _wants_progress(body, len(prompts), warnings)
     stream = bool(body.stream)
     others = {
         "timings_per_token": bool(body.timings_per_token),
@@ -93,7 +93,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
         stream=stream,
         return_tokens=bool(body.return_tokens),
         timings_per_token=bool(body.timings_per_token),
-        return_progress=tells_progress,
+        return_progress=return_progress,
         response_fields=fields,
         id_slot=-1 if body.id_slot is None else body.id_slot,
     )

@@ -134,10 +134,10 @@ class _RunningCompletion:
         if request.line_limits.has_any:
             source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
         if request.reads_slots:  # outermost: progress is no line
-            source = ProgressSource(source, self._look, self._id, context.clock)
+            source = ProgressSource(source, self._read_slots, self._id, context.clock)
         return self._renderer, source
 
-    async def _look(self) -> SlotsSnapshot:
+    async def _read_slots(self) -> SlotsSnapshot:
         return await asyncio.wrap_future(self._service.engine().ask_slots())
 
     async def whole(self, running_request: RunningRequest) -> Response:
