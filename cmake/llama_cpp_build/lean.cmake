@@ -2,14 +2,14 @@
 # its own build says, since these lists were made for the pinned source alone.
 include_guard()
 
-# Files of the library `common` that the core calls nothing of: command lines, downloads, parsers of chat answers. Where the core
-# begins to call one, importing it fails with "undefined symbol", and the file leaves this list.
+# Files of the library `common` that the core calls nothing of: command lines, downloads. Where the core begins to call one,
+# importing it fails with "undefined symbol", and the file leaves this list.
 set(PACELINE_UNUSED_COMMON
-    arg chat chat-auto-parser-generator chat-auto-parser-helpers chat-diff-analyzer chat-peg-parser console debug download
-    hf-cache imatrix-loader llguidance peg-parser preset subproc)
+    arg console debug download hf-cache imatrix-loader llguidance preset subproc)
 
 # Files that run once a model, or that only unused functions of other files refer to. The optimiser's time there is lost.
-set(PACELINE_COLD_COMMON common fit log ngram-cache ngram-map ngram-mod sampling speculative)
+set(PACELINE_COLD_COMMON chat chat-auto-parser-generator chat-auto-parser-helpers chat-diff-analyzer common fit log ngram-cache
+    ngram-map ngram-mod sampling speculative)
 set(PACELINE_COLD_LLAMA llama-adapter llama-arch llama-model llama-model-loader llama-model-saver)
 set(PACELINE_COLD_OPTIONS "$<$<CONFIG:Release,RelWithDebInfo>:-O1>")
 
@@ -25,7 +25,7 @@ endfunction()
 function(paceline_trim_common)
     get_target_property(sources llama-common SOURCES)
     list(JOIN PACELINE_UNUSED_COMMON "|" names)
-    list(FILTER sources EXCLUDE REGEX "/parsers/|^(.*/common/)?(${names})\\.cpp$")
+    list(FILTER sources EXCLUDE REGEX "^(.*/common/)?(${names})\\.cpp$")
     set_target_properties(llama-common PROPERTIES SOURCES "${sources}")
     get_target_property(libraries llama-common LINK_LIBRARIES)
     if(libraries)

@@ -58,7 +58,7 @@ void bind_attention(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);
 void bind_vocab(nb::module_ & m);
-void bind_chat_template(nb::module_ & m);
+void bind_chat_format(nb::module_ & m);
 void bind_adapter(nb::module_ & m);
 void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);

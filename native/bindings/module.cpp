@@ -32,7 +32,7 @@ NB_MODULE(_native, m) {
     paceline::bind_attention(m); // before anything computes
     paceline::bind_model(m);
     paceline::bind_vocab(m);
-    paceline::bind_chat_template(m);
+    paceline::bind_chat_format(m);
     paceline::bind_adapter(m);
     paceline::bind_sampler(m);
     paceline::bind_context(m);

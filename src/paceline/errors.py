@@ -8,6 +8,7 @@
     │   ├── TextTooLong       text the tokenizer cannot take in one piece
     │   ├── GrammarError      a grammar that does not parse
     │   ├── TemplateError     a chat template that does not parse, or refuses the conversation
+    │   ├── ChatParseError    generated text that is not of its chat format
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
@@ -95,6 +96,12 @@ class TemplateError(RequestError, ValueError):
     """The chat template does not parse, refuses the conversation, fails, or takes more time or memory than it may."""
 
     code = "template_error"
+
+
+class ChatParseError(RequestError, ValueError):
+    """The generated text is not of the chat format that its prompt asked for; the text itself is the content then."""
+
+    code = "chat_parse_error"
 
 
 class Unsupported(RequestError):

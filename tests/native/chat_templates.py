@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from paceline.chat import ChatTemplate
+from paceline.chat import ChatFormat
 from paceline.demo import demo_model_path
 from paceline.runtime import Model
 
@@ -121,4 +121,4 @@ def demo() -> Model:
 
 def text_of(template: str, content: str = "hello", **kwargs: Any) -> str:
     """Return what a template makes of one message."""
-    return ChatTemplate(demo(), template).render([{"role": "user", "content": content}], kwargs=kwargs or None).text
+    return ChatFormat(demo(), template).render([{"role": "user", "content": content}], kwargs=kwargs or None).text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.native.chat_templates import TALK, demo, text_of
 
-from paceline.chat import ChatTemplate
+from paceline.chat import ChatFormat
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong
 
 # Things that would grow without an end; `ns.x` begins as one letter.
@@ -19,7 +19,7 @@ GROW_LIST = "{% set ns = namespace(x=(1, 2)) %}{% for i in range(60) %}%s{% endf
     ("template", "words"),
     [
         ("", "has no Jinja in it: ''"),
-        ("llama3", r"has no Jinja in it: 'llama3'; give the source of a template, or 'chatml'"),
+        ("llama3", r"has no Jinja in it: 'llama3'; give the source of a template, or 'default', 'chatml'"),
         ("{{ 'a", "does not parse: unexpected end of input"),
         ("{% for x in y %}", "does not parse"),
         ("{{ a[", r"does not parse: Unexpected EOF, near: \.\.\.\{\{ a\["),
@@ -35,7 +35,7 @@ GROW_LIST = "{% set ns = namespace(x=(1, 2)) %}{% for i in range(60) %}%s{% endf
 def test_a_template_that_does_not_parse_is_refused_at_once(template: str, words: str) -> None:
     """The error comes when the template is loaded, before any request."""
     with pytest.raises(TemplateError, match=words):
-        ChatTemplate(demo(), template)
+        ChatFormat(demo(), template)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_what_fits_between_the_limits_is_rendered() -> None:
 def test_messages_of_another_shape_are_refused(messages: Any, words: str) -> None:
     """Refused as by `parse_messages`: the error reports the index and the field."""
     with pytest.raises(InvalidParams, match=words):
-        ChatTemplate(demo()).render(messages)
+        ChatFormat(demo()).render(messages)
 
 
 def test_a_conversation_has_an_end() -> None:
     """Messages of more than 32 MiB are refused before the template runs."""
     with pytest.raises(TextTooLong, match="and may have 33554432"):
-        ChatTemplate(demo()).render([{"role": "user", "content": "x" * (33 << 20)}])
+        ChatFormat(demo()).render([{"role": "user", "content": "x" * (33 << 20)}])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_conversation_has_an_end() -> None:
 def test_variables_that_are_no_json_are_refused(kwargs: Any, words: str) -> None:
     """Names, sizes and numbers of variables are checked before the template runs."""
     with pytest.raises(InvalidParams, match=words):
-        ChatTemplate(demo()).render(TALK, kwargs=kwargs)
+        ChatFormat(demo()).render(TALK, kwargs=kwargs)
 
 
 def test_deeply_nested_variables_are_refused() -> None:
@@ -158,7 +158,7 @@ def test_deeply_nested_variables_are_refused() -> None:
     for _ in range(100_000):
         nested = [nested]
     with pytest.raises(InvalidParams, match="kwargs is nested more than 64 deep"):
-        ChatTemplate(demo()).render(TALK, kwargs={"x": nested})
+        ChatFormat(demo()).render(TALK, kwargs={"x": nested})
     del nested
 
 
@@ -166,4 +166,4 @@ def test_switches_are_booleans() -> None:
     """A switch is a boolean: 1 is refused."""
     for name in ("add_generation_prompt", "continue_final_message"):
         with pytest.raises(InvalidType, match=f"{name} must be True or False"):
-            ChatTemplate(demo()).render(TALK, **{name: 1})
+            ChatFormat(demo()).render(TALK, **{name: 1})

@@ -307,6 +307,6 @@ def test_a_template_that_cannot_be_read_is_an_error_of_chat_requests(tmp_path: P
         errors = []
         for _ in range(2):
             with pytest.raises(Unsupported) as caught:
-                server.call(server.service.chat_template)
+                server.call(server.service.chat_format)
             errors.append(caught.value)
         assert errors[0] is not errors[1]

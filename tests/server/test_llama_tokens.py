@@ -136,7 +136,7 @@ def test_messages_become_the_text_of_a_prompt(client: httpx.Client, server: Runn
     response = template(client, system, USER)
     assert response.status_code == 200, response.text
     prompt = response.json()["prompt"]
-    assert prompt == server.call(server.service.chat_template).render([system, USER]).text
+    assert prompt == server.call(server.service.chat_format).render([system, USER]).text
     assert "What is today?" in prompt
     without = template(client, system, USER, add_generation_prompt=False).json()["prompt"]
     assert prompt.startswith(without)

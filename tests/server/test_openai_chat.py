@@ -48,7 +48,7 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.Ch
 def test_a_conversation_is_rendered_by_its_template(world: OpenAIServer, client: openai.OpenAI) -> None:
     """By what the engine generates after the prompt that the model's own template makes."""
     completion = chat(client, extra_body={"return_token_ids": True})
-    chat_template = world.service.chat_template()
+    chat_template = world.service.chat_format()
     ids = chat_template.encode(chat_template.render(MESSAGES))
     (choice,) = completion.choices
     assert choice.model_extra is not None
@@ -65,7 +65,7 @@ def test_an_assistant_message_that_has_begun_is_continued_on_request(
 ) -> None:
     """As OpenAI has it, an assistant's message is whole by itself."""
     begun = [*MESSAGES, {"role": "assistant", "content": "Once"}]
-    chat_template = world.service.chat_template()
+    chat_template = world.service.chat_format()
     for asked, expected in (
         ({"continue_final_message": True}, {"continue_final_message": True}),
         ({}, {}),

@@ -1,11 +1,29 @@
-"""From a conversation to a prompt: messages, turns and the model's chat template, for the library and the server alike.
+"""From a conversation to a prompt, and back to a message: for the library and the server alike.
 
 conversation: what it may consist of (`parse_messages`), and whether the prompt continues its last message (`next_turn`).
-template: the model's chat template (`ChatTemplate`). Parsers of tool calls and reasoning in generated text belong here as
-well. Rendering takes time: keep it off the engine's thread and off an event loop.
+tools: functions that the model may call (`parse_tools`). chat_format: the model's chat template, with what it says about
+thinking and tool calls (`ChatFormat`). message_parser: generated text, read apart into content, thinking and calls
+(`MessageParser`). Rendering and parsing take time: keep them off the engine's thread and off an event loop.
 """
 
+from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt, template_kwargs
 from paceline.chat.conversation import Turn, next_turn, parse_messages
-from paceline.chat.template import ChatTemplate, RenderedPrompt, template_kwargs
+from paceline.chat.message_parser import MessageParser, ParsedMessage, ToolCall
+from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 
-__all__ = ["ChatTemplate", "RenderedPrompt", "Turn", "next_turn", "parse_messages", "template_kwargs"]
+__all__ = [
+    "ChatFormat",
+    "ChatOptions",
+    "GrammarTrigger",
+    "MessageParser",
+    "ParsedMessage",
+    "RenderedPrompt",
+    "Tool",
+    "ToolCall",
+    "Turn",
+    "next_turn",
+    "parse_messages",
+    "parse_tool_choice",
+    "parse_tools",
+    "template_kwargs",
+]

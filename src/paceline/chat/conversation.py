@@ -5,19 +5,23 @@ Pure; any thread. Knows no template and no model.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline import validation
+from paceline.chat.json_values import check_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 MAX_MESSAGES = 16_384
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-FIELDS = ("role", "content", "name", "refusal")
+FIELDS = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 # Fields of OpenAI's API or llama-server that are accepted only while they are empty.
-UNSUPPORTED_FIELDS = ("tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio", "annotations")
+UNSUPPORTED_FIELDS = ("function_call", "audio", "annotations")
+MAX_TOOL_CALLS = 1024
+MAX_ARGUMENTS_DEPTH = 64
 PART_TYPES = ("text", "refusal")
 UNSUPPORTED_PARTS = ("image_url", "input_audio", "input_video", "file", "image", "audio", "video", "media_marker")
 
@@ -25,17 +29,21 @@ _PLAIN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def parse_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
-    """Check a conversation and return its messages as plain mappings of `role`, `content` and, if given, `name`.
+    """Check a conversation and return its messages as plain mappings.
+
+    Each has `role` and `content`, and, if given, `name`, `reasoning_content`, `tool_calls` and `tool_call_id`.
 
     Args:
         messages: A list of messages. A role is one of `ROLES`, or another plain word for models that know more. A content
             is a text or a list of text parts {"type": "text", "text": ...}; an assistant's may be null, and is then its
-            `refusal` or empty.
+            `refusal` or empty. An assistant's message may have `tool_calls`, whose arguments are JSON as text or an object,
+            and `reasoning_content` (or `reasoning`). The role "function" is that of "tool".
         name: What error messages call the list.
 
     Raises:
-        InvalidParams: A message is malformed; the message names the place, such as messages[2].content[0].text.
-        Unsupported: A message has what is known but not supported: images, audio, files, tools, reasoning.
+        InvalidParams: A message is malformed, or a result is of a tool call that no earlier message has; the message names
+            the place, such as messages[2].content[0].text.
+        Unsupported: A message has what is known but not supported: images, audio, files.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidType(f"{name} must be a list of messages, not {type(messages).__name__}")
@@ -43,7 +51,9 @@ def parse_messages(messages: object, name: str = "messages") -> list[dict[str, A
         raise InvalidParams(f"{name} must have at least one message")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParams(f"{name} must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
-    return [_parse_message(f"{name}[{index}]", message) for index, message in enumerate(messages)]
+    parsed = [_parse_message(f"{name}[{index}]", message) for index, message in enumerate(messages)]
+    _check_results(name, parsed)
+    return parsed
 
 
 def _parse_message(place: str, message: object) -> dict[str, Any]:
@@ -54,6 +64,13 @@ def _parse_message(place: str, message: object) -> dict[str, Any]:
     parsed: dict[str, Any] = {"role": role, "content": _parse_content(place, role, message)}
     if message.get("name") is not None:
         parsed["name"] = validation.text(f"{place}.name", message["name"])
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        parsed["reasoning_content"] = validation.text(f"{place}.reasoning_content", reasoning)
+    if message.get("tool_calls"):
+        parsed["tool_calls"] = _parse_calls(f"{place}.tool_calls", role, message["tool_calls"])
+    if message.get("tool_call_id"):
+        parsed["tool_call_id"] = validation.text(f"{place}.tool_call_id", message["tool_call_id"])
     return parsed
 
 
@@ -65,22 +82,20 @@ def _parse_role(place: str, message: Mapping[Any, Any]) -> str:
         raise InvalidParams(
             f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}"
         )
-    if role in ("tool", "function"):
-        _refuse_unsupported(f"{place}.role", "results of tools")
-    return role
+    return "tool" if role == "function" else role
 
 
 def _check_fields(place: str, message: Mapping[Any, Any]) -> None:
     for key, value in message.items():
         if key in UNSUPPORTED_FIELDS and value not in (None, "", [], {}):
-            _refuse_unsupported(f"{place}.{key}", "tools, reasoning and audio")
+            _refuse_unsupported(f"{place}.{key}", "audio, annotations and the older function_call")
         if key not in FIELDS and key not in UNSUPPORTED_FIELDS:
             shown = str(key)[:80]
             raise InvalidParams(f"{place}.{shown} is not known; a message has {', '.join(FIELDS)}")
 
 
 def _parse_content(place: str, role: str, message: Mapping[Any, Any]) -> str | list[dict[str, str]]:
-    if "content" not in message and message.get("refusal") is None:
+    if "content" not in message and message.get("refusal") is None and not message.get("tool_calls"):
         raise InvalidParams(f"{place}.content is missing; it is a text or a list of text parts")
     content = message.get("content")
     if content is None and role == "assistant":
@@ -112,13 +127,60 @@ def _parse_part(place: str, part: object) -> dict[str, str]:
     return {"type": "text", "text": validation.text(f"{place}.{kind}", part[kind])}
 
 
+def _parse_calls(place: str, role: str, calls: object) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r}")
+    if not isinstance(calls, list):
+        raise InvalidType(f"{place} must be a list of tool calls, not {type(calls).__name__}")
+    if len(calls) > MAX_TOOL_CALLS:
+        raise InvalidParams(f"{place} must be at most {MAX_TOOL_CALLS} calls, not {len(calls)}")
+    return [_parse_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _parse_call(place: str, call: object) -> dict[str, Any]:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise InvalidType(f"{place} must be an object with id, type and function")
+    if call.get("type", "function") != "function":
+        _refuse_unsupported(f"{place}.type", f"calls of the type {str(call['type'])[:80]!r}")
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        check_json(f"{place}.function.arguments", arguments, MAX_ARGUMENTS_DEPTH)
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    parsed: dict[str, Any] = {
+        "type": "function",
+        "function": {
+            "name": validation.text(f"{place}.function.name", function.get("name")),
+            "arguments": "{}" if arguments is None else validation.text(f"{place}.function.arguments", arguments),
+        },
+    }
+    if call.get("id"):
+        parsed["id"] = validation.text(f"{place}.id", call["id"])
+    return parsed
+
+
+def _check_results(name: str, messages: list[dict[str, Any]]) -> None:
+    """Raise `InvalidParams` where a result of a tool comes before any call, or names a call that there is not."""
+    called: set[str] = set()
+    has_call = False
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            has_call = True
+            called.add(call.get("id", ""))
+        if message["role"] == "tool":
+            wanted = message.get("tool_call_id")
+            if not has_call or (wanted is not None and wanted not in called):
+                what = f"for the call {wanted[:80]!r}" if wanted else "of a tool"
+                raise InvalidParams(f"{name}[{index}] is a result {what}, and no earlier message has that call")
+
+
 def _refuse_unsupported(place: str, what: str) -> NoReturn:
     raise Unsupported(f"{place}: {what} are not supported yet; leave them out")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Parsed messages and how the prompt ends; the fields mean what `ChatTemplate.render`'s parameters do."""
+    """Parsed messages and how the prompt ends; the fields mean what `ChatFormat.render`'s parameters do."""
 
     messages: Sequence[dict[str, Any]]
     add_generation_prompt: bool = True
@@ -142,7 +204,7 @@ def next_turn(
 
     Raises:
         InvalidParams: A message is malformed, or options contradict each other.
-        Unsupported: A message has tools, reasoning, images or audio.
+        Unsupported: A message has images or audio.
     """
     parsed = parse_messages(messages)
     if continues:

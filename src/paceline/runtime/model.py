@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from paceline import _native, validation
 from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, ModelLoadError
+from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import file_fingerprint
 from paceline.runtime.native_core import Closeable
@@ -265,9 +266,9 @@ class Model(Closeable):
         """Return the chat template of the file (Jinja), or the one of that name; None where there is none."""
         return self.native.chat_template(None if name is None else validation.text("name", name))
 
-    def compile_chat_template(self, source: str) -> _native.ChatTemplate:
-        """Compile the Jinja source of a chat template for this vocabulary; see `paceline.chat.ChatTemplate`."""
-        return _native.ChatTemplate(self.native, source)
+    def compile_chat_template(self, source: str) -> CompiledTemplate:
+        """Compile the Jinja source of a chat template for this vocabulary; see `paceline.chat.ChatFormat`."""
+        return CompiledTemplate(self.native, source)
 
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
-from paceline.chat import ChatTemplate, RenderedPrompt, Turn, template_kwargs
+from paceline.chat import ChatFormat, ChatOptions, RenderedPrompt, Turn, template_kwargs
 from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
@@ -81,7 +81,7 @@ class Service:
         self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
-        self._chat: ChatTemplate | None = None
+        self._chat: ChatFormat | None = None
         self._why_no_chat = "the model has no chat template; give one, or send a prompt instead of messages"
 
     # ---- life
@@ -112,7 +112,7 @@ class Service:
         if given is None and not model.chat_templates:
             return
         try:
-            self._chat = ChatTemplate(model, given)
+            self._chat = ChatFormat(model, given)
         except PacelineError as error:  # without the model's own template only chat fails
             if given is not None:
                 raise
@@ -206,7 +206,7 @@ class Service:
             "special": self.settings.special,
         }
 
-    def chat_template(self) -> ChatTemplate:
+    def chat_format(self) -> ChatFormat:
         """Return the chat template of the settings, else the model's. Raises `Unsupported` where there is none."""
         self.engine()
         if self._chat is None:
@@ -220,7 +220,7 @@ class Service:
         `template_kwargs`; it wins over both.
         """
         kwargs = template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
-        return self.chat_template().render_turn(turn, kwargs)
+        return self.chat_format().render_turn(turn, ChatOptions(kwargs=kwargs))
 
     def _front_by_settings(self) -> AsyncLLM:
         defaults = {"isolation": "process", "progress": self._set_progress, "cancel": self._stop_loading}

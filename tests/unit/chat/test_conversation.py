@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paceline.chat.conversation import ROLES, parse_messages
 from paceline.errors import InvalidParams, InvalidType, Unsupported
+
+
+def call_of(name: object, arguments: object = "{}", call_id: object = "c1", kind: str = "function") -> dict[str, Any]:
+    """Return an assistant's message that calls a tool."""
+    call = {"id": call_id, "type": kind, "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def test_texts_and_text_parts_become_plain_mappings() -> None:
@@ -87,9 +95,9 @@ def test_a_wrong_message_is_refused_and_its_place_named(messages: object, words:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"role": "tool", "content": "5"}, r"messages\[0\]\.role: results of tools are not supported yet"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, r"messages\[0\]\.tool_calls: tools"),
-        ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, r"messages\[0\]\.reasoning_content: "),
+        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, r"messages\[0\]\.function_call: "),
+        (call_of("f", kind="custom"), r"messages\[0\]\.tool_calls\[0\]\.type: calls of the type 'custom'"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, r"messages\[0\]\.audio: "),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, r"content\[0\]\.type: parts"),
     ],
 )  # fmt: skip
@@ -97,6 +105,49 @@ def test_what_is_known_but_not_supported_is_refused(message: object, words: str)
     """Nothing of a message is dropped in silence."""
     with pytest.raises(Unsupported, match=words):
         parse_messages([message])
+
+
+def test_tool_calls_and_their_results_become_plain_mappings() -> None:
+    """Arguments are text, whether they came as text or as an object; reasoning has one name; function is tool."""
+    result = {"role": "tool", "tool_call_id": "c1", "content": "21"}
+    messages = [
+        {"role": "user", "content": "x"},
+        {**call_of("f", {"city": "Köln"}), "reasoning": "hm"},
+        result,
+        call_of("g", '{"a": 1}', call_id=None),
+        {"role": "function", "name": "g", "content": "22"},
+    ]
+    parsed = parse_messages(messages)
+    assert parsed[1] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}},
+        ],
+    }
+    assert parsed[2] == result
+    assert parsed[3]["tool_calls"] == [{"type": "function", "function": {"name": "g", "arguments": '{"a": 1}'}}]
+    assert parsed[4] == {"role": "tool", "name": "g", "content": "22"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{"role": "tool", "content": "5"}], r"messages\[0\] is a result of a tool, and no earlier message has that call"),
+        ([call_of("f"), {"role": "tool", "tool_call_id": "c2", "content": "5"}], r"messages\[1\] is a result for the call 'c2'"),
+        ([{**call_of("f"), "role": "user", "content": "x"}], r"messages\[0\]\.tool_calls is for messages of the role assistant"),
+        ([{**call_of("f"), "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls must be a list of tool calls, not dict"),
+        ([{**call_of("f"), "tool_calls": ["f"]}], r"messages\[0\]\.tool_calls\[0\] must be an object with id, type and function"),
+        ([call_of(5)], r"messages\[0\]\.tool_calls\[0\]\.function\.name must be a str"),
+        ([call_of("f", 5)], r"messages\[0\]\.tool_calls\[0\]\.function\.arguments must be a str"),
+        ([call_of("f", {"a": float("inf")})], r"function\.arguments\.a must be "),
+    ],
+)  # fmt: skip
+def test_a_wrong_tool_call_is_refused_and_its_place_named(messages: object, words: str) -> None:
+    """Every error names its place in the messages."""
+    with pytest.raises(InvalidParams, match=words):
+        parse_messages(messages)
 
 
 def test_the_error_names_the_field_it_was_asked_for() -> None:

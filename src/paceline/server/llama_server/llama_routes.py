@@ -72,7 +72,7 @@ def _props_routes(service: Service) -> APIRouter:
     async def props() -> Response:
         """Return the properties. `model_path` is the file's name alone."""
         engine = service.engine()
-        return json_response(_props(service, engine) | {"chat_template": _chat_template(service)})
+        return json_response(_props(service, engine) | _chat_facts(service))
 
     @router.post("/props", summary="Change properties")
     async def set_props() -> dict[str, Any]:
@@ -102,7 +102,6 @@ def _props(service: Service, engine: EngineClient) -> dict[str, Any]:
         "endpoint_metrics": settings.metrics,
         "ui": False,
         "ui_settings": {},
-        "chat_template_caps": {},
         "bos_token": _token_text(engine, tokenizer.bos),
         "eos_token": _token_text(engine, tokenizer.eos),
         "build_info": f"paceline-{__version__}",
@@ -115,11 +114,12 @@ def _token_text(engine: EngineClient, token: int | None) -> str:
     return "" if token is None else engine.tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def _chat_template(service: Service) -> str:
+def _chat_facts(service: Service) -> dict[str, Any]:
     try:
-        return service.chat_template().source
+        chat_format = service.chat_format()
     except PacelineError:  # there is none, or it does not parse
-        return ""
+        return {"chat_template": "", "chat_template_caps": {}}
+    return {"chat_template": chat_format.source, "chat_template_caps": dict(chat_format.capabilities)}
 
 
 def _token_routes(service: Service) -> APIRouter:

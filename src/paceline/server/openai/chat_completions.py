@@ -76,7 +76,7 @@ def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[st
         prefills=service.settings.prefill_assistant is True,
     )
     rendered = service.rendered(turn, body.chat_template_kwargs or {}, body.reasoning_effort)
-    return service.chat_template().encode(rendered), rendered.stops
+    return service.chat_format().encode(rendered), rendered.stops
 
 
 def add_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:

@@ -1,0 +1,348 @@
+"""A model's chat format: renders a conversation as a prompt, and knows how its messages, thinking and tool calls are spelt.
+
+Templates are Jinja, run by llama.cpp within limits (steps, text put together, depth, seconds of CPU), so that no
+conversation and no template hangs or ends the process. llama.cpp's chat layer infers from the template how tool calls and
+thinking look; it provides the grammar that constrains them and the parser that reads them.
+
+A format is constant once made. Any thread may use it, and several at once: each rendering has variables and a stack of
+its own. Keep it off the engine's thread and off an event loop, because rendering can take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from paceline import validation
+from paceline.chat import template_messages
+from paceline.chat.conversation import Turn, parse_messages
+from paceline.chat.json_values import check_json
+from paceline.chat.tools import parse_tool_choice, parse_tools
+from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
+from paceline.runtime import Model
+from paceline.runtime.chat_layer import ChatPrompt
+
+MAX_BYTES = 32 << 20  # of a conversation, as JSON
+MAX_KWARGS_BYTES = 1 << 20
+MAX_KWARGS_DEPTH = 64
+RESERVED = frozenset(("messages", "tools", "bos_token", "eos_token", "add_generation_prompt"))
+
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+
+_CHATML = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+NAMED = {"chatml": _CHATML}
+
+# Conditions of two templates by which they refuse conversations that llama.cpp's chat layer makes for them.
+_REFUSALS = (
+    (
+        "<|channel|>",
+        '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}',
+    ),
+    (
+        "[TOOL_CALLS]",
+        (
+            "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
+            "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What the next message of a conversation may have.
+
+    Attributes:
+        tools: Functions that the model may call, as `parse_tools` takes them.
+        tool_choice: "auto" (also None), "none", "required", or a tool, as `parse_tool_choice` takes it. A named tool is
+            offered alone, and required.
+        parallel_tool_calls: Whether one message may have several calls; None: if the template can.
+        reasoning_format: "none": thinking stays in the content; otherwise it is parsed apart from it.
+        json_schema: What the message's content has to conform to; None: anything.
+        kwargs: More variables for the template, of the types that JSON has. `enable_thinking` is a bool.
+    """
+
+    tools: object = None
+    tool_choice: object = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: str = "auto"
+    json_schema: Mapping[str, Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarTrigger:
+    """What switches a lazy grammar on.
+
+    Attributes:
+        kind: "word" (a text anywhere), "token" (a token's text), "pattern" (a regular expression that is searched for) or
+            "pattern_full" (one that the whole text matches).
+        value: The text or expression.
+    """
+
+    kind: Literal["token", "word", "pattern", "pattern_full"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A conversation as a prompt, and how to constrain and read what the model generates after it.
+
+    Attributes:
+        text: The prompt. The template's own bos and eos are left out where the vocabulary adds them.
+        stops: Texts that end a turn in this format, beside the end-of-generation tokens of the vocabulary.
+        inputs: Ranges (start, end) of `text` in characters that came from the messages, ascending. In these
+            `ChatFormat.encode` recognises no control token.
+        format: llama.cpp's name of the format, such as "peg-native".
+        grammar: GBNF of what the tools, or a JSON schema, allow; None: unconstrained.
+        is_grammar_lazy: Whether text is free until one of `triggers` has come.
+        triggers: What begins the grammar.
+        preserved_tokens: Control tokens that the parser reads, and that generated text therefore has to show.
+        supports_thinking: Whether the format has a place for thinking.
+        thinking_start: What begins thinking, such as "<think>"; empty if nothing does.
+        thinking_ends: What ends thinking; any of them.
+        generation_prompt: The end of `text` with which the message to parse begins.
+        parser: The parser of the format, serialised; see `message_parser`.
+    """
+
+    text: str
+    stops: tuple[str, ...] = ()
+    inputs: tuple[tuple[int, int], ...] = ()
+    format: str = "Content-only"
+    grammar: str | None = None
+    is_grammar_lazy: bool = False
+    triggers: tuple[GrammarTrigger, ...] = ()
+    preserved_tokens: tuple[str, ...] = ()
+    supports_thinking: bool = False
+    thinking_start: str = ""
+    thinking_ends: tuple[str, ...] = ()
+    generation_prompt: str = ""
+    parser: str = ""
+
+
+class ChatFormat:
+    """The chat format of one model: by its own template, or by one that replaces it."""
+
+    def __init__(self, model: Model, template: str | None = None) -> None:
+        """Compile the template, and its variant for tools if the model has one.
+
+        Args:
+            model: The model; one loaded with `vocab_only` will do.
+            template: In place of the model's default template: the name of another one that the model has, "chatml", or
+                Jinja source.
+
+        Raises:
+            Unsupported: The model has no template and none was given.
+            TemplateError: The source does not parse, or has no Jinja in it.
+        """
+        self._tokenizer = model.tokenizer
+        self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
+        for_tools = model.chat_template("tool_use") if template is None else None
+        self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
+
+    @property
+    def source(self) -> str:
+        """The template's Jinja source."""
+        return self._default.source
+
+    @property
+    def bos(self) -> str:
+        """The text of the beginning-of-text token (`bos_token` in templates); empty if there is none."""
+        return self._default.bos
+
+    @property
+    def eos(self) -> str:
+        """The text of the end-of-text token (`eos_token` in templates); empty if there is none."""
+        return self._default.eos
+
+    @property
+    def capabilities(self) -> Mapping[str, bool]:
+        """What the template renders, by llama.cpp's names, such as `supports_tool_calls`; of the variant for tools."""
+        return self._for_tools.capabilities
+
+    def render(
+        self,
+        messages: object,
+        *,
+        options: ChatOptions | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """Render a conversation as a prompt. The GIL is released meanwhile.
+
+        Args:
+            messages: The conversation, as `parse_messages` takes it.
+            options: Tools, thinking and structure of the next message.
+            add_generation_prompt: Whether the prompt ends where the assistant's next message begins.
+            continue_final_message: Whether the prompt ends within the last message, which the model continues;
+                add_generation_prompt is ignored then.
+            kwargs: In place of `options.kwargs`.
+
+        Raises:
+            InvalidParams: A message, a tool or a variable is malformed; the message names the place.
+            Unsupported: A message has images or audio, or a tool is no function.
+            TextTooLong: The conversation has more than 32 MiB.
+            TemplateError: The template refuses the conversation, fails, or exceeds its limits of steps, time or memory.
+        """
+        generate = validation.boolean("add_generation_prompt", add_generation_prompt)
+        continues = validation.boolean("continue_final_message", continue_final_message)
+        chosen = options or ChatOptions()
+        if kwargs is not None:
+            chosen = replace(chosen, kwargs=kwargs)
+        return self.render_turn(Turn(parse_messages(messages), generate, continues), chosen)
+
+    def render_turn(self, turn: Turn, options: ChatOptions | None = None) -> RenderedPrompt:
+        """Render a turn that `next_turn` returned; otherwise as `render`."""
+        chosen = options or ChatOptions()
+        choice, offered = parse_tool_choice(chosen.tool_choice, parse_tools(chosen.tools))
+        template = self._for_tools if offered else self._default
+        variables = _checked_kwargs(chosen.kwargs)
+        request: dict[str, Any] = {
+            "messages": template_messages.for_template(turn.messages, template.capabilities, template.source),
+            "tool_choice": choice,
+            "parallel_tool_calls": _parallel(chosen.parallel_tool_calls, template.capabilities),
+            "reasoning_format": validation.choice("reasoning_format", chosen.reasoning_format, REASONING_FORMATS),
+            "enable_thinking": validation.boolean("kwargs['enable_thinking']", variables.get("enable_thinking", True)),
+            "add_generation_prompt": turn.add_generation_prompt,
+            "continuation": _continuation(turn),
+            "variables": variables,
+        }
+        if offered:
+            request["tools"] = [tool.as_json() for tool in offered]
+        if chosen.json_schema is not None:
+            request["json_schema"] = dict(chosen.json_schema)
+        return _rendered(template.apply(_encoded(request)))
+
+    def encode(self, prompt: RenderedPrompt) -> list[int]:
+        """Encode a prompt as token ids.
+
+        Text of the messages stays text, also where it spells a control token.
+
+        Raises:
+            TextTooLong: The prompt is longer than the tokenizer can take in one piece.
+        """
+        return self._tokenizer.encode_prompt(prompt.text, prompt.inputs)
+
+    def __repr__(self) -> str:
+        return f"<ChatFormat, {len(self.source)} characters>"
+
+
+def template_kwargs(variables: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
+    """Add a request's `reasoning_effort` to the variables of a template, as llama-server does.
+
+    "none" sets `enable_thinking` to False; "default" drops the effort from the variables, so that the template decides;
+    any other text is passed on. None and "" change nothing.
+    """
+    if not reasoning_effort:
+        return dict(variables)
+    others = {name: value for name, value in variables.items() if name != "reasoning_effort"}
+    if reasoning_effort == "none":
+        return others | {"enable_thinking": False}
+    return others if reasoning_effort == "default" else others | {"reasoning_effort": reasoning_effort}
+
+
+def _source(model: Model, template: str | None) -> str:
+    if template is None:
+        own = model.chat_template() or model.chat_template("tool_use")
+        if not own:
+            raise Unsupported(
+                'this model has no chat template; give one as chat_template= (Jinja source, or "chatml" if it was trained so)'
+            )
+        return own
+    name = validation.text("template", template)
+    source = model.chat_templates.get(name) or NAMED.get(name, name)
+    if "{{" not in source and "{%" not in source:
+        names = ", ".join(map(repr, [*model.chat_templates, *NAMED]))
+        raise TemplateError(f"template has no Jinja in it: {source[:80]!r}; give the source of a template, or {names}")
+    return source
+
+
+def _without_refusals(source: str) -> str:
+    for mark, condition in _REFUSALS:
+        if mark in source:
+            source = source.replace(condition, "{%- if false %}")
+    return source
+
+
+def _parallel(wanted: bool | None, capabilities: Mapping[str, bool]) -> bool:
+    if wanted is None:
+        return capabilities["supports_parallel_tool_calls"]
+    return validation.boolean("parallel_tool_calls", wanted)
+
+
+def _continuation(turn: Turn) -> str:
+    """Return which field of the last message the model continues; empty if it begins a new message."""
+    if not turn.continue_final_message:
+        return ""
+    last = turn.messages[-1]
+    content = last["content"]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        if text.strip():
+            return "content"
+        if last.get("reasoning_content"):
+            return "reasoning_content"
+    raise InvalidParams(
+        "continue_final_message needs a last message of the role assistant that has some text and no tool calls"
+    )
+
+
+def _encoded(request: Mapping[str, Any]) -> bytes:
+    encoded = json.dumps(request, ensure_ascii=False).encode()
+    if len(encoded) > MAX_BYTES:
+        raise TextTooLong(f"messages have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
+    return encoded
+
+
+def _checked_kwargs(kwargs: object) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping):
+        raise InvalidType(f"kwargs must be a mapping, not {type(kwargs).__name__}")
+    taken = RESERVED.intersection(kwargs)
+    if taken:
+        raise InvalidParams(f"kwargs cannot set {min(taken)!r}, which the conversation itself decides")
+    check_json("kwargs", kwargs, MAX_KWARGS_DEPTH)
+    size = len(json.dumps(kwargs, ensure_ascii=False).encode())
+    if size > MAX_KWARGS_BYTES:
+        raise InvalidParams(f"kwargs has {size} bytes as JSON, and may have {MAX_KWARGS_BYTES}")
+    return dict(kwargs)
+
+
+def _rendered(prompt: ChatPrompt) -> RenderedPrompt:
+    parts = prompt.parts
+    return RenderedPrompt(
+        text="".join(text for text, _ in parts),
+        stops=tuple(prompt.stops),
+        inputs=_input_ranges(parts),
+        format=prompt.format,
+        grammar=prompt.grammar or None,
+        is_grammar_lazy=prompt.is_grammar_lazy,
+        triggers=tuple(GrammarTrigger(kind, value) for kind, value in prompt.triggers),  # type: ignore[arg-type]
+        preserved_tokens=tuple(prompt.preserved_tokens),
+        supports_thinking=prompt.supports_thinking,
+        thinking_start=prompt.thinking_start,
+        thinking_ends=tuple(prompt.thinking_ends),
+        generation_prompt=prompt.generation_prompt,
+        parser=prompt.parser,
+    )
+
+
+def _input_ranges(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, int], ...]:
+    inputs: list[tuple[int, int]] = []
+    start = 0
+    for text, is_input in parts:
+        if is_input and text:
+            inputs.append((start, start + len(text)))
+        start += len(text)
+    return tuple(inputs)

@@ -1,0 +1,90 @@
+"""Fits parsed messages to what a chat template can read: contents, roles and arguments of tool calls. Pure; any thread.
+
+The cases are those of llama.cpp's chat layer (`common_chat_templates_apply`), so that a conversation becomes the same prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import InvalidParams, TemplateError
+
+# Templates that keep white space around a content, which drives their models into loops of reasoning.
+_TRIMMED = "You have access to the following functions in JSONSchema format"
+
+
+def for_template(
+    messages: Sequence[Mapping[str, Any]], capabilities: Mapping[str, bool], source: str
+) -> list[dict[str, Any]]:
+    """Return the messages as the template expects them.
+
+    Args:
+        messages: As `parse_messages` returns them.
+        capabilities: Of the template, by llama.cpp's names.
+        source: The template's Jinja source.
+
+    Raises:
+        InvalidParams: The template needs arguments of tool calls as JSON, and some are not.
+        TemplateError: The template has no system messages, and there is only one.
+    """
+    fitted = [dict(message) for message in messages]
+    for index, message in enumerate(fitted):
+        if _TRIMMED in source:
+            _trim(message)
+        message["content"] = _content(message["content"], capabilities)
+        if message["role"] == "developer" and "<|channel|>" not in source:
+            message["role"] = "system"
+        if "tool_calls" in message and capabilities["supports_object_arguments"]:
+            message["tool_calls"] = _with_objects(f"messages[{index}].tool_calls", message["tool_calls"])
+    if not capabilities["supports_system_role"] and fitted[0]["role"] == "system":
+        return _without_system(fitted)
+    return fitted
+
+
+def joined_text(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the text of a content; parts are joined by line breaks."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _content(content: Any, capabilities: Mapping[str, bool]) -> Any:
+    takes_text, takes_parts = capabilities["supports_string_content"], capabilities["supports_typed_content"]
+    if not takes_parts or (takes_text and isinstance(content, str)):
+        return joined_text(content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _trim(message: dict[str, Any]) -> None:
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content.strip()
+    else:
+        message["content"] = [{**part, "text": part["text"].strip()} for part in content]
+    if "reasoning_content" in message:
+        message["reasoning_content"] = message["reasoning_content"].strip()
+
+
+def _with_objects(place: str, calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    converted = []
+    for index, call in enumerate(calls):
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError as error:
+            where = f"{place}[{index}].function.arguments"
+            raise InvalidParams(f"{where} must be JSON, which this model's chat template needs: {error}") from None
+        converted.append({**call, "function": {**function, "arguments": arguments}})
+    return converted
+
+
+def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the text of the system message in front of the next message's."""
+    if len(messages) == 1:
+        raise TemplateError(
+            "the chat template has no system messages, and there is no other message to put the text into"
+        )
+    system, following = messages[0], messages[1]
+    text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
+    content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]
+    return [{**following, "content": content}, *messages[2:]]
