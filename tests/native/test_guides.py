@@ -21,6 +21,7 @@ PAGES = (
     "guide/testing.md",
     "guide/writing_a_strategy.md",
     "guide/writing_an_instrument.md",
+    "reference/chat.md",
     "index.md",
     "quickstart.md",
 )
