@@ -10,10 +10,12 @@ Standard library only. Knows nothing of models: limits are handed in.
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from functools import reduce
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -168,6 +170,17 @@ def _array_list(name: str, values: Any) -> list[Any]:
 def _plain_text(value: str) -> str:
     """Return a plain `str`, also for a subclass, which could not be sent to another process."""
     return str.__str__(value)
+
+
+def import_named(name: str) -> Any:
+    """Import the object that `module:attr` names; `attr` may have dots.
+
+    Raises `InvalidParams` for another form, and whatever the import raises.
+    """
+    module, _, attributes = name.partition(":")
+    if not module or not attributes:
+        raise InvalidParams(f"{name!r} must be of the form 'module:attr'")
+    return reduce(getattr, attributes.split("."), importlib.import_module(module))
 
 
 def _wanted(

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from paceline.chat.template import NAMED
 from tests.unit.server.flags.llama_flags import LLAMA_FLAGS
 from tests.unit.server.flags.world import EXAMPLES, FILES, FakeFiles
 
 from paceline import _native, demo_model_path
+from paceline.chat.chat_format import NAMED
 from paceline.engine.arguments import engine_arguments
 from paceline.errors import ModelLoadError
 from paceline.runtime import Model

@@ -45,7 +45,6 @@ from paceline.errors import InvalidParams
 if TYPE_CHECKING:
     from paceline.cli.demo_instruments import Pacer
     from paceline.cli.demo_streams import DemoStreams
-    from paceline.cli.terminal import Keys
     from paceline.runtime import Model
 
 _DEFAULTS = EngineConfig()
@@ -162,13 +161,11 @@ def _requests(path: Path | None, *, is_demo_model: bool) -> list[DemoRequest]:
     return requests_of(ours, "our requests")
 
 
-def _keys(job: DemoJob) -> Keys | nullcontext[None]:
-    from paceline.cli.terminal import Keys, can_read_keys
-
-    return Keys(sys.stdin.fileno()) if job.is_live and can_read_keys() else nullcontext()
+def _keys(job: DemoJob) -> terminal.Keys | nullcontext[None]:
+    return terminal.Keys(sys.stdin.fileno()) if job.is_live and terminal.can_read_keys() else nullcontext()
 
 
-def _run(job: DemoJob, keys: Keys | None, stop: StopSignal) -> bool:
+def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
     """Run the demo and return whether a request failed, or writing the trace."""
     from paceline.cli.demo_instruments import Pacer, SlotBoard, TraceFile
     from paceline.cli.demo_screen import LiveScreen

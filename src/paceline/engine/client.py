@@ -115,10 +115,11 @@ class EngineClient(Protocol):
     def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
         """Return a future of hashes of the cached prefixes after the current tick, for routing requests to where theirs are.
 
-        At most max_prefixes, those with the fewest branches before them first; they end where cached sequences branch or
-        end, without what a running sequence has generated lately. Compare with `prefix_hash` of a prompt's first
-        num_tokens token ids. While there is no worker nothing is cached. A digest confirms a guessed prompt, so it is for
-        trusted callers.
+        At most max_prefixes (up to 65,536), those with the fewest branches before them first; they end where cached
+        sequences branch or end, without prompts that are still being computed and what a running sequence has generated
+        lately. Compare with `prefix_hash` of a prompt's first num_tokens token ids; hashes say nothing of the model. While
+        there is no worker nothing is cached. Making a digest takes a part of a tick. It confirms a guessed prompt, so it is
+        for trusted callers.
 
         Raises as `ask_slots`, and `InvalidParams`.
         """

@@ -24,7 +24,7 @@ from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
-from paceline.kv_cache import PrefixDigest
+from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -107,7 +107,9 @@ class InProcessEngine(BaseEngine):
     def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
         """See `EngineClient`."""
         self._runner.check_process()
-        return self._ask(Digest(self._inbox.next_key(), validation.integer("max_prefixes", max_prefixes, 1)))
+        return self._ask(
+            Digest(self._inbox.next_key(), validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES))
+        )
 
     def _ask(self, question: Inspect | Digest) -> Future[Any]:
         return map_future(self._router.ask(question), itemgetter(0))

@@ -91,8 +91,14 @@ def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
     Args:
         token_ids: The first token ids of a prompt.
         options: The request's; adapters, tenant and cache_salt belong to the hash.
+
+    Raises:
+        InvalidParams: token_ids are not token ids.
     """
-    return hash_prefix(prefix_namespace(options), pack_tokens(token_ids))
+    if isinstance(token_ids, (str, bytes, bytearray)):
+        raise InvalidType(f"token_ids must be a sequence of token ids, not {type(token_ids).__name__}")
+    ids = [validation.integer(f"token_ids[{index}]", one, 0, 2**31 - 1) for index, one in enumerate(token_ids)]
+    return hash_prefix(prefix_namespace(options), pack_tokens(ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from paceline.kv_cache.device_cells import Copy, Load, Operation, Remove, Save, 
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
 from paceline.kv_cache.radix_tree import (
+    MAX_DIGEST_PREFIXES,
     TOKEN_BYTES,
     HashedPrefix,
     Namespace,
@@ -30,6 +31,7 @@ from paceline.kv_cache.radix_tree import (
 )
 
 __all__ = [
+    "MAX_DIGEST_PREFIXES",
     "TOKEN_BYTES",
     "CacheTelemetry",
     "ComputeCost",

@@ -244,7 +244,8 @@ class KVCache:
 
     def digest(self, max_prefixes: int) -> PrefixDigest:
         """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once."""
-        return self._tree.digest(max_prefixes, can_share_part=self._limits.can_share_part)
+        private = {one.namespace for one in self._running if not one.writes_cache}
+        return self._tree.digest(max_prefixes, can_share_part=self._limits.can_share_part, private=private)
 
     @property
     def num_cells(self) -> int:

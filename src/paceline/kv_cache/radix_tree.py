@@ -15,12 +15,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 Namespace = tuple[object, ...]
 TOKEN_BYTES = 4
+MAX_DIGEST_PREFIXES = 1 << 16
+_NODES_PER_PREFIX = 16
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
@@ -29,14 +31,14 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
 
 
 def hash_prefix(namespace: Namespace, tokens: bytes) -> str:
-    """Return the hash by which a digest names a prefix: BLAKE2b of its namespace and its packed tokens."""
+    """Return the hash by which a digest names a prefix: BLAKE2b of a version, its namespace and its packed tokens."""
     hasher = _namespace_hasher(namespace)
     hasher.update(tokens)
     return hasher.hexdigest()
 
 
 def _namespace_hasher(namespace: Namespace) -> hashlib.blake2b:
-    return hashlib.blake2b(repr(namespace).encode() + b"\0", digest_size=16)
+    return hashlib.blake2b(f"paceline 1 {namespace!r}\0".encode(), digest_size=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +166,21 @@ class RadixTree:
                 break
         return TreeMatch(tuple(nodes), at // TOKEN_BYTES, _most_recent_end(nodes[-1]) if nodes else 0)
 
-    def digest(self, max_prefixes: int, *, can_share_part: bool) -> PrefixDigest:
-        """Hash the cached prefixes up to each node's end, where sequences branch or end, breadth first."""
+    def digest(self, max_prefixes: int, *, can_share_part: bool, private: Container[Namespace] = ()) -> PrefixDigest:
+        """Hash the cached prefixes up to each node's end, where sequences branch or end, breadth first.
+
+        Leaves out private namespaces. Ends after 16 nodes a prefix, since where a memory is saved whole few nodes are cached.
+        """
         found: list[HashedPrefix] = []
-        pending = deque((root, _namespace_hasher(namespace)) for namespace, root in self._roots.items())
+        shared = (entry for entry in self._roots.items() if entry[0] not in private)
+        pending = deque((root, _namespace_hasher(namespace)) for namespace, root in shared)
+        num_left = _NODES_PER_PREFIX * max_prefixes
         while pending:
             parent, above = pending.popleft()
             for node in parent.children.values():
+                num_left -= 1
+                if num_left < 0:
+                    return PrefixDigest(tuple(found), is_complete=False)
                 is_cached = node.is_cached(can_share_part=can_share_part)
                 if can_share_part and not is_cached:  # nothing below it is, either
                     continue

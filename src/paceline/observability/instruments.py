@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pkgutil import resolve_name
 from typing import Any, Final
 
+from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
 
@@ -203,7 +203,7 @@ def _named(index: int, name: str) -> Instrument:
             f"instruments[{index}] must be an Instrument or the name of one as 'module:attr', not {name!r}"
         )
     try:
-        found: Any = resolve_name(name)
+        found: Any = validation.import_named(name)
         made: Instrument = found() if isinstance(found, type) else found
     except Exception as error:  # whatever an import or a constructor may raise
         raise InvalidParams(

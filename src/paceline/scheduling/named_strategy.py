@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
-from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -82,7 +81,7 @@ def _not_loaded(name: str, error: Exception) -> InvalidParams:
 
 
 def _found(name: str) -> Any:
-    load = partial(resolve_name, name) if ":" in name else _announced(name)
+    load = partial(validation.import_named, name) if ":" in name else _announced(name)
     try:
         return load()
     except Exception as error:  # whatever an import may raise

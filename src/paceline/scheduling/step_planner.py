@@ -128,9 +128,9 @@ def checked_allocations(
     """
     if not isinstance(allocations, (list, tuple)):
         raise StrategyError(f"must return a list or a tuple of TokenAllocation, not {allocations!r:.80}")
-    if not allocations:
-        raise StrategyError("planned nothing, though there is work")
     left = {sequence.key: sequence for sequence in sequences}
+    if not allocations:
+        raise StrategyError(f"planned nothing, and {len(left)} sequences have work")
     found, total = [], 0
     for allocation in allocations:
         if not isinstance(allocation, TokenAllocation):

@@ -12,7 +12,7 @@ from tests.running_engine import LONG_S
 from paceline.engine import EngineClient
 from paceline.engine.commands import Digest
 from paceline.engine.prompts import prefix_hash
-from paceline.errors import EngineStopped, InvalidParams
+from paceline.errors import EngineStopped, InvalidParams, InvalidType
 from paceline.kv_cache import PrefixDigest
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -91,6 +91,36 @@ def test_what_is_not_computed_yet_is_not_in_it() -> None:
     assert num_cached(digest(world), FIRST) == 90
 
 
+def test_prefixes_that_are_not_cached_for_others_are_not_in_it() -> None:
+    """A running request without cache_prompt takes no place in the digest."""
+    world = World(eos_every=10**9)
+    world.submit(FIRST, max_tokens=50, cache_prompt=False)
+    world.tick(5)
+    assert world.scheduler.running
+    assert digest(world, 1) == PrefixDigest()
+
+
+def test_a_walk_over_many_nodes_ends_early() -> None:
+    """Where few nodes are cached, the time of a tick is not spent on the others; what was left out is said."""
+    world = World(
+        limits={"can_share_part": False, "host_bytes": 0, "num_slots": 20, "num_cells": 10_000}, eos_every=10**9
+    )
+    for number in range(20):
+        world.submit([*HEAD, 1000 + number], max_tokens=50)
+    world.tick(5)
+    assert not digest(world, 1).is_complete
+    assert digest(world, 100).is_complete
+
+
+def test_what_is_no_token_id_has_no_hash() -> None:
+    """Text and bytes are refused, and so is a number that no vocabulary has."""
+    with pytest.raises(InvalidType, match="token_ids must be a sequence of token ids, not bytes"):
+        prefix_hash(b"1234", RequestOptions())  # type: ignore[arg-type]
+    for one in (-1, 2**31, 1.5):
+        with pytest.raises(InvalidParams, match=r"token_ids\[1\] must be "):
+            prefix_hash([1, one], RequestOptions())  # type: ignore[list-item]
+
+
 def test_a_memory_that_is_saved_whole_has_its_checkpoints() -> None:
     """Before the prompt's last token, and at the end."""
     world = World(limits={"can_share_part": False, "host_bytes": 2**30}, eos_every=10**9)
@@ -114,8 +144,10 @@ def test_engines_with_a_thread_and_with_a_worker_report_it(make: Any) -> None:
         assert engine.prefix_digest().result(LONG_S) == PrefixDigest()
         generate(engine, HEAD)
         assert num_cached(engine.prefix_digest().result(LONG_S), [*HEAD, 1]) == len(HEAD)
-        with pytest.raises(InvalidParams, match="max_prefixes"):
-            engine.prefix_digest(0)
+        for wrong in (0, 2**16 + 1, 10**30):
+            with pytest.raises(InvalidParams, match="max_prefixes"):
+                engine.prefix_digest(wrong)
+        assert engine.prefix_digest(2**16).result(LONG_S).is_complete
     finally:
         engine.close()
     with pytest.raises(EngineStopped):

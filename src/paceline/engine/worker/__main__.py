@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import logging
 import os
 import queue
@@ -22,9 +21,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NoReturn
 
+from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
@@ -211,7 +211,7 @@ class Worker:
             facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
             fingerprint = parts.fingerprint
         else:
-            backend, limits = _named(setup.backend)(setup.backend_options)
+            backend, limits = validation.import_named(setup.backend)(setup.backend_options)
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
             facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
         scheduler.reports_held_back = True
@@ -260,11 +260,6 @@ class _Progress:
         if fraction - self._reported >= _PROGRESS_STEP or (fraction >= 1.0 > self._reported):
             self._reported = fraction
             self._send(messages.Loading(fraction))
-
-
-def _named(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 def _model(paths: list[str]) -> Any:

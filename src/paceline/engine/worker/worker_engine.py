@@ -33,7 +33,7 @@ from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, InvalidParams
-from paceline.kv_cache import PrefixDigest
+from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -240,7 +240,9 @@ class WorkerEngine(BaseEngine):
     def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
         """See `EngineClient`."""
         self._supervisor.check_process()
-        asked = self._supervisor.questions.ask_digest(validation.integer("max_prefixes", max_prefixes, 1))
+        asked = self._supervisor.questions.ask_digest(
+            validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES)
+        )
         return map_future(asked, self._or_empty)
 
     def _or_empty(self, reply: PrefixDigest | None) -> PrefixDigest:
