@@ -6,6 +6,7 @@
 #include <ctime>
 #include <exception>
 #include <optional>
+#include <random>
 #include <stdexcept>
 
 #include "chat-auto-parser.h"
@@ -18,12 +19,14 @@
 #include "jinja/caps.h"
 #include "jinja/parser.h"
 #include "jinja/runtime.h"
-#include "log.h"
+#include "json_schema.hpp"
 #include "token_texts.hpp"
 
 namespace paceline {
 
 namespace {
+
+constexpr std::size_t max_analysed_bytes = 4u << 20; // of all renderings together
 
 std::string token_text(const Model & model, llama_token token) {
     const bool has_texts = llama_vocab_type(model.vocab()) != LLAMA_VOCAB_TYPE_NONE;
@@ -63,45 +66,47 @@ std::string text_of(const common_json & object, const char * key) {
     return object.contains(key) && object.at(key).is_string() ? object.at(key).get<std::string>() : "";
 }
 
-// The message that the model continues, as llama.cpp's parsers want it.
-common_chat_msg continued(const common_json & message) {
-    common_chat_msg result;
-    result.role              = text_of(message, "role");
-    result.reasoning_content = text_of(message, "reasoning_content");
-    const common_json & content = message.at("content");
-    if (content.is_string()) {
-        result.content = content.get<std::string>();
-    } else {
-        for (const common_json & part : content) {
-            result.content_parts.push_back({text_of(part, "type"), text_of(part, "text")});
-        }
+// Text of the continued message, which llama.cpp appends to the prompt, goes in as a text that nobody can guess.
+std::string placeholder() {
+    std::random_device random;
+    std::string        text = "paceline";
+    for (int i = 0; i < 24; ++i) {
+        text += static_cast<char>('a' + random() % 26);
     }
-    return result;
+    return text;
+}
+
+// The tools, with schemas that llama.cpp translates within limits.
+common_json admitted_tools(const common_json & tools, SchemaGuard & guard) {
+    common_json admitted = common_json::array();
+    for (const common_json & given : tools) {
+        common_json       tool  = given;
+        const std::string place = "tools[" + str(admitted.size()) + "].function.parameters";
+        tool["function"]["parameters"] = guard.admitted(given.at("function").at("parameters"), place, true);
+        admitted.push_back(tool);
+    }
+    return admitted;
 }
 
 autoparser::generation_params inputs_of(const common_json & request) {
+    SchemaGuard guard;
+
     autoparser::generation_params inputs;
     inputs.messages              = request.at("messages");
-    inputs.tools                 = request.contains("tools") ? request.at("tools") : common_json();
+    inputs.tools                 = request.contains("tools") ? admitted_tools(request.at("tools"), guard) : common_json();
     inputs.tool_choice           = tool_choice(text_of(request, "tool_choice"));
     inputs.parallel_tool_calls   = request.at("parallel_tool_calls").get<bool>();
     inputs.reasoning_format      = common_reasoning_format_from_name(text_of(request, "reasoning_format"));
     inputs.enable_thinking       = request.at("enable_thinking").get<bool>();
-    inputs.json_schema           = request.contains("json_schema") ? request.at("json_schema") : common_json();
+    inputs.json_schema =
+        request.contains("json_schema") ? guard.admitted(request.at("json_schema"), "json_schema", false) : common_json();
+    inputs.is_inference = false; // for one format llama.cpp would replace a token, also one that a user wrote
     inputs.add_generation_prompt = request.at("add_generation_prompt").get<bool>();
     inputs.extra_context         = common_json::object();
     inputs.extra_context["datetime"]    = date(inputs.now, "%b %d %Y");
     inputs.extra_context["date_string"] = date(inputs.now, "%d %b %Y");
     for (const auto & [name, content] : request.at("variables").items()) {
         inputs.extra_context[name] = content;
-    }
-    const std::string continuation = text_of(request, "continuation");
-    if (!continuation.empty()) {
-        inputs.add_generation_prompt  = false;
-        inputs.continue_final_message = continuation == "content" ? COMMON_CHAT_CONTINUATION_CONTENT
-                                                                  : COMMON_CHAT_CONTINUATION_REASONING;
-        inputs.continue_msg = continued(inputs.messages.at(inputs.messages.size() - 1));
-        inputs.messages.erase(inputs.messages.size() - 1);
     }
     return inputs;
 }
@@ -126,6 +131,70 @@ ChatPrompt to_prompt(const common_chat_params & params) {
     return prompt;
 }
 
+// Has the model continue the message that the request has, and returns what stands for its texts.
+std::vector<Placeholder> continue_message(autoparser::generation_params & inputs, const common_json & request) {
+    if (!request.contains("continued")) {
+        return {};
+    }
+    const common_json & continued = request.at("continued");
+    const std::string   content = text_of(continued, "content"), reasoning = text_of(continued, "reasoning_content");
+    inputs.add_generation_prompt  = false;
+    inputs.continue_final_message = content.empty() ? COMMON_CHAT_CONTINUATION_REASONING : COMMON_CHAT_CONTINUATION_CONTENT;
+    inputs.continue_msg.role      = "assistant";
+    std::vector<Placeholder> placeholders;
+    const auto               put = [&](std::string & field, const std::string & text) {
+        if (!text.empty()) {
+            placeholders.push_back({placeholder(), text});
+            field = placeholders.back().text;
+        }
+    };
+    put(inputs.continue_msg.reasoning_content, reasoning);
+    put(inputs.continue_msg.content, content);
+    return placeholders;
+}
+
+void replace_all(std::string & text, const std::vector<Placeholder> & placeholders) {
+    for (const Placeholder & placeholder : placeholders) {
+        const std::size_t found = text.find(placeholder.text);
+        if (found != text.npos) {
+            text.replace(found, placeholder.text.size(), placeholder.input);
+        }
+    }
+}
+
+// A conversation that the model was trained on ends with this token of gpt-oss; one that goes on has the other.
+void end_last_message(std::vector<PromptPart> & parts) {
+    static const std::string trained = "<|return|>", usual = "<|end|>";
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+        const std::size_t found = part->is_input ? part->text.npos : part->text.rfind(trained);
+        if (found != part->text.npos) {
+            part->text.replace(found, trained.size(), usual);
+            return;
+        }
+    }
+}
+
+// The prompt of a continued message where a template ends a conversation with something else than what it writes before the
+// next message; llama.cpp would append the one to the other.
+std::optional<std::string> begun_message(const common_chat_template & chat_template, autoparser::generation_params inputs) {
+    inputs.continue_final_message = COMMON_CHAT_CONTINUATION_NONE;
+    const std::string ended       = common_chat_template_direct_apply(chat_template, inputs);
+    inputs.add_generation_prompt  = true;
+    const std::string begun       = common_chat_template_direct_apply(chat_template, inputs);
+    if (begun.compare(0, ended.size(), ended) == 0) {
+        return std::nullopt;
+    }
+    return begun + inputs.continue_msg.render_content();
+}
+
+std::vector<std::string> variables_of(const common_json & request) {
+    std::vector<std::string> names;
+    for (const auto & [name, content] : request.at("variables").items()) {
+        names.push_back(name);
+    }
+    return names;
+}
+
 std::string trimmed(const std::string & text) {
     static const char * const spaces = " \t\n\r\f\v";
     const std::size_t         start  = text.find_first_not_of(spaces);
@@ -138,11 +207,13 @@ ChatFormat::ChatFormat(std::shared_ptr<Model> model, const std::string & source)
     : model_(std::move(model)), source_(checked_template_source(source)), bos_(token_text(*model_, llama_vocab_bos(model_->vocab()))),
       eos_(token_text(*model_, llama_vocab_eos(model_->vocab()))) {
     harden_builtins();
-    common_log_set_verbosity_thold(-1); // what goes wrong is thrown; the rest quotes conversations
-    run_within_budget(0, [this] {
-        parse();
-        analyze();
-    });
+    run_within_budget(0, [this] { parse(); });
+    try {
+        run_within_budget(0, [this] { analyze(); });
+    } catch (const Error & error) { // conversations without tools can be rendered all the same
+        analysis_failure_ = error.what();
+        analysis_.reset(); // llama.cpp goes on after renderings that fail
+    }
 }
 
 ChatFormat::~ChatFormat() = default;
@@ -169,16 +240,11 @@ void ChatFormat::parse() {
 }
 
 void ChatFormat::analyze() {
+    // llama.cpp compares some fifty renderings, in time that grows faster than they do.
+    TemplateBudget::current().limit_output(max_analysed_bytes);
     auto analysis = std::make_unique<autoparser::autoparser>();
-    try {
-        analysis->analyze_template(*template_);
-        analysis_ = std::move(analysis);
-    } catch (const std::exception & error) {
-        if (!TemplateBudget::current().exhausted().empty()) {
-            throw;
-        }
-        analysis_failure_ = error.what();
-    }
+    analysis->analyze_template(*template_);
+    analysis_ = std::move(analysis);
 }
 
 std::map<std::string, bool> ChatFormat::capabilities() const { return template_->caps.to_map(); }
@@ -189,16 +255,39 @@ ChatPrompt ChatFormat::apply(const std::string & request) const {
     return prompt;
 }
 
-ChatPrompt ChatFormat::applied(const std::string & request) const {
-    autoparser::generation_params inputs = inputs_of(common_json::parse(request));
-    const llama_vocab *           vocab  = model_->vocab();
-    inputs.add_bos                       = llama_vocab_get_add_bos(vocab);
-    inputs.add_eos                       = llama_vocab_get_add_eos(vocab);
+ChatPrompt ChatFormat::applied(const std::string & text) const {
+    const common_json             request = common_json::parse(text);
+    autoparser::generation_params inputs  = inputs_of(request);
+    const std::vector<Placeholder> placeholders = continue_message(inputs, request);
+    const llama_vocab *            vocab        = model_->vocab();
+    inputs.add_bos                              = llama_vocab_get_add_bos(vocab);
+    inputs.add_eos                              = llama_vocab_get_add_eos(vocab);
 
-    RenderingRecord                   record;
+    RenderingRecord          record(variables_of(request));
+    const common_chat_params params = inferred(inputs);
+    auto parts = record.parts_of(params.prompt, inputs.add_bos ? bos_ : "", inputs.add_eos ? eos_ : "", placeholders);
+    if (!parts) {
+        fail("TemplateError", "the prompt of this chat format is not what its template renders");
+    }
+    ChatPrompt prompt = to_prompt(params);
+    prompt.parts      = std::move(*parts);
+    replace_all(prompt.generation_prompt, placeholders);
+    if (!request.at("add_generation_prompt").get<bool>() && source_.find("<|channel|>") != source_.npos) {
+        end_last_message(prompt.parts);
+    }
+    return prompt;
+}
+
+common_chat_params ChatFormat::inferred(autoparser::generation_params & inputs) const {
     std::optional<common_chat_params> params = common_chat_try_specialized_template(*template_, template_->src, inputs);
-    if (!params && analysis_) {
+    if (params) {
+        return *params;
+    }
+    if (analysis_) {
         params = autoparser::peg_generator::generate_parser(*template_, inputs, *analysis_);
+        if (inputs.has_continuation()) {
+            params->prompt = begun_message(*template_, inputs).value_or(params->prompt);
+        }
         params->supports_thinking = analysis_->reasoning.mode != autoparser::reasoning_mode::NONE;
         if (params->supports_thinking) {
             params->thinking_start_tag = trimmed(analysis_->reasoning.start);
@@ -207,24 +296,17 @@ ChatPrompt ChatFormat::applied(const std::string & request) const {
                 params->thinking_end_tags = {end};
             }
         }
+        return *params;
     }
-    if (!params) {
-        if (!inputs.tools.is_null() || !inputs.json_schema.is_null()) {
-            fail("TemplateError", "the chat template's format cannot be inferred, so tools cannot be used with it: " + analysis_failure_);
-        }
-        params.emplace();
-        params->prompt = common_chat_template_direct_apply(*template_, inputs);
-        if (inputs.has_continuation()) {
-            params->prompt += common_chat_template_generation_prompt(*template_, inputs) + inputs.continue_msg.render_content();
-        }
+    if (!inputs.tools.is_null() || !inputs.json_schema.is_null()) {
+        fail("TemplateError", "the chat template's format cannot be inferred, so it has no tools and no schemas: " + analysis_failure_);
     }
-    ChatPrompt prompt = to_prompt(*params);
-    std::vector<std::string> appended;
+    params.emplace();
+    params->prompt = common_chat_template_direct_apply(*template_, inputs);
     if (inputs.has_continuation()) {
-        appended = {inputs.continue_msg.reasoning_content, inputs.continue_msg.render_content()};
+        params->prompt += common_chat_template_generation_prompt(*template_, inputs) + inputs.continue_msg.render_content();
     }
-    prompt.parts = record.parts_of(params->prompt, inputs.add_bos ? bos_ : "", appended);
-    return prompt;
+    return *params;
 }
 
 } // namespace paceline

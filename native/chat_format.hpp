@@ -11,10 +11,12 @@
 #include "hardening/template_origins.hpp"
 #include "model.hpp"
 
+struct common_chat_params;
 struct common_chat_template;
 
 namespace autoparser {
 struct autoparser;
+struct generation_params;
 } // namespace autoparser
 
 namespace paceline {
@@ -56,13 +58,15 @@ public:
 
     // `request`: a JSON object, made by paceline.chat.ChatFormat: messages, tools (may be missing), tool_choice,
     // parallel_tool_calls, reasoning_format, enable_thinking, json_schema (may be missing), add_generation_prompt,
-    // continuation ("", "content" or "reasoning_content": of the last message) and variables.
+    // continued (may be missing; content and reasoning_content of the message that the model continues) and variables.
     ChatPrompt apply(const std::string & request) const;
 
 private:
     void       parse();
     void       analyze();
     ChatPrompt applied(const std::string & request) const;
+
+    common_chat_params inferred(autoparser::generation_params & inputs) const;
 
     std::shared_ptr<Model>                  model_;
     std::string                             source_;

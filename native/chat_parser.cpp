@@ -10,8 +10,22 @@ namespace paceline {
 
 namespace {
 
-// The parser descends once for every bracket of a tool call's arguments. Address space only.
-constexpr std::size_t stack_bytes = std::size_t{1} << 30;
+// The parser descends once for every bracket of a tool call's arguments, which takes some 2,500 bytes of stack.
+constexpr std::size_t max_depth   = 5'000;
+constexpr std::size_t stack_bytes = std::size_t{64} << 20;
+
+void check_depth(const std::string & text) {
+    std::size_t depth = 0;
+    for (const char byte : text) {
+        if (byte == '[' || byte == '{') {
+            if (++depth > max_depth) {
+                fail("ChatParseError", "the generated text nests brackets more than " + str(max_depth) + " deep");
+            }
+        } else if ((byte == ']' || byte == '}') && depth > 0) {
+            --depth;
+        }
+    }
+}
 
 common_chat_format format_named(const std::string & name) {
     for (int format = 0; format < COMMON_CHAT_FORMAT_COUNT; ++format) {
@@ -28,14 +42,19 @@ ChatParser::ChatParser(const std::string & parser, const std::string & format, c
     : params_(std::make_unique<common_chat_parser_params>()) {
     params_->format            = format_named(format);
     params_->generation_prompt = generation_prompt;
-    if (!parser.empty()) {
-        params_->parser.load(parser);
+    try {
+        if (!parser.empty()) {
+            params_->parser.load(parser);
+        }
+    } catch (const std::exception & error) {
+        fail("InvalidParams", std::string("parser must be one that ChatFormat returned: ") + error.what());
     }
 }
 
 ChatParser::~ChatParser() = default;
 
 ParsedMessage ChatParser::parse(const std::string & text, bool is_partial) const {
+    check_depth(text);
     ParsedMessage parsed;
     run_on_stack(stack_bytes, [&] {
         common_chat_msg message;

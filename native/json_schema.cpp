@@ -1,6 +1,8 @@
 #include "json_schema.hpp"
 
+#include <algorithm>
 #include <exception>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -45,9 +47,11 @@ bool is_supported(const Node & pattern) {
 // Every node of a schema once, references included.
 class Walk {
 public:
-    void check(const Node & root);
+    void   check(const Node & root);
+    size_t num_properties() const { return properties_; }
 
 private:
+    size_t paths(const Node & node);
     void visit(const Node & node);
     void visit_object(const common_chat_schema_object & object);
     void visit_all_of(const common_chat_schema_all_of & all);
@@ -57,6 +61,7 @@ private:
 
     std::set<const Node *>    seen_;
     std::vector<const Node *> todo_;
+    std::map<const Node *, size_t> paths_; // 1 while it is being counted: a cycle
     size_t                    properties_ = 0;
 };
 
@@ -67,8 +72,34 @@ void Walk::check(const Node & root) {
         todo_.pop_back();
         if (seen_.insert(node).second) {
             visit(*node);
+            if (paths(*node) > SchemaLimits::max_paths) {
+                refuse("its alternatives and references lead to more than " + str(SchemaLimits::max_paths) + " combinations");
+            }
         }
     }
+}
+
+size_t Walk::paths(const Node & node) {
+    const auto [known, is_new] = paths_.emplace(&node, 1);
+    if (!is_new) {
+        return known->second;
+    }
+    const auto sum = [&](const auto & children) {
+        size_t total = 0;
+        for (const auto & child : children) {
+            total = std::min(total + paths(*child), SchemaLimits::max_paths + 1);
+        }
+        return total;
+    };
+    size_t total = 1;
+    if (node.kind() == Node::KIND_REF) {
+        total = paths(target(node));
+    } else if (node.kind() == Node::KIND_ANY_OF) {
+        total = sum(as<common_chat_schema_any_of>(node).children);
+    } else if (node.kind() == Node::KIND_ALL_OF) {
+        total = sum(as<common_chat_schema_all_of>(node).children);
+    }
+    return paths_[&node] = std::max(total, size_t{1});
 }
 
 void Walk::put(const common_chat_schema_ptr & node) {
@@ -106,6 +137,10 @@ void Walk::count(size_t optional, size_t all) {
 void Walk::visit_object(const common_chat_schema_object & object) {
     size_t optional = 0;
     for (const auto & property : object.properties) {
+        if (property.name.size() > SchemaLimits::max_name_bytes) {
+            refuse("the name of a property has " + str(property.name.size()) + " bytes (at most " +
+                   str(SchemaLimits::max_name_bytes) + ")");
+        }
         optional += !property.required;
         put(property.schema);
     }
@@ -201,7 +236,61 @@ std::string translate(const std::string & schema) {
     return json_schema_to_grammar(document);
 }
 
+bool is_supported_pattern(const std::string & pattern) {
+    const common_chat_schema_document document =
+        common_chat_schema_from_json(common_json{{"type", "string"}, {"pattern", pattern}});
+    return document.root->kind() != Node::KIND_STRING || is_supported(*document.root);
+}
+
+// A copy without the patterns that cannot be translated. Values are no schemas.
+common_json without_patterns(const common_json & schema, size_t & num_patterns) {
+    static const std::set<std::string> values = {"const", "default", "enum", "example", "examples"};
+    if (schema.is_array()) {
+        common_json list = common_json::array();
+        for (const common_json & element : schema) {
+            list.push_back(without_patterns(element, num_patterns));
+        }
+        return list;
+    }
+    if (!schema.is_object()) {
+        return schema;
+    }
+    common_json object = common_json::object();
+    for (const auto & [name, child] : schema.items()) {
+        if (name == "pattern" && child.is_string()) {
+            if (++num_patterns > SchemaLimits::max_patterns) {
+                refuse("there are more than " + str(SchemaLimits::max_patterns) + " patterns in all tools; leave some out");
+            }
+            if (is_supported_pattern(child.get<std::string>())) {
+                object[name] = child;
+            }
+        } else {
+            object[name] = values.count(name) ? child : without_patterns(child, num_patterns);
+        }
+    }
+    return object;
+}
+
 } // namespace
+
+common_json SchemaGuard::admitted(const common_json & schema, const std::string & place, bool drops_patterns) {
+    static const std::string prefix = "json_schema: ";
+    try {
+        check_all_types(schema);
+        const common_json usable = drops_patterns ? without_patterns(schema, num_patterns_) : schema;
+        const common_chat_schema_document document = common_chat_schema_from_json(usable);
+        Walk walk;
+        walk.check(*document.root);
+        num_properties_ += walk.num_properties();
+        if (num_properties_ > SchemaLimits::max_properties) {
+            refuse("all schemas together have more than " + str(SchemaLimits::max_properties) + " properties");
+        }
+        return usable;
+    } catch (const std::exception & error) {
+        const std::string reason = error.what();
+        fail("GrammarError", place + ": " + (reason.rfind(prefix, 0) == 0 ? reason.substr(prefix.size()) : reason));
+    }
+}
 
 std::string grammar_of_json_schema(const std::string & schema) {
     std::string grammar;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "llama.h"
+#include "log.h"
 
 namespace paceline {
 namespace {
@@ -58,6 +59,7 @@ void install_log() {
     // A fork must not catch another thread in the middle of the queue.
     pthread_atfork([] { queue_mutex.lock(); }, [] { queue_mutex.unlock(); }, [] { queue_mutex.unlock(); });
     llama_log_set(on_log, nullptr);
+    common_log_set_verbosity_thold(-1); // of llama.cpp's chat layer, which throws what goes wrong and logs conversations
 }
 
 std::vector<LogLine> take_log() {

@@ -91,6 +91,8 @@ void TemplateBudget::print(const jinja::value & value) {
     output_left_ -= bytes;
 }
 
+void TemplateBudget::limit_output(std::size_t bytes) { output_left_ = std::min(output_left_, bytes); }
+
 std::size_t TemplateBudget::measure(const jinja::value & value, std::size_t depth) {
     if (depth > TemplateLimits::max_depth) {
         stop("prints a value that is nested more than " + str(TemplateLimits::max_depth) + " deep, or contains itself");

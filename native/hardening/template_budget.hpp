@@ -44,6 +44,7 @@ public:
     void charge(std::size_t bytes);          // about to be built
     void charge(const jinja::value & value); // about to be converted to text
     void print(const jinja::value & value);  // added to the output
+    void limit_output(std::size_t bytes);    // of what follows
 
     [[noreturn]] void refuse(const std::string & message); // the template's own decision: raise_exception
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "template_budget.hpp"
@@ -60,18 +59,8 @@ struct Beginning : jinja::statement {
     std::string type() const override { return "Beginning"; }
     value       execute_impl(jinja::context & ctx) const override {
         if (RenderingRecord * record = RenderingRecord::current()) {
+            record->mark(ctx);
             record->begin();
-            for (const char * name : {"bos_token", "eos_token"}) {
-                const value token = ctx.get_val(name);
-                if (is_text(token)) {
-                    ctx.set_val(name, text(token->as_string().str(), false));
-                }
-            }
-            ctx.set_val("messages", marked(ctx.get_val("messages"), true));
-            const value tools = ctx.get_val("tools");
-            if (!tools->is_undefined()) {
-                ctx.set_val("tools", marked(tools, false));
-            }
         }
         return text("", false);
     }
@@ -104,67 +93,76 @@ void append(std::vector<PromptPart> & parts, std::string text, bool is_input) {
     }
 }
 
-// Where a prompt and a rendering, from its byte `start` on, begin to differ.
-std::size_t common_length(const std::string & prompt, const std::vector<PromptPart> & rendering, std::size_t start) {
-    std::size_t length = 0;
+std::string text_of(const std::vector<PromptPart> & parts) {
+    std::string text;
+    for (const PromptPart & part : parts) {
+        text += part.text;
+    }
+    return text;
+}
+
+bool starts_with(const std::string & text, const std::string & start) { return text.compare(0, start.size(), start) == 0; }
+
+bool ends_with(const std::string & text, const std::string & end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// A rendering's bytes from `start` to `end`.
+std::vector<PromptPart> range(const std::vector<PromptPart> & rendering, std::size_t start, std::size_t end) {
+    std::vector<PromptPart> parts;
+    std::size_t             at = 0;
     for (const PromptPart & part : rendering) {
-        const std::size_t skipped = std::min(start, part.text.size());
-        start -= skipped;
-        for (std::size_t i = skipped; i < part.text.size(); ++i, ++length) {
-            if (length == prompt.size() || prompt[length] != part.text[i]) {
-                return length;
-            }
+        const std::size_t first = std::max(start, at), last = std::min(end, at + part.text.size());
+        if (first < last) {
+            append(parts, part.text.substr(first - at, last - first), part.is_input);
+        }
+        at += part.text.size();
+    }
+    return parts;
+}
+
+void append_replaced(std::vector<PromptPart> & parts, std::string text, const std::vector<Placeholder> & placeholders) {
+    for (const Placeholder & placeholder : placeholders) {
+        const std::size_t found = text.find(placeholder.text);
+        if (found != text.npos) {
+            append(parts, text.substr(0, found), false);
+            append(parts, placeholder.input, true);
+            text.erase(0, found + placeholder.text.size());
         }
     }
-    return length;
-}
-
-std::size_t size_of(const std::vector<PromptPart> & rendering) {
-    return std::accumulate(rendering.begin(), rendering.end(), std::size_t{0},
-                           [](std::size_t size, const PromptPart & part) { return size + part.text.size(); });
-}
-
-bool is_input_at(const std::vector<PromptPart> & rendering, std::size_t place) {
-    for (const PromptPart & part : rendering) {
-        if (place < part.text.size()) {
-            return part.is_input;
-        }
-        place -= part.text.size();
-    }
-    return false;
-}
-
-// How many bytes a prompt and a rendering have in common at their ends, up to `most`.
-std::size_t common_tail(const std::string & prompt, const std::vector<PromptPart> & rendering, std::size_t most) {
-    std::size_t length = 0;
-    for (auto part = rendering.rbegin(); part != rendering.rend(); ++part) {
-        for (auto byte = part->text.rbegin(); byte != part->text.rend(); ++byte, ++length) {
-            if (length == most || prompt[prompt.size() - 1 - length] != *byte) {
-                return length;
-            }
-        }
-    }
-    return length;
-}
-
-void append_rendering(std::vector<PromptPart> & parts, const std::vector<PromptPart> & rendering, std::size_t start,
-                      std::size_t length) {
-    for (const PromptPart & part : rendering) {
-        const std::size_t skipped = std::min(start, part.text.size());
-        start -= skipped;
-        const std::size_t taken = std::min(length, part.text.size() - skipped);
-        length -= taken;
-        append(parts, part.text.substr(skipped, taken), part.is_input);
-    }
+    append(parts, std::move(text), false);
 }
 
 } // namespace
 
 thread_local RenderingRecord * RenderingRecord::current_ = nullptr;
 
-RenderingRecord::RenderingRecord() : outer_(std::exchange(current_, this)) {}
+RenderingRecord::RenderingRecord(std::vector<std::string> variables)
+    : outer_(std::exchange(current_, this)), variables_(std::move(variables)) {}
 
 RenderingRecord::~RenderingRecord() { current_ = outer_; }
+
+void RenderingRecord::mark(jinja::context & ctx) const {
+    for (const char * name : {"bos_token", "eos_token"}) {
+        const value token = ctx.get_val(name);
+        if (is_text(token)) {
+            ctx.set_val(name, text(token->as_string().str(), false));
+        }
+    }
+    // llama.cpp sets this one from reasoning_effort, without a mark.
+    const value strength = ctx.get_val("reasoning_strength");
+    if (is_text(strength)) {
+        ctx.set_val("reasoning_strength", text(strength->as_string().str(), true));
+    }
+    for (const std::string & name : variables_) {
+        ctx.set_val(name, marked(ctx.get_val(name), false));
+    }
+    ctx.set_val("messages", marked(ctx.get_val("messages"), true));
+    const value tools = ctx.get_val("tools");
+    if (!tools->is_undefined()) {
+        ctx.set_val("tools", marked(tools, false));
+    }
+}
 
 void RenderingRecord::begin() { renderings_.emplace_back(); }
 
@@ -175,45 +173,25 @@ void RenderingRecord::add(const jinja::value & printed) {
     }
 }
 
-std::vector<PromptPart> RenderingRecord::parts_of(const std::string & prompt, const std::string & bos,
-                                                  const std::vector<std::string> & inputs) const {
-    const std::vector<PromptPart> * best = nullptr;
-    std::size_t                     start = 0, length = 0;
+std::optional<std::vector<PromptPart>> RenderingRecord::parts_of(const std::string & prompt, const std::string & bos,
+                                                                 const std::string & eos,
+                                                                 const std::vector<Placeholder> & placeholders) const {
+    std::optional<std::vector<PromptPart>> parts;
+    std::size_t                            longest = 0;
     for (const std::vector<PromptPart> & rendering : renderings_) {
-        for (const std::size_t skipped : {std::size_t{0}, bos.size()}) {
-            const std::size_t found = common_length(prompt, rendering, skipped);
-            if (!best || found > length) {
-                best   = &rendering;
-                start  = skipped;
-                length = found;
-            }
+        const std::string rendered = text_of(rendering);
+        const std::size_t start    = starts_with(rendered, bos) ? bos.size() : 0;
+        const std::size_t end      = ends_with(rendered, eos) && rendered.size() - start >= eos.size() ? rendered.size() - eos.size()
+                                                                                                       : rendered.size();
+        const std::string kept     = rendered.substr(start, end - start);
+        if (starts_with(prompt, kept) && (!parts || kept.size() > longest)) {
+            longest = kept.size();
+            parts   = range(rendering, start, end);
         }
     }
-    std::vector<PromptPart> parts;
-    if (best) {
-        append_rendering(parts, *best, start, length);
+    if (parts) {
+        append_replaced(*parts, prompt.substr(longest), placeholders);
     }
-    for (const std::string & input : inputs) {
-        const std::size_t found = input.empty() ? prompt.npos : prompt.find(input, length);
-        if (found != prompt.npos) {
-            append(parts, prompt.substr(length, found - length), false);
-            append(parts, input, true);
-            length = found + input.size();
-        }
-    }
-    if (!best || !inputs.empty()) {
-        append(parts, prompt.substr(length), false);
-        return parts;
-    }
-    // One format replaces a token, wherever it stands; what the user wrote stays as it was.
-    const std::size_t whole = size_of(*best), left = whole - start - length;
-    if (length < prompt.size() && is_input_at(*best, start + length)) {
-        append_rendering(parts, *best, start + length, left);
-        return parts;
-    }
-    const std::size_t tail = common_tail(prompt, *best, std::min(prompt.size() - length, left));
-    append(parts, prompt.substr(length, prompt.size() - tail - length), false);
-    append_rendering(parts, *best, whole - tail, tail);
     return parts;
 }
 

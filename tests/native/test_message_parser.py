@@ -105,6 +105,8 @@ def test_a_format_without_thinking_and_tools_is_content() -> None:
 def test_arguments_that_nest_deeply_exhaust_no_stack(reader: Reader) -> None:
     """A model that writes nothing but brackets ends no process."""
     parser = reader("Qwen-Qwen3-0.6B")
-    text = '<tool_call>\n{"name": "weather", "arguments": {"city": ' + "[" * 20_000
-    (call,) = parser.parse(text, is_partial=True).tool_calls
-    assert call.arguments.endswith("[" * 20_000)
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": '
+    (call,) = parser.parse(text + "[" * 4_900, is_partial=True).tool_calls
+    assert call.arguments.endswith("[" * 4_900)
+    with pytest.raises(ChatParseError, match="nests brackets more than 5000 deep"):
+        parser.parse(text + "[" * 1_000_000)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from paceline import validation
 from paceline.chat import template_messages
 from paceline.chat.conversation import Turn, parse_messages
-from paceline.chat.json_values import check_json
+from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.tools import parse_tool_choice, parse_tools
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.runtime import Model
@@ -196,32 +196,40 @@ class ChatFormat:
         """
         generate = validation.boolean("add_generation_prompt", add_generation_prompt)
         continues = validation.boolean("continue_final_message", continue_final_message)
-        chosen = options or ChatOptions()
+        chosen = _checked_options(options)
         if kwargs is not None:
             chosen = replace(chosen, kwargs=kwargs)
         return self.render_turn(Turn(parse_messages(messages), generate, continues), chosen)
 
     def render_turn(self, turn: Turn, options: ChatOptions | None = None) -> RenderedPrompt:
         """Render a turn that `next_turn` returned; otherwise as `render`."""
-        chosen = options or ChatOptions()
+        chosen = _checked_options(options)
         choice, offered = parse_tool_choice(chosen.tool_choice, parse_tools(chosen.tools))
         template = self._for_tools if offered else self._default
         variables = _checked_kwargs(chosen.kwargs)
+        messages = turn.messages[:-1] if turn.continue_final_message else turn.messages
         request: dict[str, Any] = {
-            "messages": template_messages.for_template(turn.messages, template.capabilities, template.source),
+            "messages": template_messages.for_template(messages, template.capabilities, template.source),
             "tool_choice": choice,
             "parallel_tool_calls": _parallel(chosen.parallel_tool_calls, template.capabilities),
             "reasoning_format": validation.choice("reasoning_format", chosen.reasoning_format, REASONING_FORMATS),
             "enable_thinking": validation.boolean("kwargs['enable_thinking']", variables.get("enable_thinking", True)),
             "add_generation_prompt": turn.add_generation_prompt,
-            "continuation": _continuation(turn),
             "variables": variables,
         }
+        if turn.continue_final_message:
+            request["continued"] = _continued(turn.messages[-1])
         if offered:
+            _check_tools_are_known(template.capabilities)
             request["tools"] = [tool.as_json() for tool in offered]
         if chosen.json_schema is not None:
-            request["json_schema"] = dict(chosen.json_schema)
-        return _rendered(template.apply(_encoded(request)))
+            request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
+        rendered = _rendered(template.apply(_encoded(request)))
+        if choice == "required" and rendered.grammar is None:
+            raise Unsupported(
+                "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"
+            )
+        return rendered
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.
@@ -280,21 +288,35 @@ def _parallel(wanted: bool | None, capabilities: Mapping[str, bool]) -> bool:
     return validation.boolean("parallel_tool_calls", wanted)
 
 
-def _continuation(turn: Turn) -> str:
-    """Return which field of the last message the model continues; empty if it begins a new message."""
-    if not turn.continue_final_message:
-        return ""
-    last = turn.messages[-1]
-    content = last["content"]
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    if last["role"] == "assistant" and not last.get("tool_calls"):
-        if text.strip():
-            return "content"
-        if last.get("reasoning_content"):
-            return "reasoning_content"
-    raise InvalidParams(
-        "continue_final_message needs a last message of the role assistant that has some text and no tool calls"
-    )
+def _checked_options(options: ChatOptions | None) -> ChatOptions:
+    if options is None:
+        return ChatOptions()
+    if not isinstance(options, ChatOptions):
+        raise InvalidType(f"options must be a ChatOptions, not {type(options).__name__}")
+    if options.json_schema is not None and options.tool_choice not in (None, "auto", "none"):
+        raise InvalidParams(
+            "json_schema and a tool_choice that requires a call exclude each other; leave one of them out"
+        )
+    return options
+
+
+def _check_tools_are_known(capabilities: Mapping[str, bool]) -> None:
+    if not (capabilities["supports_tools"] or capabilities["supports_tool_calls"]):
+        raise Unsupported(
+            "tools: this model's chat template has none; leave them out, or give a template that has tools"
+        )
+
+
+def _continued(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the last message, which the model continues. Parts are joined as llama-server joins them here."""
+    content = message["content"]
+    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+    reasoning = message.get("reasoning_content", "")
+    if message["role"] != "assistant" or message.get("tool_calls") or not (text.strip() or reasoning):
+        raise InvalidParams(
+            "continue_final_message needs a last message of the role assistant that has some text and no tool calls"
+        )
+    return {"content": text if text.strip() else "", "reasoning_content": reasoning}
 
 
 def _encoded(request: Mapping[str, Any]) -> bytes:
@@ -312,11 +334,8 @@ def _checked_kwargs(kwargs: object) -> dict[str, Any]:
     taken = RESERVED.intersection(kwargs)
     if taken:
         raise InvalidParams(f"kwargs cannot set {min(taken)!r}, which the conversation itself decides")
-    check_json("kwargs", kwargs, MAX_KWARGS_DEPTH)
-    size = len(json.dumps(kwargs, ensure_ascii=False).encode())
-    if size > MAX_KWARGS_BYTES:
-        raise InvalidParams(f"kwargs has {size} bytes as JSON, and may have {MAX_KWARGS_BYTES}")
-    return dict(kwargs)
+    checked: dict[str, Any] = checked_json("kwargs", kwargs, MAX_KWARGS_DEPTH, MAX_KWARGS_BYTES)
+    return checked
 
 
 def _rendered(prompt: ChatPrompt) -> RenderedPrompt:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline import validation
-from paceline.chat.json_values import check_json
+from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 MAX_MESSAGES = 16_384
@@ -22,6 +22,7 @@ FIELDS = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "r
 UNSUPPORTED_FIELDS = ("function_call", "audio", "annotations")
 MAX_TOOL_CALLS = 1024
 MAX_ARGUMENTS_DEPTH = 64
+MAX_ARGUMENTS_BYTES = 16 << 20
 PART_TYPES = ("text", "refusal")
 UNSUPPORTED_PARTS = ("image_url", "input_audio", "input_video", "file", "image", "audio", "video", "media_marker")
 
@@ -145,8 +146,8 @@ def _parse_call(place: str, call: object) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):
-        check_json(f"{place}.function.arguments", arguments, MAX_ARGUMENTS_DEPTH)
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        plain = checked_json(f"{place}.function.arguments", arguments, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
+        arguments = json.dumps(plain, ensure_ascii=False)
     parsed: dict[str, Any] = {
         "type": "function",
         "function": {

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH
+from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, TemplateError
 
 # Templates that keep white space around a content, which drives their models into loops of reasoning.
@@ -38,7 +40,7 @@ def for_template(
             message["role"] = "system"
         if "tool_calls" in message and capabilities["supports_object_arguments"]:
             message["tool_calls"] = _with_objects(f"messages[{index}].tool_calls", message["tool_calls"])
-    if not capabilities["supports_system_role"] and fitted[0]["role"] == "system":
+    if not capabilities["supports_system_role"] and fitted and fitted[0]["role"] == "system":
         return _without_system(fitted)
     return fitted
 
@@ -69,13 +71,27 @@ def _with_objects(place: str, calls: Sequence[Mapping[str, Any]]) -> list[dict[s
     converted = []
     for index, call in enumerate(calls):
         function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"])
-        except ValueError as error:
-            where = f"{place}[{index}].function.arguments"
-            raise InvalidParams(f"{where} must be JSON, which this model's chat template needs: {error}") from None
+        arguments = _object_of(f"{place}[{index}].function.arguments", function["arguments"])
         converted.append({**call, "function": {**function, "arguments": arguments}})
     return converted
+
+
+def _object_of(place: str, arguments: str) -> Mapping[str, Any] | None:
+    """Return arguments as an object, which the template needs."""
+    try:
+        found = json.loads(arguments, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParams(f"{place} must be JSON, which this model's chat template needs: {error}") from None
+    if found is not None and not isinstance(found, dict):
+        raise InvalidParams(
+            f"{place} must be a JSON object, which this model's chat template needs, not {arguments:.80}"
+        )
+    checked: Mapping[str, Any] | None = checked_json(place, found, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
+    return checked
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline import validation
-from paceline.chat.json_values import check_json
+from paceline.chat.json_values import checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 MAX_TOOLS = 1024
-MAX_SCHEMA_DEPTH = 64
-MAX_SCHEMA_BYTES = 1 << 20
 
 ToolChoice = Literal["auto", "none", "required"]
+_RESERVED = frozenset(("call", "calls", "call-root"))
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -58,9 +56,7 @@ def parse_tools(tools: object) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidParams(f"tools must be at most {MAX_TOOLS}, not {len(tools)}; leave some out")
     parsed = tuple(_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
-    for index, tool in enumerate(parsed):
-        if tool.name in {other.name for other in parsed[:index]}:
-            raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
+    _check_names(parsed)
     return parsed
 
 
@@ -119,15 +115,21 @@ def _parse_tool(place: str, tool: object) -> Tool:
 
 
 def _parse_parameters(place: str, parameters: object) -> Mapping[str, Any]:
-    if parameters is None or parameters == {}:
-        return _NO_ARGUMENTS
-    if not isinstance(parameters, Mapping):
-        raise InvalidType(f"{place} must be a JSON schema, an object, not {type(parameters).__name__}")
-    check_json(place, parameters, MAX_SCHEMA_DEPTH)
-    size = len(json.dumps(parameters, ensure_ascii=False).encode())
-    if size > MAX_SCHEMA_BYTES:
-        raise InvalidParams(f"{place} has {size} bytes as JSON, and may have {MAX_SCHEMA_BYTES}")
-    return parameters
+    return _NO_ARGUMENTS if parameters is None or parameters == {} else checked_schema(place, parameters)
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    """Raise `InvalidParams` for names that llama.cpp's chat formats would take for names of rules of their own."""
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in names:
+            raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
+        if tool.name in _RESERVED or tool.name.endswith("-schema") or "-arg-" in tool.name:
+            raise InvalidParams(
+                f"tools[{index}] cannot be named {tool.name!r}, nor call, calls, ...-schema or ...-arg-..., "
+                "which the grammar of tool calls needs itself; give it another name"
+            )
+        names.add(tool.name)
 
 
 def _chosen_name(choice: object) -> str:

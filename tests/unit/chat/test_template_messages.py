@@ -50,6 +50,23 @@ def test_arguments_are_objects_where_the_template_wants_them() -> None:
     assert fitted([broken])[0]["tool_calls"][0]["function"]["arguments"] == "{x"
     with pytest.raises(InvalidParams, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments must be JSON"):
         fitted([broken], supports_object_arguments=True)
+    for arguments in (
+        "5",
+        "[1]",
+        '"x"',
+        "NaN",
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"a":' + "[" * 100_000,
+        '{"a": ' * 100 + "1",
+    ):
+        wrong = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+        }
+        with pytest.raises(InvalidParams, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments"):
+            fitted([wrong], supports_object_arguments=True)
     assert message["tool_calls"] == [CALL]
 
 

@@ -17,6 +17,11 @@ WEATHER: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock"}}
 
 
+def named(name: str) -> dict[str, Any]:
+    """Return a tool of this name."""
+    return {"type": "function", "function": {"name": name}}
+
+
 def nested(depth: int) -> dict[str, Any]:
     """Return an object that holds others, one in the other."""
     value: dict[str, Any] = {}
@@ -55,6 +60,8 @@ def test_tools_of_openai_and_our_own_become_the_same() -> None:
         ([{"type": "function", "function": {"name": "f", "parameters": nested(70)}}], "nested more than 64 deep"),
         ([{"type": "function", "function": {"name": "f", "parameters": {"x": "y" * 2**20}}}], "may have 1048576"),
         ([WEATHER, CLOCK, WEATHER], r"tools\[2\] has the name 'weather' of an earlier one"),
+        ([named("call")], r"tools\[0\] cannot be named 'call'"),
+        ([CLOCK, named("x-arg-y")], r"tools\[1\] cannot be named 'x-arg-y'"),
         ([CLOCK] * 1025, "tools must be at most 1024, not 1025"),
     ],
 )

@@ -41,7 +41,9 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/chat/completions", summary="As /v1/chat/completions", responses=OPENAI_STREAMS)
-    @router.post("/v1/chat/completions", summary="Generate the next message of a conversation", responses=OPENAI_STREAMS)
+    @router.post(
+        "/v1/chat/completions", summary="Generate the next message of a conversation", responses=OPENAI_STREAMS
+    )
     async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
