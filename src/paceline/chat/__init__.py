@@ -3,23 +3,28 @@
 conversation: what it may consist of (`parse_messages`), and whether the prompt continues its last message (`next_turn`).
 tools: functions that the model may call (`parse_tools`). chat_format: the model's chat template, with what it says about
 thinking and tool calls (`ChatFormat`). message_parser: generated text, read apart into content, thinking and calls
-(`MessageParser`). Rendering and parsing take time: keep them off the engine's thread and off an event loop.
+(`MessageParser`); message_stream: the same while it comes (`MessageStream`). Rendering and parsing take time: keep them off
+the engine's thread and off an event loop.
 """
 
 from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt, template_kwargs
 from paceline.chat.conversation import Turn, next_turn, parse_messages
 from paceline.chat.message_parser import MessageParser, ParsedMessage, ToolCall
+from paceline.chat.message_stream import MessageDelta, MessageStream, ToolCallDelta
 from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 
 __all__ = [
     "ChatFormat",
     "ChatOptions",
     "GrammarTrigger",
+    "MessageDelta",
     "MessageParser",
+    "MessageStream",
     "ParsedMessage",
     "RenderedPrompt",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
     "Turn",
     "next_turn",
     "parse_messages",

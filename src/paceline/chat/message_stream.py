@@ -1,0 +1,179 @@
+"""Reads a message while it is generated: what is new of its content, its thinking and its tool calls.
+
+llama.cpp's parser reads the whole text each time, so it is called where the format may change: at the beginning, where a text
+that ends content or thinking has come, and within tool calls as often as the work stays in proportion to the text. Between,
+content and thinking go through as they come, without any part of a text that may end them.
+
+Pure but for the parser; one thread at a time, not the event loop's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.chat.chat_format import RenderedPrompt
+from paceline.chat.message_parser import MessageParser, ParsedMessage, ToolCall
+from paceline.errors import ChatParseError
+
+_FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
+_CHARS_PER_CHAR = 64  # ... so many for each that was generated
+_PROBE = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What is new of a tool call.
+
+    Attributes:
+        index: Which of the message's calls.
+        name: The whole name, in the first delta of the call; otherwise empty.
+        arguments: The next piece of the arguments' JSON.
+        id: As the model wrote it, in the first delta, or in the last one where the format has it behind the arguments.
+    """
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """What is new of a message: one of content, reasoning_content and tool_call."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_call: ToolCallDelta | None = None
+
+
+class MessageStream:
+    """One message that is being generated after a rendered prompt."""
+
+    def __init__(self, prompt: RenderedPrompt) -> None:
+        """Begin a message."""
+        self._parser = MessageParser(prompt)
+        self._ends = _ends_of_text(prompt.parser)
+        self._text = ""
+        self._sent = ParsedMessage()
+        self._passing: Literal["content", "reasoning_content"] | None = None
+        self._held = ""  # the end of the text that has not been passed on
+        self._num_parsed = 0
+        self.warning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far, as the model generated it."""
+        return self._text
+
+    def feed(self, text: str) -> list[MessageDelta]:
+        """Take the next piece of generated text and return what is new of the message."""
+        self._text += text
+        if self._passing is None:
+            return self._parse_some()
+        return self._pass_on(text)
+
+    def finish(self) -> tuple[list[MessageDelta], ParsedMessage]:
+        """End the message and return what was still missing, and the whole message.
+
+        A text that is not of the format is the content, as it was generated, and `warning` has the reason; nothing is lost.
+        Its deltas then may have thinking or calls that were read before the text went wrong.
+        """
+        try:
+            whole = self._parser.parse(self._text)
+        except ChatParseError as error:
+            self.warning, whole = str(error), ParsedMessage(self._text)
+        if whole == ParsedMessage() and self._text.strip():
+            self.warning, whole = (
+                "the parser of the chat format found no message in the text",
+                ParsedMessage(self._text),
+            )
+        self._passing = None
+        return list(self._deltas(whole, is_final=True)), whole
+
+    def _pass_on(self, text: str) -> list[MessageDelta]:
+        """Pass content or thinking on up to where it may end."""
+        assert self._passing is not None  # noqa: S101 - our own invariant
+        self._held += text
+        if any(end in self._held for end in self._ends):
+            self._passing = None
+            return self._parse_some()
+        length = _length_without_beginnings(self._held, self._ends)
+        passed, self._held = self._held[:length], self._held[length:]
+        if not passed:
+            return []
+        if self._passing == "content":
+            self._sent = ParsedMessage(self._sent.content + passed, self._sent.reasoning_content, self._sent.tool_calls)
+            return [MessageDelta(content=passed)]
+        self._sent = ParsedMessage(self._sent.content, self._sent.reasoning_content + passed, self._sent.tool_calls)
+        return [MessageDelta(reasoning_content=passed)]
+
+    def _parse_some(self) -> list[MessageDelta]:
+        """Parse the text so far, unless that would be out of proportion, and find out whether text can go through."""
+        if self._num_parsed + len(self._text) > _FREE_CHARS + _CHARS_PER_CHAR * len(self._text):
+            return []
+        try:
+            now = self._parsed(self._text)
+            after = self._parsed(self._text + _PROBE)
+        except ChatParseError:  # the end will tell
+            return []
+        deltas = list(self._deltas(now))
+        fields: tuple[Literal["content", "reasoning_content"], ...] = ("content", "reasoning_content")
+        for field in fields:
+            before, probed = getattr(self._sent, field), getattr(after, field)
+            blank = probed[len(before) : -1] if probed.startswith(before) else _PROBE
+            if before and probed.endswith(_PROBE) and not blank.strip() and after.tool_calls == now.tool_calls:
+                self._passing, self._held = field, blank
+        return deltas
+
+    def _parsed(self, text: str) -> ParsedMessage:
+        self._num_parsed += len(text)
+        return self._parser.parse(text, is_partial=True)
+
+    def _deltas(self, now: ParsedMessage, *, is_final: bool = False) -> Iterator[MessageDelta]:
+        """Yield what `now` has more than was sent. What was sent stays, also where the parser reads it otherwise now.
+
+        A call is sent once it has arguments, since its name may be the beginning of a longer one before.
+        """
+        reasoning = _added(self._sent.reasoning_content, now.reasoning_content)
+        content = _added(self._sent.content, now.content)
+        calls = list(self._sent.tool_calls)
+        if reasoning:
+            yield MessageDelta(reasoning_content=reasoning)
+        if content:
+            yield MessageDelta(content=content)
+        for index, call in enumerate(now.tool_calls):
+            if index < len(calls):
+                sent = calls[index]
+                arguments = _added(sent.arguments, call.arguments)
+                late_id = call.id if is_final and not sent.id else ""
+                if arguments or late_id:
+                    yield MessageDelta(tool_call=ToolCallDelta(index, arguments=arguments, id=late_id))
+                calls[index] = ToolCall(sent.name, sent.arguments + arguments, sent.id or late_id)
+            elif call.name and (call.arguments or is_final):
+                yield MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
+                calls.append(call)
+        self._sent = ParsedMessage(self._sent.content + content, self._sent.reasoning_content + reasoning, tuple(calls))
+
+
+def _added(sent: str, now: str) -> str:
+    return now[len(sent) :] if now.startswith(sent) else ""
+
+
+def _length_without_beginnings(text: str, ends: frozenset[str]) -> int:
+    """Return how much of a text comes before a beginning of one of the ends, and before blanks at its end."""
+    for start in range(max(0, len(text) - max(map(len, ends), default=0)), len(text)):
+        if any(end.startswith(text[start:]) for end in ends):
+            return len(text[:start].rstrip())
+    return len(text.rstrip())
+
+
+def _ends_of_text(parser: str) -> frozenset[str]:
+    """Return the texts that may end content or thinking by a serialised parser."""
+    arena: dict[str, Any] = json.loads(parser) if parser else {}
+    nodes: list[dict[str, Any]] = arena.get("parsers", [])
+    return frozenset(
+        delimiter for node in nodes if node["type"] == "until" for delimiter in node["delimiters"] if delimiter
+    )

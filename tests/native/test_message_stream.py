@@ -1,0 +1,182 @@
+"""Messages that are read while they are generated, in the formats of known models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from tests.native.chat_templates import CHATML, demo
+from tests.native.test_chat_formats import ASKED, TOOLS
+from tests.native.test_message_parser import TEXTS
+
+from paceline.chat import (
+    ChatFormat,
+    ChatOptions,
+    MessageDelta,
+    MessageParser,
+    MessageStream,
+    ParsedMessage,
+    RenderedPrompt,
+    ToolCall,
+)
+
+Prompt = Callable[..., RenderedPrompt]
+PROSE = 'Is 1 < 2, and <b>bold</b>? [x] {y} `<think` "q" Grüße.\n\n'
+
+
+@pytest.fixture
+def prompt_of(llama_cpp_source: Path) -> Prompt:
+    """Return a function from a template's name to a prompt in it."""
+
+    def make(name: str, **options: object) -> RenderedPrompt:
+        source = (llama_cpp_source / "models" / "templates" / f"{name}.jinja").read_text()
+        return ChatFormat(demo(), source).render(ASKED, options=ChatOptions(**{"tools": TOOLS, **options}))  # type: ignore[arg-type]
+
+    return make
+
+
+def joined(deltas: Iterable[MessageDelta]) -> ParsedMessage:
+    """Return the message that a client makes of deltas."""
+    content = reasoning = ""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        content += delta.content
+        reasoning += delta.reasoning_content
+        if (one := delta.tool_call) is not None:
+            if one.index == len(calls):
+                calls.append(ToolCall(one.name, one.arguments, one.id))
+            else:
+                last = calls[one.index]
+                assert not one.name and not (one.id and last.id)
+                calls[one.index] = ToolCall(last.name, last.arguments + one.arguments, last.id or one.id)
+    return ParsedMessage(content, reasoning, tuple(calls))
+
+
+def pieces(text: str, longest: int, seed: int) -> list[str]:
+    """Cut a text anywhere."""
+    draw = random.Random(seed)
+    found = []
+    while text:
+        length = draw.randint(1, longest)
+        found.append(text[:length])
+        text = text[length:]
+    return found
+
+
+@pytest.mark.parametrize("longest", [1, 4, 30])
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_streamed_is_what_is_parsed_at_the_end(prompt_of: Prompt, name: str, longest: int) -> None:
+    """Wherever the text is cut: within tags, names, arguments and characters of JSON."""
+    prompt = prompt_of(name)
+    for seed in range(5):
+        stream = MessageStream(prompt)
+        deltas = [delta for piece in pieces(TEXTS[name], longest, seed) for delta in stream.feed(piece)]
+        rest, whole = stream.finish()
+        assert whole == MessageParser(prompt).parse(TEXTS[name]) == joined([*deltas, *rest])
+        assert stream.warning is None
+
+
+def test_content_goes_through_as_it_comes(prompt_of: Prompt) -> None:
+    """Also where it has characters of tags: no more than the beginning of a tag and blanks are held back."""
+    for options in ({}, {"tools": None}):
+        stream, received, text = MessageStream(prompt_of("Qwen-Qwen3-0.6B", **options)), "", PROSE * 20
+        for end, piece in enumerate(text, 1):
+            received += "".join(delta.content for delta in stream.feed(piece))
+            assert end - len(received) <= 15
+        rest, whole = stream.finish()
+        assert received + "".join(delta.content for delta in rest) == whole.content
+        assert whole.content.strip() == text.strip()
+
+
+def test_thinking_goes_through_as_it_comes(prompt_of: Prompt) -> None:
+    """Until its end, after which the content follows."""
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    text = f"<think>\n{PROSE.replace('`<think`', '') * 10}</think>\n\nIt rains."
+    deltas = [delta for piece in text for delta in stream.feed(piece)]
+    assert sum(bool(delta.reasoning_content) for delta in deltas) > 200
+    rest, whole = stream.finish()
+    assert joined([*deltas, *rest]) == whole
+    assert (whole.content, whole.reasoning_content.count("Grüße")) == ("It rains.", 10)
+
+
+def test_long_texts_are_parsed_in_proportion(prompt_of: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither long content nor long arguments are read again with every piece."""
+    num_parsed = 0
+    plain = MessageParser.parse
+
+    def counted(self: MessageParser, text: str, *, is_partial: bool = False) -> ParsedMessage:
+        nonlocal num_parsed
+        num_parsed += len(text)
+        return plain(self, text, is_partial=is_partial)
+
+    monkeypatch.setattr(MessageParser, "parse", counted)
+    arguments = "word " * 6000
+    call = f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{arguments}"}}}}\n</tool_call>'
+    for text, most in ((PROSE * 600, 2), (call, 80)):
+        num_parsed = 0
+        stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+        deltas = [delta for piece in pieces(text, 8, 1) for delta in stream.feed(piece)]
+        rest, whole = stream.finish()
+        assert joined([*deltas, *rest]) == whole
+        assert num_parsed <= (most * len(text)) + 2**18
+    assert len(whole.tool_calls[0].arguments) > 30_000
+
+
+def test_text_that_is_not_of_the_format_is_the_content(prompt_of: Prompt) -> None:
+    """Nothing that was generated is lost, and the reason is said."""
+    text = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    deltas = [delta for piece in text for delta in stream.feed(piece)]
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest]) == ParsedMessage(text)
+    assert stream.warning is not None and "does not match the expected" in stream.warning
+    assert stream.text == text
+
+
+def test_a_call_that_the_parser_skips_is_the_content(prompt_of: Prompt) -> None:
+    """One format reads a call without a name as nothing at all."""
+    stream = MessageStream(prompt_of("Qwen3-Coder"))
+    deltas = stream.feed("<tool_call>x</tool_call>")
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest]) == ParsedMessage("<tool_call>x</tool_call>")
+    assert stream.warning is not None and "found no message" in stream.warning
+
+
+def test_a_format_without_thinking_and_tools_streams_everything() -> None:
+    """From the first character, with blanks where they were."""
+    text = "  a <think>b</think>\n <tool_call> "
+    stream = MessageStream(ChatFormat(demo(), CHATML).render(ASKED))
+    deltas = [delta for piece in text for delta in stream.feed(piece)]
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest]) == ParsedMessage(text)
+    assert MessageStream(RenderedPrompt("")).finish() == ([], ParsedMessage())
+
+
+def test_texts_of_markers_in_any_order_end_in_a_message(llama_cpp_source: Path) -> None:
+    """In every format: no piece raises, and a text that is not of the format is lost nowhere."""
+    draw = random.Random(5)
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = ChatFormat(demo(), path.read_text())
+        has_tools = chat.capabilities["supports_tools"] or chat.capabilities["supports_tool_calls"]
+        prompt = chat.render(ASKED, options=ChatOptions(tools=TOOLS if has_tools else None))
+        markers = [*prompt.preserved_tokens, *prompt.thinking_ends, *(trigger.value for trigger in prompt.triggers)]
+        words = [
+            *markers,
+            prompt.thinking_start,
+            "weather",
+            '{"city": "Oslo"}',
+            "</tool_call>",
+            "\n",
+            "Hello.",
+            "<",
+            "[",
+        ]
+        for seed in range(8):
+            text = "".join(draw.choices(words, k=draw.randint(1, 8)))
+            stream = MessageStream(prompt)
+            for piece in pieces(text, 5, seed):
+                stream.feed(piece)
+            _, whole = stream.finish()
+            assert whole == (ParsedMessage(text) if stream.warning else MessageParser(prompt).parse(text)), path.stem
