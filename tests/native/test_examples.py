@@ -16,8 +16,8 @@ from paceline.server.settings import ServerSettings
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).parents[2]
-OUTPUT = {
-    "async_race": r"There was a \w+.+\n2 tasks cancelled, slots in use: 0\n",
+OUTPUT = {  # streams of one tick may end together
+    "async_race": r"There was a \w+.+\n[012] tasks cancelled, slots in use: 0\n",
     "batch": r"(A little \w+.*\.\n){8}\d+ tokens in .* tokens/s\n",
     "best_of_n": r"(?s)(?=.*^\* +-)(.*A fox.*\n){6}",
     "conversation": r"(?s).*\[\d+ prompt tokens, 0 of them cached\].*\[\d+ prompt tokens, [1-9]\d* of them cached\].*",
