@@ -9,12 +9,12 @@ import signal
 import paceline
 
 
-# Greedy text has near ties. With these, rounding does not depend on which cells of the KV cache a sequence has.
-EXACT = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
-
-
 def main() -> None:
-    with paceline.LLM(isolation="process", num_slots=2, n_ctx=2048, **EXACT) as llm:
+    # Greedy text has near ties; with these, rounding does not depend on which cells of the KV cache a sequence has.
+    exact = paceline.LLM(
+        isolation="process", num_slots=2, n_ctx=2048, n_threads=1, flash_attn="off", type_k="f32", type_v="f32"
+    )
+    with exact as llm:
         expected = llm.generate("Once upon a time", max_tokens=60, temperature=0).text
         text, is_killed = "", False
         with llm.stream("Once upon a time", max_tokens=60, temperature=0, max_buffered_tokens=5) as stream:
