@@ -175,16 +175,29 @@ void end_last_message(std::vector<PromptPart> & parts) {
 }
 
 // The prompt of a continued message where a template ends a conversation with something else than what it writes before the
-// next message; llama.cpp would append the one to the other.
-std::optional<std::string> begun_message(const common_chat_template & chat_template, autoparser::generation_params inputs) {
+// next message; llama.cpp would append the one to the other. `continuation`: what llama.cpp makes of the message.
+std::optional<std::string> begun_message(const common_chat_template & chat_template, autoparser::generation_params inputs,
+                                         const std::string & continuation) {
     inputs.continue_final_message = COMMON_CHAT_CONTINUATION_NONE;
     const std::string ended       = common_chat_template_direct_apply(chat_template, inputs);
+    const std::string beginning   = common_chat_template_generation_prompt(chat_template, inputs);
     inputs.add_generation_prompt  = true;
     const std::string begun       = common_chat_template_direct_apply(chat_template, inputs);
     if (begun.compare(0, ended.size(), ended) == 0) {
         return std::nullopt;
     }
-    return begun + inputs.continue_msg.render_content();
+    if (continuation.compare(0, beginning.size(), beginning) != 0) {
+        fail("TemplateError", "the chat template begins messages in a way that none can be continued");
+    }
+    return begun + continuation.substr(beginning.size());
+}
+
+// Every text of the continued message has to be in the prompt, but for thinking in front of content.
+void check_continued(const std::string & prompt, const std::vector<Placeholder> & placeholders) {
+    if (!placeholders.empty() && prompt.find(placeholders.back().text) == prompt.npos) {
+        fail("TemplateError", "the chat format has no place for the text of the continued message; one that has only thinking "
+                              "can be continued where the format has thinking");
+    }
 }
 
 std::vector<std::string> variables_of(const common_json & request) {
@@ -265,6 +278,7 @@ ChatPrompt ChatFormat::applied(const std::string & text) const {
 
     RenderingRecord          record(variables_of(request));
     const common_chat_params params = inferred(inputs);
+    check_continued(params.prompt, placeholders);
     auto parts = record.parts_of(params.prompt, inputs.add_bos ? bos_ : "", inputs.add_eos ? eos_ : "", placeholders);
     if (!parts) {
         fail("TemplateError", "the prompt of this chat format is not what its template renders");
@@ -286,7 +300,7 @@ common_chat_params ChatFormat::inferred(autoparser::generation_params & inputs) 
     if (analysis_) {
         params = autoparser::peg_generator::generate_parser(*template_, inputs, *analysis_);
         if (inputs.has_continuation()) {
-            params->prompt = begun_message(*template_, inputs).value_or(params->prompt);
+            params->prompt = begun_message(*template_, inputs, params->generation_prompt).value_or(params->prompt);
         }
         params->supports_thinking = analysis_->reasoning.mode != autoparser::reasoning_mode::NONE;
         if (params->supports_thinking) {

@@ -242,9 +242,21 @@ bool is_supported_pattern(const std::string & pattern) {
     return document.root->kind() != Node::KIND_STRING || is_supported(*document.root);
 }
 
+common_json without_patterns(const common_json & schema, size_t & num_patterns);
+
+// Schemas by names of properties or definitions, which may be words that schemas use.
+common_json named_without_patterns(const common_json & schemas, size_t & num_patterns) {
+    common_json object = common_json::object();
+    for (const auto & [name, schema] : schemas.items()) {
+        object[name] = schema.is_boolean() && schema.get<bool>() ? common_json::object() : without_patterns(schema, num_patterns);
+    }
+    return object;
+}
+
 // A copy without the patterns that cannot be translated. Values are no schemas.
 common_json without_patterns(const common_json & schema, size_t & num_patterns) {
     static const std::set<std::string> values = {"const", "default", "enum", "example", "examples"};
+    static const std::set<std::string> maps   = {"$defs", "definitions", "patternProperties", "properties"};
     if (schema.is_array()) {
         common_json list = common_json::array();
         for (const common_json & element : schema) {
@@ -264,6 +276,8 @@ common_json without_patterns(const common_json & schema, size_t & num_patterns) 
             if (is_supported_pattern(child.get<std::string>())) {
                 object[name] = child;
             }
+        } else if (maps.count(name) && child.is_object()) {
+            object[name] = named_without_patterns(child, num_patterns);
         } else {
             object[name] = values.count(name) ? child : without_patterns(child, num_patterns);
         }

@@ -66,6 +66,19 @@ struct Beginning : jinja::statement {
     }
 };
 
+// The last one.
+struct Ending : jinja::statement {
+    Ending() { pos = 0; }
+
+    std::string type() const override { return "Ending"; }
+    value       execute_impl(jinja::context &) const override {
+        if (RenderingRecord * record = RenderingRecord::current()) {
+            record->end();
+        }
+        return text("", false);
+    }
+};
+
 struct Recorded : jinja::statement {
     explicit Recorded(jinja::statement_ptr && inner) : inner(std::move(inner)) { pos = this->inner->pos; }
 
@@ -164,12 +177,14 @@ void RenderingRecord::mark(jinja::context & ctx) const {
     }
 }
 
-void RenderingRecord::begin() { renderings_.emplace_back(); }
+void RenderingRecord::begin() { current_rendering_.clear(); }
+
+void RenderingRecord::end() { renderings_.push_back(std::move(current_rendering_)); }
 
 void RenderingRecord::add(const jinja::value & printed) {
     const jinja::value_string text = jinja::runtime::gather_string_parts(printed);
     for (const jinja::string_part & part : text->val_str.parts) {
-        append(renderings_.back(), part.val, part.is_input);
+        append(current_rendering_, part.val, part.is_input);
     }
 }
 
@@ -200,6 +215,7 @@ void record_renderings(jinja::program & program) {
         place = std::make_unique<Recorded>(std::move(place));
     }
     program.body.insert(program.body.begin(), std::make_unique<Beginning>());
+    program.body.push_back(std::make_unique<Ending>());
 }
 
 } // namespace paceline

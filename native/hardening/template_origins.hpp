@@ -36,6 +36,7 @@ public:
     void mark(jinja::context & ctx) const;
     void begin();
     void add(const jinja::value & printed);
+    void end();
 
     // The parts of a prompt that is one of the renderings, without `bos` in front or `eos` behind, and a text that llama.cpp
     // appended, in which placeholders are replaced. Nothing where the prompt is something else.
@@ -47,7 +48,8 @@ private:
 
     RenderingRecord *                    outer_;
     std::vector<std::string>             variables_;
-    std::vector<std::vector<PromptPart>> renderings_;
+    std::vector<PromptPart>              current_rendering_;
+    std::vector<std::vector<PromptPart>> renderings_; // those that came to their end
 };
 
 // Makes a program record its renderings. Where one is recorded, roles that are plain words, and bos_token and eos_token, are

@@ -185,6 +185,36 @@ def test_a_template_that_ends_conversations_otherwise_can_be_continued(llama_cpp
     assert begun.text == chat.render(ASKED).text + "It"
 
 
+def test_thinking_of_a_continued_message_stays(llama_cpp_source: Path) -> None:
+    """Also where the template ends a conversation otherwise; a format without thinking refuses it when it is all."""
+    source = CHATML.replace("{%- if add", "{%- if not add_generation_prompt %}<|endoftext|>{% endif %}{%- if add") + (
+        "{# #}{%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    chat = ChatFormat(
+        demo(),
+        source.replace(
+            "message.content +",
+            "(('<think>\\n' + message.reasoning_content + "
+            "'\\n</think>\\n\\n') if message.reasoning_content else '') + message.content +",
+        ),
+    )
+    last = {"role": "assistant", "content": "Sure", "reasoning_content": "Hm"}
+    prompt = chat.render([*ASKED, last], continue_final_message=True)
+    assert prompt.text.endswith(prompt.generation_prompt)
+    assert "<|endoftext|>" not in prompt.text
+    plain = (llama_cpp_source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()
+    with pytest.raises(TemplateError, match="no place for the text of the continued message"):
+        ChatFormat(demo(), plain).render([*ASKED, {**last, "content": ""}], continue_final_message=True)
+    assert ChatFormat(demo(), plain).render([*ASKED, last], continue_final_message=True).text.endswith("Sure")
+
+
+def test_properties_may_have_names_of_keywords_and_schemas_may_be_true() -> None:
+    """Their patterns are left out like others."""
+    word = {"type": "string", "pattern": "^\\d+$"}
+    schema = {"type": "object", "properties": {"default": word, "pattern": word, "any": True}}
+    assert ChatFormat(demo()).render(ASKED, options=ChatOptions(tools=[tool_of(**schema)])).grammar
+
+
 def test_variables_are_input_with_their_keys(llama_cpp_source: Path) -> None:
     """Also the one that llama.cpp sets from the effort of reasoning."""
     source = "{% for k, v in documents[0].items() %}{{ k }}={{ v }}{% endfor %}{{ documents[0].keys() | join }}"

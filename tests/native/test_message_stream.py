@@ -21,8 +21,13 @@ from paceline.chat import (
     RenderedPrompt,
     ToolCall,
 )
+from paceline.errors import Closed, InvalidParams
 
 Prompt = Callable[..., RenderedPrompt]
+CALL_AFTER_THINKING = (
+    "<|channel|>analysis<|message|>Hmx<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.weather <|constrain|>json<|message|>{"city": "Kx"}'
+)
 PROSE = 'Is 1 < 2, and <b>bold</b>? [x] {y} `<think` "q" Grüße.\n\n'
 
 
@@ -76,6 +81,50 @@ def test_what_is_streamed_is_what_is_parsed_at_the_end(prompt_of: Prompt, name: 
         rest, whole = stream.finish()
         assert whole == MessageParser(prompt).parse(TEXTS[name]) == joined([*deltas, *rest])
         assert stream.warning is None
+
+
+@pytest.mark.parametrize("longest", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Qwen-Qwen3-0.6B", "<think>\nTry max</think>\n\nHello x.<tool_call>\n{call}\n</tool_call>"),
+        ("Qwen-Qwen3-0.6B", "<think>\nbox</think>xx x\nx"),
+        ("google-gemma-4-31B-it", "<|channel>thought\nFix<channel|>Hello there"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]Fix[/THINK]Hello there x"),
+        ("deepseek-ai-DeepSeek-V3.2", "Fix</think>Hello there"),
+        (
+            "openai-gpt-oss-120b",
+            "<|channel|>analysis<|message|>Fix<|end|><|start|>assistant<|channel|>final<|message|>Hello",
+        ),
+        ("openai-gpt-oss-120b", CALL_AFTER_THINKING),
+    ],
+)
+def test_letters_of_the_parsers_own_probe_change_nothing(prompt_of: Prompt, name: str, text: str, longest: int) -> None:
+    """Thinking, content and arguments that end in x, without blanks before an end tag."""
+    prompt = prompt_of(name)
+    text = text.replace("{call}", '{"name": "weather", "arguments": {"city": "x"}}')
+    for seed in range(5):
+        stream = MessageStream(prompt)
+        deltas = [delta for piece in pieces(text, longest, seed) for delta in stream.feed(piece)]
+        rest, whole = stream.finish()
+        assert stream.warning is None
+        assert whole == MessageParser(prompt).parse(text) == joined([*deltas, *rest])
+
+
+def test_wrong_pieces_are_refused_and_the_message_goes_on(prompt_of: Prompt) -> None:
+    """A lone surrogate, no text, and what comes after the end."""
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    deltas = stream.feed("Hello")
+    for wrong in ("\ud800", 5, None):
+        with pytest.raises(InvalidParams, match="text"):
+            stream.feed(wrong)  # type: ignore[arg-type]
+    assert stream.feed("") == []
+    deltas += stream.feed(" you.")
+    rest, whole = stream.finish()
+    assert joined([*deltas, *rest]) == whole == ParsedMessage("Hello you.")
+    for again in (stream.finish, lambda: stream.feed("x")):
+        with pytest.raises(Closed, match="has ended"):
+            again()
 
 
 def test_content_goes_through_as_it_comes(prompt_of: Prompt) -> None:
@@ -135,6 +184,18 @@ def test_text_that_is_not_of_the_format_is_the_content(prompt_of: Prompt) -> Non
     assert stream.text == text
 
 
+def test_what_follows_before_a_text_goes_wrong_is_kept(prompt_of: Prompt) -> None:
+    """What was passed on stays, and the rest is content as it was generated; the whole message is what was streamed."""
+    text = '<think>\nHm\n</think>\n\nSee <tool_call>\n{"name": "other", "arguments": {}}'
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    deltas = [delta for piece in text for delta in stream.feed(piece)]
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest])
+    assert whole.reasoning_content.strip() == "Hm"
+    assert whole.content.split() == text[text.index("See") :].split()
+    assert stream.warning is not None
+
+
 def test_a_call_that_the_parser_skips_is_the_content(prompt_of: Prompt) -> None:
     """One format reads a call without a name as nothing at all."""
     stream = MessageStream(prompt_of("Qwen3-Coder"))
@@ -176,7 +237,10 @@ def test_texts_of_markers_in_any_order_end_in_a_message(llama_cpp_source: Path) 
         for seed in range(8):
             text = "".join(draw.choices(words, k=draw.randint(1, 8)))
             stream = MessageStream(prompt)
-            for piece in pieces(text, 5, seed):
-                stream.feed(piece)
-            _, whole = stream.finish()
-            assert whole == (ParsedMessage(text) if stream.warning else MessageParser(prompt).parse(text)), path.stem
+            deltas = [delta for piece in pieces(text, 5, seed) for delta in stream.feed(piece)]
+            rest, whole = stream.finish()
+            if stream.warning is None:
+                assert whole == MessageParser(prompt).parse(text), path.stem
+            else:
+                assert whole == joined([*deltas, *rest]), path.stem
+                assert "".join(text.split()).endswith("".join(whole.content.split())[-5:]), (path.stem, text, whole)

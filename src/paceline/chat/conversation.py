@@ -108,6 +108,8 @@ def _parse_content(place: str, role: str, message: Mapping[Any, Any]) -> str | l
     if not isinstance(content, list):
         kind = "null" if content is None else type(content).__name__
         raise InvalidType(f"{place} must be a text or a list of text parts, not {kind}")
+    if not content and role == "assistant":
+        return ""
     if not content:
         raise InvalidParams(f"{place} must have at least one part")
     return [_parse_part(f"{place}[{index}]", part) for index, part in enumerate(content)]
@@ -141,7 +143,7 @@ def _parse_calls(place: str, role: str, calls: object) -> list[dict[str, Any]]:
 def _parse_call(place: str, call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise InvalidType(f"{place} must be an object with id, type and function")
-    if call.get("type", "function") != "function":
+    if call.get("type") not in (None, "function"):
         _refuse_unsupported(f"{place}.type", f"calls of the type {str(call['type'])[:80]!r}")
     function = call["function"]
     arguments = function.get("arguments")
@@ -152,12 +154,18 @@ def _parse_call(place: str, call: object) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": validation.text(f"{place}.function.name", function.get("name")),
-            "arguments": "{}" if arguments is None else validation.text(f"{place}.function.arguments", arguments),
+            "arguments": _arguments_text(f"{place}.function.arguments", arguments),
         },
     }
     if call.get("id"):
         parsed["id"] = validation.text(f"{place}.id", call["id"])
     return parsed
+
+
+def _arguments_text(place: str, arguments: object) -> str:
+    """Return arguments as JSON; clients spell calls without arguments in three ways."""
+    text = "" if arguments is None else validation.text(place, arguments)
+    return text if text.strip() else "{}"
 
 
 def _check_results(name: str, messages: list[dict[str, Any]]) -> None:
@@ -170,7 +178,7 @@ def _check_results(name: str, messages: list[dict[str, Any]]) -> None:
             called.add(call.get("id", ""))
         if message["role"] == "tool":
             wanted = message.get("tool_call_id")
-            if not has_call or (wanted is not None and wanted not in called):
+            if not has_call or (wanted is not None and wanted not in called and "" not in called):
                 what = f"for the call {wanted[:80]!r}" if wanted else "of a tool"
                 raise InvalidParams(f"{name}[{index}] is a result {what}, and no earlier message has that call")
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import MessageParser, ParsedMessage, ToolCall
-from paceline.errors import ChatParseError
+from paceline.errors import ChatParseError, Closed
 
 _FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
 _CHARS_PER_CHAR = 64  # ... so many for each that was generated
@@ -56,11 +57,14 @@ class MessageStream:
         """Begin a message."""
         self._parser = MessageParser(prompt)
         self._ends = _ends_of_text(prompt.parser)
+        self._longest_end = max(map(len, self._ends), default=0)
         self._text = ""
         self._sent = ParsedMessage()
         self._passing: Literal["content", "reasoning_content"] | None = None
         self._held = ""  # the end of the text that has not been passed on
+        self._num_passed = 0  # characters of the text up to there
         self._num_parsed = 0
+        self._has_ended = False
         self.warning: str | None = None
 
     @property
@@ -69,7 +73,16 @@ class MessageStream:
         return self._text
 
     def feed(self, text: str) -> list[MessageDelta]:
-        """Take the next piece of generated text and return what is new of the message."""
+        """Take the next piece of generated text and return what is new of the message.
+
+        Raises:
+            InvalidParams: The piece is no text, or has a lone surrogate; the message goes on without it.
+            Closed: The message has ended.
+        """
+        if self._has_ended:
+            raise Closed("the message has ended; make a new MessageStream")
+        if not validation.text("text", text):
+            return []
         self._text += text
         if self._passing is None:
             return self._parse_some()
@@ -78,30 +91,40 @@ class MessageStream:
     def finish(self) -> tuple[list[MessageDelta], ParsedMessage]:
         """End the message and return what was still missing, and the whole message.
 
-        A text that is not of the format is the content, as it was generated, and `warning` has the reason; nothing is lost.
-        Its deltas then may have thinking or calls that were read before the text went wrong.
+        Where the text is not of the format, `warning` has the reason, and what was not passed on before is content, as it was
+        generated: nothing is lost.
+
+        Raises:
+            Closed: The message has ended before.
         """
+        if self._has_ended:
+            raise Closed("the message has ended; make a new MessageStream")
+        self._has_ended = True
         try:
             whole = self._parser.parse(self._text)
         except ChatParseError as error:
-            self.warning, whole = str(error), ParsedMessage(self._text)
+            return self._with_the_rest(str(error))
         if whole == ParsedMessage() and self._text.strip():
-            self.warning, whole = (
-                "the parser of the chat format found no message in the text",
-                ParsedMessage(self._text),
-            )
-        self._passing = None
+            return self._with_the_rest("the parser of the chat format found no message in the text")
         return list(self._deltas(whole, is_final=True)), whole
+
+    def _with_the_rest(self, warning: str) -> tuple[list[MessageDelta], ParsedMessage]:
+        self.warning = warning
+        rest, sent = self._text[self._num_passed :], self._sent
+        self._sent = ParsedMessage(sent.content + rest, sent.reasoning_content, sent.tool_calls)
+        return [MessageDelta(content=rest)] if rest else [], self._sent
 
     def _pass_on(self, text: str) -> list[MessageDelta]:
         """Pass content or thinking on up to where it may end."""
         assert self._passing is not None  # noqa: S101 - our own invariant
         self._held += text
-        if any(end in self._held for end in self._ends):
+        recent = self._held[-(len(text) + self._longest_end) :]
+        if any(end in recent for end in self._ends):
             self._passing = None
             return self._parse_some()
         length = _length_without_beginnings(self._held, self._ends)
         passed, self._held = self._held[:length], self._held[length:]
+        self._num_passed = len(self._text) - len(self._held)
         if not passed:
             return []
         if self._passing == "content":
@@ -120,13 +143,19 @@ class MessageStream:
         except ChatParseError:  # the end will tell
             return []
         deltas = list(self._deltas(now))
-        fields: tuple[Literal["content", "reasoning_content"], ...] = ("content", "reasoning_content")
-        for field in fields:
-            before, probed = getattr(self._sent, field), getattr(after, field)
-            blank = probed[len(before) : -1] if probed.startswith(before) else _PROBE
-            if before and probed.endswith(_PROBE) and not blank.strip() and after.tool_calls == now.tool_calls:
-                self._passing, self._held = field, blank
+        if after.tool_calls == now.tool_calls:
+            if after.reasoning_content == now.reasoning_content:
+                self._begin_passing("content", self._sent.content, after.content)
+            elif after.content == now.content:
+                self._begin_passing("reasoning_content", self._sent.reasoning_content, after.reasoning_content)
         return deltas
+
+    def _begin_passing(self, field: Literal["content", "reasoning_content"], sent: str, probed: str) -> None:
+        """Pass text on from here if the probe came behind what was sent, after nothing but blanks."""
+        added = probed[len(sent) :]
+        if sent and probed.startswith(sent) and added.endswith(_PROBE) and not added[:-1].strip():
+            self._passing, self._held = field, added[:-1]
+            self._num_passed = len(self._text) - len(self._held)
 
     def _parsed(self, text: str) -> ParsedMessage:
         self._num_parsed += len(text)
@@ -155,6 +184,8 @@ class MessageStream:
             elif call.name and (call.arguments or is_final):
                 yield MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
                 calls.append(call)
+            else:
+                break
         self._sent = ParsedMessage(self._sent.content + content, self._sent.reasoning_content + reasoning, tuple(calls))
 
 

@@ -94,7 +94,7 @@ def _parse_tool(place: str, tool: object) -> Tool:
         }
         place_of = place
     elif isinstance(tool, Mapping):
-        kind = tool.get("type", "function")
+        kind = tool.get("type") or "function"
         if kind != "function":
             raise Unsupported(f"{place}.type must be 'function', not {str(kind)[:80]!r}; leave other tools out")
         found = tool.get("function")
@@ -124,10 +124,11 @@ def _check_names(tools: Sequence[Tool]) -> None:
     for index, tool in enumerate(tools):
         if tool.name in names:
             raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
-        if tool.name in _RESERVED or tool.name.endswith("-schema") or "-arg-" in tool.name:
+        begins = tuple(f"{other.name}-{word}" for other in tools for word in ("arg-", "schema"))
+        if tool.name in _RESERVED or tool.name.startswith(begins):
             raise InvalidParams(
-                f"tools[{index}] cannot be named {tool.name!r}, nor call, calls, ...-schema or ...-arg-..., "
-                "which the grammar of tool calls needs itself; give it another name"
+                f"tools[{index}] cannot be named {tool.name!r}, since the grammar of tool calls uses this name itself "
+                "(as it does call, calls, and those of other tools with -arg- or -schema behind); give it another name"
             )
         names.add(tool.name)
 

@@ -131,6 +131,22 @@ def test_tool_calls_and_their_results_become_plain_mappings() -> None:
     assert parsed[4] == {"role": "tool", "name": "g", "content": "22"}
 
 
+@pytest.mark.parametrize("arguments", ["", " ", None, "{}", {}])
+def test_calls_without_arguments_have_an_empty_object(arguments: object) -> None:
+    """However a client spells them; a type of null is that of a function, and a content without parts is empty."""
+    message = call_of("f", arguments)
+    message["tool_calls"][0]["type"] = None
+    parsed = parse_messages([{**message, "content": []}])
+    assert parsed[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert parsed[0]["content"] == ""
+
+
+def test_a_result_may_name_a_call_that_came_without_an_id() -> None:
+    """Some models give calls no ids, and clients make up their own."""
+    result = {"role": "tool", "tool_call_id": "made-up", "content": "5"}
+    assert parse_messages([call_of("f", call_id=None), result])[1] == result
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
