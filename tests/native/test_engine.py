@@ -171,12 +171,13 @@ def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: Tiny
 
 def test_streamed_is_as_blocking(demo: LLM) -> None:
     """Chunks joined are the completion, for several intervals, with and without stops."""
-    whole = demo.generate("Once upon a time", temperature=0, max_tokens=40)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "cache_prompt": False}
+    whole = demo.generate("Once upon a time", **options)
     stop = whole.text[20:23]
     for interval in (1, 2, 5):
         for stops in ([], [stop]):
-            blocking = demo.generate("Once upon a time", temperature=0, max_tokens=40, stop=stops)
-            with demo.stream("Once upon a time", temperature=0, max_tokens=40, stop=stops, interval=interval) as stream:
+            blocking = demo.generate("Once upon a time", **options, stop=stops)
+            with demo.stream("Once upon a time", **options, stop=stops, interval=interval) as stream:
                 chunks = list(stream)
             assert "".join(chunk.text for chunk in chunks) == blocking.text
             assert tuple(token for chunk in chunks for token in chunk.token_ids) == blocking.token_ids
@@ -635,8 +636,9 @@ def test_a_channel_of_a_refused_request_serves_another_one(llama: LLM) -> None:
 
 def test_the_interval_may_change_while_a_stream_is_read(demo: LLM) -> None:
     """Chunks have as many tokens as it says from then on, and together they are the same completion."""
-    whole = demo.generate("A fox", max_tokens=120, temperature=0, ignore_eos=True)
-    stream = demo.stream("A fox", max_tokens=120, temperature=0, ignore_eos=True, interval=100)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 120, "ignore_eos": True, "cache_prompt": False}
+    whole = demo.generate("A fox", **options)
+    stream = demo.stream("A fox", **options, interval=100)
     stream.interval = 30
     first = stream.get(LONG_S)
     assert isinstance(first, StreamChunk)
