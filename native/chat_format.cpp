@@ -66,7 +66,7 @@ std::string text_of(const common_json & object, const char * key) {
     return object.contains(key) && object.at(key).is_string() ? object.at(key).get<std::string>() : "";
 }
 
-// Text of the continued message, which llama.cpp appends to the prompt, goes in as a text that nobody can guess.
+// Text of the continued message, which llama.cpp appends to the prompt, goes in as a random one.
 std::string placeholder() {
     std::random_device random;
     std::string        text = "paceline";

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline import LLM
 
-# With these, and passes of one size (cache_prompt=False, nobody else in the batch), the text is the same.
+# With these, and passes of one size (cache_prompt=False, no other sequence in the batch), the text is the same.
 EXACT: dict[str, Any] = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 EXACT_FLAGS = ("-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32")
 
