@@ -322,7 +322,9 @@ def _continued(message: Mapping[str, Any]) -> dict[str, str]:
 def _encoded(request: Mapping[str, Any]) -> bytes:
     encoded = json.dumps(request, ensure_ascii=False).encode()
     if len(encoded) > MAX_BYTES:
-        raise TextTooLong(f"messages have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out")
+        raise TextTooLong(
+            f"messages, tools and kwargs have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out"
+        )
     return encoded
 
 

@@ -19,11 +19,10 @@ def checked_json(place: str, value: object, depth: int, max_bytes: int) -> Any:
 
     Raises `InvalidParams` where it is no JSON, nests more than `depth` levels, or is more than max_bytes as JSON.
     """
-    root = place.partition("[")[0] if place.startswith("kwargs") else place
-    plain = _checked(place, value, depth, f"{root} is nested more than {depth} deep")
+    plain = _checked(place, value, depth, f"{place} is nested more than {depth} deep")
     size = len(json.dumps(plain, ensure_ascii=False).encode())
     if size > max_bytes:
-        raise InvalidParams(f"{root} has {size} bytes as JSON, and may have {max_bytes}")
+        raise InvalidParams(f"{place} has {size} bytes as JSON, and may have {max_bytes}")
     return plain
 
 
