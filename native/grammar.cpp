@@ -11,7 +11,8 @@ namespace paceline {
 
 namespace {
 
-constexpr float impossible = -std::numeric_limits<float>::infinity();
+constexpr float   impossible = -std::numeric_limits<float>::infinity();
+constexpr int32_t no_token   = -1;
 
 void check_triggers(const Model & model, const GrammarOptions & options) {
     for (const std::string & word : options.trigger_words) {
@@ -45,6 +46,9 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
     : model_(model), matcher_(matcher(model, options)) {
     texts_ = TokenTexts::of(model);
     if (!options.lazy) {
+        if (!options.prefix.empty() && !matcher_.accept(no_token, options.prefix, false)) {
+            fail("GrammarError", "grammar_prefix: the grammar does not allow this text at its beginning");
+        }
         return;
     }
     waiting_.emplace();

@@ -21,6 +21,7 @@ namespace paceline {
 struct GrammarOptions {
     std::string              text;
     std::string              root = "root";
+    std::string              prefix;        // text of the prompt's end that the grammar begins with; not with lazy
     bool                     lazy = false;  // free text until a trigger, with which the grammar starts
     std::vector<std::string> trigger_words; // as they are; with a ^ before: only where the text begins
     std::vector<int32_t>     trigger_tokens;

@@ -192,7 +192,7 @@ uint64_t Sampler::fingerprint() const {
     f.add(o.dry_sequence_breakers), f.add(o.bad_words), f.add(o.stop_token_ids);
     f.add(o.allowed_token_ids.value_or(std::vector<int32_t>{-1}));
     if (o.grammar) {
-        f.add(std::vector<std::string>{o.grammar->text, o.grammar->root});
+        f.add(std::vector<std::string>{o.grammar->text, o.grammar->root, o.grammar->prefix});
         f.add(o.grammar->trigger_words), f.add(o.grammar->trigger_tokens);
         f.add(static_cast<int32_t>(o.grammar->lazy));
     }

@@ -49,6 +49,7 @@ void bind_options(nb::module_ & m) {
         .def(nb::init<>())
         .def_rw("text", &GrammarOptions::text)
         .def_rw("root", &GrammarOptions::root)
+        .def_rw("prefix", &GrammarOptions::prefix)
         .def_rw("lazy", &GrammarOptions::lazy)
         .def_rw("trigger_words", &GrammarOptions::trigger_words)
         .def_rw("trigger_tokens", &GrammarOptions::trigger_tokens);

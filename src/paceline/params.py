@@ -125,6 +125,7 @@ class SamplingParams:
         seed: The same seed draws the same tokens, whatever else runs; None or -1 is a fresh one for every sampler.
         grammar: A GBNF grammar. At most one of grammar, json_schema, regex and choice.
         grammar_root: The rule that it begins with.
+        grammar_prefix: Text of the prompt's end that the grammar begins with; it has a match before the first token.
         grammar_lazy: Text is free until one of grammar_triggers has come, with which the grammar begins.
         grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; or token ids.
         json_schema: A JSON schema as text, a mapping or a bool.
@@ -181,6 +182,7 @@ class SamplingParams:
     echo: bool = False
     grammar: str | None = None
     grammar_root: str = "root"
+    grammar_prefix: str = ""
     grammar_lazy: bool = False
     grammar_triggers: tuple[str | int, ...] = ()
     json_schema: Mapping[str, Any] | str | bool | None = None
@@ -260,6 +262,7 @@ class SamplingParams:
         if self.json_schema is not None:
             self._set("json_schema", _schema(self.json_schema))
         self._set("grammar_root", validation.text("grammar_root", self.grammar_root))
+        self._set("grammar_prefix", validation.text("grammar_prefix", self.grammar_prefix))
         self._set("grammar_triggers", _triggers(self.grammar_triggers))
 
     def _check_together(self) -> None:
@@ -268,6 +271,8 @@ class SamplingParams:
             raise InvalidParams(f"min_tokens must not exceed max_tokens ({self.max_tokens}), not {self.min_tokens}")
         if self.grammar_lazy and (self.grammar is None or not self.grammar_triggers):
             raise InvalidParams("grammar_lazy needs a grammar and grammar_triggers that it begins with")
+        if self.grammar_prefix and (self.grammar is None or self.grammar_lazy):
+            raise InvalidParams("grammar_prefix needs a grammar, and one that is not lazy")
         if self.grammar_triggers and not self.grammar_lazy:
             raise InvalidParams("grammar_triggers have no meaning without grammar_lazy=True")
         if "infill" in self.samplers and not self._bounds_infill():

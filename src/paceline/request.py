@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from paceline import validation
-from paceline.errors import InvalidType
+from paceline.errors import InvalidParams, InvalidType
 
 Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
@@ -20,6 +20,7 @@ _LARGE = 1_000_000
 MAX_INTERVAL = 1_000_000
 """Tokens; more than any choice has."""
 _INT32 = 2**31 - 1
+_MAX_PRESERVED = 1024
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
@@ -44,6 +45,7 @@ class RequestOptions:
         add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
         parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become those tokens.
         special: Whether generated control tokens are part of the text; they always are in token_ids.
+        preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
         tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes; others cannot even
             find out by timing.
@@ -67,6 +69,7 @@ class RequestOptions:
     add_special: bool = True
     parse_special: bool = False
     special: bool = False
+    preserved_tokens: tuple[int, ...] = ()
     cache_prompt: bool = True
     tenant: str = ""
     cache_salt: str = ""
@@ -91,6 +94,7 @@ class RequestOptions:
         self._set("slow_reader", validation.choice("slow_reader", self.slow_reader, ("pause", "cancel")))
         for name in ("add_special", "parse_special", "special", "cache_prompt"):
             validation.boolean(name, getattr(self, name))
+        self._set("preserved_tokens", _token_ids(self.preserved_tokens))
         for name in ("tenant", "cache_salt"):
             self._set(name, validation.text(name, getattr(self, name)))
         if self.request_id is not None:
@@ -99,6 +103,14 @@ class RequestOptions:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        raise InvalidType(f"preserved_tokens must be a list of token ids, not {type(ids).__name__}")
+    if len(ids) > _MAX_PRESERVED:
+        raise InvalidParams(f"preserved_tokens must be at most {_MAX_PRESERVED}, not {len(ids)}")
+    return tuple(sorted({validation.integer("preserved_tokens", one, 0, _INT32) for one in ids}))
 
 
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptions))

@@ -21,7 +21,7 @@ from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.tools import parse_tool_choice, parse_tools
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
-from paceline.runtime import Model
+from paceline.runtime import Model, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt
 
 MAX_BYTES = 32 << 20  # of a conversation, as JSON
@@ -148,6 +148,11 @@ class ChatFormat:
         self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        return self._tokenizer
 
     @property
     def source(self) -> str:

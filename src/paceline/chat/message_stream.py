@@ -53,8 +53,14 @@ class MessageDelta:
 class MessageStream:
     """One message that is being generated after a rendered prompt."""
 
-    def __init__(self, prompt: RenderedPrompt) -> None:
-        """Begin a message."""
+    def __init__(self, prompt: RenderedPrompt, *, is_whole: bool = False) -> None:
+        """Begin a message.
+
+        Args:
+            prompt: What it follows.
+            is_whole: Whether only the end is of interest, where the message was generated before: `feed` returns nothing.
+        """
+        self._is_whole = is_whole
         self._parser = MessageParser(prompt)
         self._ends = _ends_of_text(prompt.parser)
         self._longest_end = max(map(len, self._ends), default=0)
@@ -72,6 +78,13 @@ class MessageStream:
         """The text so far, as the model generated it."""
         return self._text
 
+    def needs_parser(self, text: str) -> bool:
+        """Return whether feeding this text would call the parser, which takes time, instead of passing the text on."""
+        if self._passing is None:
+            return bool(text) and not self._is_whole
+        recent = self._held[-self._longest_end :] + text if self._longest_end else text
+        return any(end in recent for end in self._ends)
+
     def feed(self, text: str) -> list[MessageDelta]:
         """Take the next piece of generated text and return what is new of the message.
 
@@ -84,15 +97,21 @@ class MessageStream:
         if not validation.text("text", text):
             return []
         self._text += text
+        if self._is_whole:
+            return []
         if self._passing is None:
             return self._parse_some()
         return self._pass_on(text)
 
-    def finish(self) -> tuple[list[MessageDelta], ParsedMessage]:
+    def finish(self, *, is_cut: bool = False) -> tuple[list[MessageDelta], ParsedMessage]:
         """End the message and return what was still missing, and the whole message.
 
         Where the text is not of the format, `warning` has the reason, and what was not passed on before is content, as it was
         generated: nothing is lost.
+
+        Args:
+            is_cut: Whether the message was cut off, by a limit on its length for example. What its end leaves open, such as a
+                tool call's arguments, is then the beginning of what it would have been.
 
         Raises:
             Closed: The message has ended before.
@@ -101,7 +120,7 @@ class MessageStream:
             raise Closed("the message has ended; make a new MessageStream")
         self._has_ended = True
         try:
-            whole = self._parser.parse(self._text)
+            whole = self._parser.parse(self._text, is_partial=is_cut)
         except ChatParseError as error:
             return self._with_the_rest(str(error))
         if whole == ParsedMessage() and self._text.strip():

@@ -116,6 +116,9 @@ class TextPipe:
 _NO_LIMIT = 2**63
 
 
+_MAX_SHOWN = 8  # combinations of preserved tokens whose tables are kept
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The bytes of a model's tokens, without and with the text of control tokens, and its end-of-generation tokens."""
@@ -133,6 +136,31 @@ class Vocabulary:
     def texts_special(self) -> Sequence[str | None]:
         """As `texts`, with control tokens."""
         return [_text(piece) for piece in self.pieces_special]
+
+    @cached_property
+    def _shown(self) -> dict[tuple[int, ...], tuple[Sequence[bytes], Sequence[str | None]]]:
+        return {}
+
+    def shown(self, options: RequestOptions) -> tuple[Sequence[bytes], Sequence[str | None]]:
+        """Return the bytes and the texts of all tokens, as the options of a request want control tokens shown."""
+        if options.special:
+            return self.pieces_special, self.texts_special
+        if not options.preserved_tokens:
+            return self.pieces, self.texts
+        found = self._shown.get(options.preserved_tokens)
+        if found is None:
+            found = self._with(options.preserved_tokens)
+            if len(self._shown) >= _MAX_SHOWN:
+                self._shown.clear()
+            self._shown[options.preserved_tokens] = found
+        return found
+
+    def _with(self, preserved: tuple[int, ...]) -> tuple[Sequence[bytes], Sequence[str | None]]:
+        pieces, texts = list(self.pieces), list(self.texts)
+        for token_id in preserved:
+            if token_id < len(pieces):
+                pieces[token_id], texts[token_id] = self.pieces_special[token_id], self.texts_special[token_id]
+        return pieces, texts
 
 
 def _text(piece: bytes) -> str | None:
@@ -156,10 +184,8 @@ class OutputProcessor:
     ) -> None:
         self._choice = choice
         self.interval = options.interval
-        special = options.special
-        pieces = vocabulary.pieces_special if special else vocabulary.pieces
         # Without stop strings a token that is text by itself needs no pipe, as long as the pipe holds nothing back.
-        self._texts_by_id = vocabulary.texts_special if special else vocabulary.texts
+        pieces, self._texts_by_id = vocabulary.shown(options)
         self._has_stops = bool(params.stop)
         self._is_plain = not self._has_stops
         self._ends = frozenset() if params.ignore_eos else vocabulary.eog_ids

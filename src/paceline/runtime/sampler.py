@@ -269,6 +269,7 @@ def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
     grammar = _native.GrammarOptions()
     grammar.text = text
     grammar.root = params.grammar_root if params.grammar is not None else "root"
+    grammar.prefix = params.grammar_prefix
     grammar.lazy = params.grammar_lazy
     grammar.trigger_words = [trigger for trigger in params.grammar_triggers if isinstance(trigger, str)]
     grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]

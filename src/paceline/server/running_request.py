@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
@@ -167,8 +167,11 @@ class RunningRequest:
                 self._context.finished.append((chunk.finish_reason, chunk.usage))
 
 
-class ChunkSource(Protocol):
-    """Where a response reads chunks from: a `RunningRequest`, or a wrapper that alters what is read."""
+C = TypeVar("C")
+
+
+class ChunkSource(Protocol[C]):
+    """Where a response reads chunks from: a `RunningRequest`, or what reads one as something else."""
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -182,7 +185,7 @@ class ChunkSource(Protocol):
     def is_disconnected(self) -> bool:
         """True after the client disconnected."""
 
-    def batches(self) -> AsyncIterator[ChunkBatch]:
+    def batches(self) -> AsyncIterator[list[tuple[int, C]]]:
         """Yield chunks, see `RunningRequest.batches`."""
 
     def cancel(self) -> None:
@@ -193,7 +196,7 @@ class ChunkSource(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
 
-async def collect(source: ChunkSource, params: SamplingParams) -> list[Completion]:
+async def collect(source: ChunkSource[StreamChunk], params: SamplingParams) -> list[Completion]:
     """Read a source to its end and return the completions; see `RunningRequest.collect`. params: the request's."""
     parts: list[list[StreamChunk]] = [[] for _ in source.prompts]
     async for batch in source.batches():

@@ -219,8 +219,11 @@ class Service:
         variables: of the request, for the template; they win over the server's. effort: of the request, see
         `template_kwargs`; it wins over both.
         """
-        kwargs = template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
-        return self.chat_format().render_turn(turn, ChatOptions(kwargs=kwargs))
+        return self.chat_format().render_turn(turn, ChatOptions(kwargs=self.template_variables(variables, effort)))
+
+    def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
+        """Return the server's variables for the template, with a request's own and its reasoning effort over them."""
+        return template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
 
     def _front_by_settings(self) -> AsyncLLM:
         defaults = {"isolation": "process", "progress": self._set_progress, "cancel": self._stop_loading}

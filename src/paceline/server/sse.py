@@ -10,48 +10,98 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.chat import ChatChunk
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiError, api_error_of, api_error_of_finish
 from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
 
 _log = logging.getLogger("paceline.server")
 
-Render = Callable[[int, StreamChunk], Iterable[bytes]]
-"""Encodes a chunk of a prompt as the JSON of events, without line breaks."""
+Render = Callable[[int, Any], Iterable[bytes]]
+"""Encodes a chunk of the source, a `StreamChunk` or a `ChatChunk`, of a prompt as events."""
 
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer responses do not buffer this one
 ]
-_PING = b": ping\n\n"
+
+
+def _data(event: bytes) -> bytes:
+    return b"data: %b\n\n" % event
+
+
+def _as_it_is(event: bytes) -> bytes:
+    return event
+
+
+def _line(event: bytes) -> bytes:
+    return event + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How events follow each other in a stream.
+
+    media_type: of the response. frame: makes what is sent of an event as the route encodes it. ping: sent while there is
+    nothing to send; empty: nothing.
+    """
+
+    media_type: bytes
+    frame: Callable[[bytes], bytes]
+    ping: bytes
+
+
+_EVENTS = b"text/event-stream; charset=utf-8"
+SSE = Framing(_EVENTS, _data, b": ping\n\n")
+"""Events without a name: the route encodes their data."""
+NAMED_SSE = Framing(_EVENTS, _as_it_is, b": ping\n\n")
+"""Events with names: the route encodes them whole, see `named_event`."""
+JSON_LINES = Framing(b"application/x-ndjson", _line, b"")
+"""One JSON object a line."""
+
+
+def named_event(name: bytes, data: bytes) -> bytes:
+    """Encode an event with a name. data: JSON without line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
 class EventStream(Response):
     """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
 
-    failure: encodes the event that reports an error. done: data of the last event; empty: none.
+    failure: encodes the event that reports an error. done: the last event; empty: none.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, source: ChunkSource, render: Render, *, failure: Callable[[ApiError], bytes], done: bytes = b"[DONE]"
+        self,
+        source: ChunkSource[Any],
+        render: Render,
+        *,
+        failure: Callable[[ApiError], bytes],
+        done: bytes = b"[DONE]",
+        framing: Framing = SSE,
     ) -> None:
         super().__init__()
         self._source, self._render, self._failure, self._done = source, render, failure, done
+        self._framing = framing
         self._api_error: ApiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of ASGI
         """Send the whole response."""
         async with self._source:
-            await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._own_headers()]})
-            wire = _Wire(send, self._source.heartbeat_s)
+            kind = (b"content-type", self._framing.media_type)
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS, *self._own_headers()]}
+            )
+            wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._framing.ping)
             try:
                 await self._write(wire)
             finally:
@@ -63,7 +113,8 @@ class EventStream(Response):
             async for batch in source.batches():
                 if source.is_disconnected:
                     continue  # read to the end, which is near
-                data = [b"data: %b\n\n" % event for index, chunk in batch for event in self._events(index, chunk)]
+                frame = self._framing.frame
+                data = [frame(event) for index, chunk in batch for event in self._events(index, chunk)]
                 if data:
                     await wire.send(b"".join(data))
         except Exception as error:  # noqa: BLE001 - every stream ends in order
@@ -73,19 +124,19 @@ class EventStream(Response):
         if not source.is_disconnected:
             await wire.end(self._ending())
 
-    def _events(self, index: int, chunk: StreamChunk) -> Iterable[bytes]:
+    def _events(self, index: int, chunk: StreamChunk | ChatChunk) -> Iterable[bytes]:
         """Return the events of a chunk. A failed ending is reported at the end of the stream, its text at once."""
         if chunk.finish_reason not in FAILED_FINISH_REASONS:
             return self._render(index, chunk)
         if self._api_error is None and chunk.finish_reason is not None:
             self._api_error = api_error_of_finish(chunk.finish_reason, chunk.error)
-        if not (chunk.text or chunk.token_ids):
+        if not chunk.has_output:
             return ()
         return self._render(index, msgspec.structs.replace(chunk, finish_reason=None, usage=None, error=None))
 
     def _ending(self) -> bytes:
         last = [] if self._api_error is None else [self._failure(self._api_error)]
-        return b"".join(b"data: %b\n\n" % event for event in [*last, *([self._done] if self._done else [])])
+        return b"".join(map(self._framing.frame, [*last, *([self._done] if self._done else [])]))
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route has added."""
@@ -95,8 +146,8 @@ class EventStream(Response):
 class _Wire:
     """The connection to the client; sends a comment from time to time while no event is sent."""
 
-    def __init__(self, send: Send, heartbeat_s: float) -> None:
-        self._send, self._heartbeat_s = send, heartbeat_s
+    def __init__(self, send: Send, heartbeat_s: float, ping: bytes) -> None:
+        self._send, self._heartbeat_s, self._ping_data = send, heartbeat_s, ping
         self._is_quiet, self._is_sending = True, False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -132,4 +183,4 @@ class _Wire:
             self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
 
     async def _send_ping(self) -> None:
-        await self._send({"type": "http.response.body", "body": _PING, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._ping_data, "more_body": True})

@@ -112,6 +112,11 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     error: PacelineError | None = None
 
+    @property
+    def has_output(self) -> bool:
+        """Whether it has tokens or text."""
+        return bool(self.text or self.token_ids)
+
     def joined(self, later: StreamChunk) -> StreamChunk:
         """Join this chunk with the next one of the same choice; the later one's ending counts.
 

@@ -22,7 +22,7 @@ from paceline.streaming import FinishReason, StreamChunk, Usage
 class ChunkSourceWrapper:
     """Base of sources that alter the chunks of another one: they define `batches`."""
 
-    def __init__(self, source: ChunkSource) -> None:
+    def __init__(self, source: ChunkSource[StreamChunk]) -> None:
         self._source = source
 
     @property
@@ -108,7 +108,7 @@ class LineLimitedSource(ChunkSourceWrapper):
     """Cuts choices at their line limits, and cancels the wrapped source when the last of them is over."""
 
     def __init__(
-        self, source: ChunkSource, limits: LineLimits, clock: Callable[[], float], params: SamplingParams
+        self, source: ChunkSource[StreamChunk], limits: LineLimits, clock: Callable[[], float], params: SamplingParams
     ) -> None:
         super().__init__(source)
         self._limits, self._clock = limits, clock
@@ -161,7 +161,7 @@ class ProgressSource(ChunkSourceWrapper):
 
     def __init__(
         self,
-        source: ChunkSource,
+        source: ChunkSource[StreamChunk],
         read_slots: ReadSlots,
         request_id: str,
         clock: Callable[[], float],

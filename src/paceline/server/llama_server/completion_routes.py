@@ -39,6 +39,7 @@ from paceline.server.running_request import (
 )
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, Render
+from paceline.streaming import StreamChunk
 
 _MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes a while to encode
 _MANY_CHOICES = 8  # in one response
@@ -112,12 +113,12 @@ class _RunningCompletion:
         self._settings = brief_settings(request.params, stream=request.stream, others=request.settings)
         state.running[self._id] = self._settings
 
-    async def start(self, running_request: RunningRequest) -> tuple[CompletionRenderer, ChunkSource]:
+    async def start(self, running_request: RunningRequest) -> tuple[CompletionRenderer, ChunkSource[StreamChunk]]:
         """Return the renderer and the source to read.
 
         That is the running request, wrapped if lines may end it or progress is reported.
         """
-        source: ChunkSource = running_request
+        source: ChunkSource[StreamChunk] = running_request
         request, engine = self._request, self._service.engine()
         if "truncate" in request.options:
             request = await asyncio.to_thread(
@@ -173,7 +174,7 @@ class _RunningCompletion:
 class _ReleasingStream(EventStream):
     """A stream that releases its slots when it ends for any reason."""
 
-    def __init__(self, source: ChunkSource, render: Render, completion: _RunningCompletion) -> None:
+    def __init__(self, source: ChunkSource[StreamChunk], render: Render, completion: _RunningCompletion) -> None:
         super().__init__(source, render, failure=llama_error_event, done=b"")
         self._completion = completion
         completion.is_streaming = True

@@ -1,0 +1,272 @@
+"""The result of a chat: messages with content, thinking and tool calls apart; whole, and while they are generated.
+
+What libraries and servers hand out is made of these records. Parsing takes time: not on an event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from paceline.chat.chat_format import RenderedPrompt
+from paceline.chat.message_parser import ParsedMessage, ToolCall
+from paceline.chat.message_stream import MessageDelta, MessageStream
+from paceline.completion import Choice, Completion
+from paceline.errors import PacelineError
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+
+_WHOLE = (FinishReason.END, FinishReason.STOP)
+
+
+def new_call_id() -> str:
+    """Return an id for a tool call in a format without ids."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChoice:
+    """One choice of a chat completion.
+
+    Attributes:
+        index: Its number among the n choices.
+        message: What the model said: content, thinking, tool calls. Every call has an id.
+        finish_reason: Why it ended.
+        text: The generated text as it was, with the marks of the chat format.
+        token_ids: The generated tokens, without those of the stop.
+        stop: The stop string or token id that ended it, with the reason STOP.
+        logprobs: One for each of token_ids; None where they were not requested.
+        error: Why it failed, with the reason ERROR; the message is what was generated until then.
+        warning: Why the text could not be read as a message of the chat format; the content is the raw text then.
+    """
+
+    index: int
+    message: ParsedMessage
+    finish_reason: FinishReason
+    text: str
+    token_ids: tuple[int, ...]
+    stop: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: PacelineError | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletion:
+    """The choices of a chat; the parts of the first one are properties of their own.
+
+    Attributes:
+        choices: All choices, by index.
+        prompt_token_ids: The prompt as it was computed.
+        usage: Token counts and times.
+        prompt_logprobs: One for each prompt token but the first; None where they were not requested.
+        index: The request's place in a list of conversations.
+    """
+
+    choices: tuple[ChatChoice, ...]
+    prompt_token_ids: tuple[int, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    index: int = 0
+
+    @property
+    def message(self) -> ParsedMessage:
+        """Message of the first choice."""
+        return self.choices[0].message
+
+    @property
+    def content(self) -> str:
+        """Content of the first choice."""
+        return self.choices[0].message.content
+
+    @property
+    def reasoning_content(self) -> str:
+        """Thinking of the first choice."""
+        return self.choices[0].message.reasoning_content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls of the first choice."""
+        return self.choices[0].message.tool_calls
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Finish reason of the first choice."""
+        return self.choices[0].finish_reason
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of one choice of a chat that is being generated.
+
+    Attributes:
+        choice: The choice that it belongs to.
+        deltas: What is new of its message, in order. May be empty: tokens can come before what they mean is clear.
+        token_ids: The generated tokens.
+        logprobs: One per token of token_ids, if requested.
+        prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
+        finish_reason: Why the choice ended; on its last chunk.
+        stop: The stop string or token id that ended it, with the reason STOP.
+        usage: Token counts and times; on the terminal chunk, the last of the stream.
+        error: Why the choice failed, with the reason ERROR.
+        message: The whole message; on the choice's last chunk.
+        warning: As in `ChatChoice`; on the choice's last chunk.
+    """
+
+    choice: int
+    deltas: tuple[MessageDelta, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+    usage: Usage | None = None
+    error: PacelineError | None = None
+    message: ParsedMessage | None = None
+    warning: str | None = None
+
+    @property
+    def has_output(self) -> bool:
+        """Whether it has tokens or a part of the message."""
+        return bool(self.deltas or self.token_ids)
+
+
+class ChatReader:
+    """Reads the stream of one request as chunks of a chat. One thread at a time."""
+
+    def __init__(
+        self, rendered: RenderedPrompt, num_choices: int = 1, make_call_id: Callable[[], str] = new_call_id
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            rendered: The prompt.
+            num_choices: How many messages are generated after it.
+            make_call_id: Makes ids of tool calls in formats without.
+        """
+        self._messages = [_OpenMessage(rendered, make_call_id) for _ in range(num_choices)]
+
+    def needs_parser(self, chunk: StreamChunk) -> bool:
+        """Return whether reading this chunk takes time, because the parser is called."""
+        return chunk.finish_reason is not None or self._messages[chunk.choice].stream.needs_parser(chunk.text)
+
+    def read(self, chunk: StreamChunk) -> list[ChatChunk]:
+        """Return what a chunk brings; where it ends several choices at once, a chunk for each, its own last."""
+        ended = [] if chunk.usage is None else self._end_others(chunk)
+        message = self._messages[chunk.choice]
+        deltas = message.feed(chunk.text)
+        whole = None
+        if chunk.finish_reason is not None and not message.has_ended:
+            more, whole = message.finish(is_cut=chunk.finish_reason not in _WHOLE)
+            deltas += more
+        return [
+            *ended,
+            ChatChunk(
+                choice=chunk.choice,
+                deltas=tuple(deltas),
+                token_ids=chunk.token_ids,
+                logprobs=chunk.logprobs,
+                prompt_logprobs=chunk.prompt_logprobs,
+                finish_reason=chunk.finish_reason,
+                stop=chunk.stop,
+                usage=chunk.usage,
+                error=chunk.error,
+                message=whole,
+                warning=message.stream.warning,
+            ),
+        ]
+
+    def _end_others(self, terminal: StreamChunk) -> list[ChatChunk]:
+        """End the choices that the terminal chunk ends beside its own, for its reason."""
+        ended = []
+        for index, message in enumerate(self._messages):
+            if index != terminal.choice and not message.has_ended:
+                deltas, whole = message.finish(is_cut=terminal.finish_reason not in _WHOLE)
+                ended.append(
+                    ChatChunk(
+                        choice=index,
+                        deltas=tuple(deltas),
+                        finish_reason=terminal.finish_reason,
+                        error=terminal.error,
+                        message=whole,
+                        warning=message.stream.warning,
+                    )
+                )
+        return ended
+
+
+class _OpenMessage:
+    """A message that is being read, and the ids of its calls."""
+
+    def __init__(self, rendered: RenderedPrompt, make_call_id: Callable[[], str]) -> None:
+        self.stream = MessageStream(rendered)
+        self.has_ended = False
+        self._make_call_id = make_call_id
+        self._ids: list[str] = []
+
+    def feed(self, text: str) -> list[MessageDelta]:
+        return [] if self.has_ended else self._with_ids(self.stream.feed(text))
+
+    def finish(self, *, is_cut: bool) -> tuple[list[MessageDelta], ParsedMessage]:
+        self.has_ended = True
+        deltas, whole = self.stream.finish(is_cut=is_cut)
+        deltas = self._with_ids(deltas)
+        return deltas, _identified(whole, self._make_call_id, self._ids)
+
+    def _with_ids(self, deltas: list[MessageDelta]) -> list[MessageDelta]:
+        """Give every call its id in its first delta. One that the format has behind the arguments comes too late."""
+        named = (self._named(delta) for delta in deltas)
+        return [delta for delta in named if delta is not None]
+
+    def _named(self, delta: MessageDelta) -> MessageDelta | None:
+        call = delta.tool_call
+        if call is None:
+            return delta
+        if call.index == len(self._ids):
+            self._ids.append(call.id or self._make_call_id())
+            return replace(delta, tool_call=replace(call, id=self._ids[call.index]))
+        return replace(delta, tool_call=replace(call, id="")) if call.arguments else None
+
+
+def chat_completion_of(
+    completion: Completion, rendered: RenderedPrompt, make_call_id: Callable[[], str] = new_call_id
+) -> ChatCompletion:
+    """Read a completion of a chat's prompt as a chat completion.
+
+    Args:
+        completion: The completion.
+        rendered: The prompt.
+        make_call_id: Makes ids of tool calls in formats without.
+    """
+    return ChatCompletion(
+        choices=tuple(_chat_choice(choice, rendered, make_call_id) for choice in completion.choices),
+        prompt_token_ids=completion.prompt_token_ids,
+        usage=completion.usage,
+        prompt_logprobs=completion.prompt_logprobs,
+        index=completion.index,
+    )
+
+
+def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callable[[], str]) -> ChatChoice:
+    stream = MessageStream(rendered, is_whole=True)
+    stream.feed(choice.text)
+    _, message = stream.finish(is_cut=choice.finish_reason not in _WHOLE)
+    return ChatChoice(
+        index=choice.index,
+        message=_identified(message, make_call_id, []),
+        finish_reason=choice.finish_reason,
+        text=choice.text,
+        token_ids=choice.token_ids,
+        stop=choice.stop,
+        logprobs=choice.logprobs,
+        error=choice.error,
+        warning=stream.warning,
+    )
+
+
+def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:
+    """Return the message with an id for every call: known ones, the format's own, new ones."""
+    ids = known + [call.id or make_call_id() for call in message.tool_calls[len(known) :]]
+    calls = tuple(replace(call, id=one) for call, one in zip(message.tool_calls, ids, strict=False))
+    return replace(message, tool_calls=calls)

@@ -1,0 +1,173 @@
+"""From a turn of a conversation to what an engine generates: prompt, stop texts, grammar, and how the result is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt
+from paceline.chat.conversation import Turn
+from paceline.chat.message_parser import MessageParser
+from paceline.errors import ChatParseError, InvalidParams, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime import Tokenizer
+
+_PROBE = '{"a":1}'
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A turn that is ready to be generated.
+
+    Attributes:
+        rendered: The prompt as text, and what reads the message that follows it.
+        token_ids: The prompt.
+        params: The caller's, with the stop texts, the grammar and the constraints of the chat format.
+        preserved_tokens: Control tokens that the generated text has to show (`RequestOptions.preserved_tokens`).
+    """
+
+    rendered: RenderedPrompt
+    token_ids: list[int]
+    params: SamplingParams
+    preserved_tokens: tuple[int, ...] = ()
+
+
+def prepare_chat(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions | None = None, params: SamplingParams | None = None
+) -> ChatRequest:
+    """Render and encode a turn, and decide how its message is constrained.
+
+    Tools make the grammar of their calls: from the first token on where a call is required, otherwise from where the model
+    begins one. A constraint of `params` (json_schema, regex, choice, grammar) applies to the message's content; a JSON schema
+    in a format whose content stands between marks becomes part of the format's own grammar.
+
+    Takes time: not on the engine's thread and not on an event loop.
+
+    Args:
+        chat_format: The model's.
+        turn: Of `next_turn`.
+        options: Tools, thinking and variables. Their json_schema counts where `params` have none.
+        params: How to generate.
+
+    Raises:
+        InvalidParams: A message, a tool or an option is malformed, or options exclude each other.
+        GrammarError: A tool's parameters, or the schema, cannot be enforced.
+        Unsupported: The format has no place for tools, or for constrained content.
+        TemplateError: The template refuses the conversation, or fails.
+        TextTooLong: The conversation is too long.
+    """
+    chosen, params = options or ChatOptions(), params or SamplingParams()
+    if params.json_schema is None and chosen.json_schema is not None:
+        params = params.replace(json_schema=chosen.json_schema)
+    chosen = replace(chosen, json_schema=None)
+    rendered = chat_format.render_turn(turn, chosen)
+    if _offers_tools(chosen):
+        rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
+    elif _constraint_of(params) is not None and not _has_bare_content(rendered):
+        rendered, params = _with_schema(chat_format, turn, chosen, params)
+    tokenizer = chat_format.tokenizer
+    return ChatRequest(
+        rendered,
+        chat_format.encode(rendered),
+        _with_stops(params, rendered.stops),
+        _ids_of(rendered.preserved_tokens, tokenizer),
+    )
+
+
+def is_thinking_open(rendered: RenderedPrompt) -> bool:
+    """Return whether a prompt ends within thinking, so that the message begins with it."""
+    start, prompt = rendered.thinking_start, rendered.generation_prompt
+    if not start or start not in prompt:
+        return False
+    after = prompt[prompt.rindex(start) + len(start) :]
+    return not any(end in after for end in rendered.thinking_ends)
+
+
+def _offers_tools(options: ChatOptions) -> bool:
+    return bool(options.tools) and options.tool_choice != "none"
+
+
+def _constraint_of(params: SamplingParams) -> str | None:
+    """Return the name of the constraint that the caller has set."""
+    names = ("json_schema", "grammar", "regex", "choice")
+    return next((name for name in names if getattr(params, name) is not None), None)
+
+
+def _with_tools(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
+) -> tuple[RenderedPrompt, SamplingParams]:
+    constraint = _constraint_of(params)
+    if constraint == "json_schema":
+        rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
+        if rendered.grammar is None or rendered.is_grammar_lazy:
+            raise Unsupported(
+                "json_schema with tools: this model's chat format has no grammar for both; leave one of them out, or set "
+                "tool_choice to 'none'"
+            )
+    elif constraint is not None:
+        raise InvalidParams(
+            f"{constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
+        )
+    return rendered, _with_grammar(params, rendered, chat_format.tokenizer)
+
+
+def _with_schema(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams
+) -> tuple[RenderedPrompt, SamplingParams]:
+    name = _constraint_of(params)
+    if name == "json_schema":
+        rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
+        if rendered.grammar is not None and not rendered.is_grammar_lazy:
+            return rendered, _with_grammar(params, rendered, chat_format.tokenizer)
+    raise Unsupported(
+        f"{name}: in this model's chat format the content stands between marks, and it has no grammar for them; constrain a "
+        "completion of a prompt instead"
+    )
+
+
+def _with_grammar(params: SamplingParams, rendered: RenderedPrompt, tokenizer: Tokenizer) -> SamplingParams:
+    """Return the params with the grammar of the format in place of a schema."""
+    free = params.replace(json_schema=None)
+    if rendered.grammar is None:
+        return free
+    if not rendered.is_grammar_lazy:
+        return free.replace(grammar=rendered.grammar, grammar_prefix=rendered.generation_prompt)
+    triggers = tuple(_trigger(one, tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern"))
+    if not triggers:
+        return free
+    return free.replace(grammar=rendered.grammar, grammar_lazy=True, grammar_triggers=triggers)
+
+
+def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int:
+    token_id = tokenizer.token_id(trigger.value) if trigger.kind == "token" else None
+    return trigger.value if token_id is None else token_id
+
+
+def _schema_of(params: SamplingParams) -> Mapping[str, Any]:
+    schema = json.loads(str(params.json_schema))  # SamplingParams keeps it as text
+    if not isinstance(schema, Mapping):
+        raise InvalidParams(f"json_schema must be an object in a chat, not {schema!r}")
+    return schema
+
+
+def _has_bare_content(rendered: RenderedPrompt) -> bool:
+    """Return whether a text as it is, behind thinking that the prompt has begun, is the content of a message."""
+    lead = rendered.thinking_ends[0] if is_thinking_open(rendered) else ""
+    try:
+        parsed = MessageParser(rendered).parse(lead + _PROBE)
+    except ChatParseError:
+        return False
+    return parsed.content.strip() == _PROBE and not parsed.tool_calls and not parsed.reasoning_content.strip()
+
+
+def _with_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:
+    more = tuple(stop for stop in stops if stop not in params.stop)
+    return params.replace(stop=(*params.stop, *more)) if more else params
+
+
+def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids of the texts that are one token; the others are text in any case."""
+    found = (tokenizer.token_id(text) for text in texts)
+    return tuple(sorted({one for one in found if one is not None}))

@@ -1,0 +1,99 @@
+"""The chat of one HTTP request, whatever API it came by: started, read as messages, cancelled when the client disconnects.
+
+On the event loop; templates run, prompts are tokenised and messages are parsed in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Self
+
+from starlette.requests import Request
+
+from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Turn, chat_completion_of, prepare_chat
+from paceline.chat.chat_request import ChatRequest
+from paceline.params import SamplingParams
+from paceline.server.running_request import RunningRequest, start_request
+from paceline.server.service import Service
+
+ChatBatch = list[tuple[int, ChatChunk]]
+"""Chunks that were available at one time, each with the index of its prompt, which is 0."""
+
+
+async def start_chat(  # noqa: PLR0913 - what a chat is made of
+    service: Service,
+    request: Request,
+    make_turn: Callable[[], Turn],
+    chat_options: ChatOptions,
+    params: SamplingParams,
+    options: Mapping[str, Any],
+    *,
+    streaming: bool,
+) -> RunningChat:
+    """Render and tokenise a conversation in a thread, and submit it.
+
+    make_turn: parses the messages; called in the thread. chat_options: its kwargs are completed by
+    `Service.template_variables`. options: keywords of `RequestOptions`. The request's body must have been read. Use the
+    `RunningChat` as a context manager. Raises what `prepare_chat` and `start_request` raise; then nothing runs.
+    """
+    chat_format = service.chat_format()
+
+    def prepare() -> ChatRequest:
+        return prepare_chat(chat_format, make_turn(), chat_options, params)
+
+    prepared = await asyncio.to_thread(prepare)
+    wanted = {**options, "preserved_tokens": prepared.preserved_tokens}
+    running = await start_request(service, request, [prepared.token_ids], prepared.params, wanted, streaming=streaming)
+    return RunningChat(running, prepared)
+
+
+class RunningChat:
+    """What runs for one chat. request: as it was prepared."""
+
+    def __init__(self, running: RunningRequest, request: ChatRequest) -> None:
+        self.request = request
+        self.request_id = running.request_id
+        self._running = running
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """Token ids of the only prompt."""
+        return self._running.prompts
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between comments on an idle stream."""
+        return self._running.heartbeat_s
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True after the client disconnected."""
+        return self._running.is_disconnected
+
+    async def batches(self) -> AsyncIterator[ChatBatch]:
+        """Yield all chunks that are available, whenever there are any, up to the terminal one."""
+        reader = ChatReader(self.request.rendered, self.request.params.n)
+        async for batch in self._running.batches():
+            chunks = [chunk for _, chunk in batch]
+            if any(reader.needs_parser(chunk) for chunk in chunks):
+                read = await asyncio.to_thread(lambda some: [reader.read(one) for one in some], chunks)
+            else:
+                read = [reader.read(chunk) for chunk in chunks]
+            yield [(0, one) for part in read for one in part]
+
+    async def collect(self) -> ChatCompletion:
+        """Wait for the whole. Raises the error of one that failed, `ClientDisconnected` after a disconnection."""
+        (completion,) = await self._running.collect()
+        return await asyncio.to_thread(chat_completion_of, completion, self.request.rendered)
+
+    def cancel(self) -> None:
+        """Cancel what is unfinished."""
+        self._running.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._running.__aexit__(*error)
