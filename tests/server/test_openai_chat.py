@@ -47,7 +47,7 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.Ch
 
 def test_a_conversation_is_rendered_by_its_template(world: OpenAIServer, client: openai.OpenAI) -> None:
     """By what the engine generates after the prompt that the model's own template makes."""
-    completion = chat(client, extra_body={"return_token_ids": True})
+    completion = chat(client, extra_body={"return_token_ids": True, "reasoning_format": "none"})
     chat_template = world.service.chat_format()
     ids = chat_template.encode(chat_template.render(MESSAGES))
     (choice,) = completion.choices
@@ -125,7 +125,8 @@ def test_the_usage_of_a_stream_comes_last_and_alone(client: openai.OpenAI) -> No
 
 def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
     """One record a token, with the bytes of each."""
-    whole = chat(client, logprobs=True, top_logprobs=2).choices[0]
+    raw = {"reasoning_format": "none"}
+    whole = chat(client, logprobs=True, top_logprobs=2, extra_body=raw).choices[0]
     assert whole.logprobs is not None
     content = whole.logprobs.content
     assert content is not None
@@ -167,7 +168,7 @@ def test_a_keyword_of_a_schema_that_is_not_enforced_is_refused(client: openai.Op
         ({"messages": [{"content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
-        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "x"}}]}, "tools"),
+        ({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
         ({"messages": MESSAGES, "echo": True}, "echo"),
@@ -226,3 +227,63 @@ def test_giving_up_on_a_whole_completion_cancels_its_request(world: OpenAIServer
         asyncio.run(leave())
         world.wait_closed("given-up")
     assert world.watch.ending("given-up").reason is FinishReason.CANCELLED
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather now.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["auto", "required", {"type": "function", "function": {"name": "weather"}}],
+    ids=["auto", "required", "named"],
+)
+def test_tool_calls_are_streamed_as_they_are_returned_whole(client: openai.OpenAI, choice: Any) -> None:
+    """Name and id in the first part, arguments in pieces, thinking apart."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "tool_choice": choice, "temperature": 0, "max_tokens": 100}
+    whole = client.chat.completions.create(messages=ASKED, **options).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.tool_calls is not None
+    (call,) = whole.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert call.id
+    with client.chat.completions.create(messages=ASKED, stream=True, **options) as stream:
+        parts = [part for chunk in stream for part in chunk.choices]
+    assert parts[-1].finish_reason == "tool_calls"
+    deltas = [delta for part in parts for delta in part.delta.tool_calls or ()]
+    assert {delta.index for delta in deltas} == {0}
+    assert [delta.id is not None for delta in deltas] == [True, *[False] * (len(deltas) - 1)]
+    assert deltas[0].function is not None
+    assert (deltas[0].type, deltas[0].function.name) == ("function", "weather")
+    assert "".join((delta.function and delta.function.arguments) or "" for delta in deltas) == call.function.arguments
+    thought = "".join((part.delta.model_extra or {}).get("reasoning_content", "") for part in parts)
+    assert thought == (whole.message.model_extra or {}).get("reasoning_content", "")
+    assert thought.strip()
+
+
+def test_a_result_of_a_tool_is_read(client: openai.OpenAI) -> None:
+    """The conversation goes on behind the call."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    first = client.chat.completions.create(messages=ASKED, **options).choices[0].message
+    assert first.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "rain, 12 degrees"}
+    second = client.chat.completions.create(messages=[*ASKED, first, result], **options).choices[0]
+    assert second.finish_reason == "stop"
+    assert "12" in (second.message.content or "")
+
+
+def test_a_call_that_is_cut_off_is_no_content(client: openai.OpenAI) -> None:
+    """And the reason is the length."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0}
+    for limit in range(8, 26, 3):
+        choice = client.chat.completions.create(messages=ASKED, max_tokens=limit, **options).choices[0]
+        assert choice.finish_reason == "length"
+        assert "weather" not in (choice.message.content or "")

@@ -63,6 +63,7 @@ class ServerSettings:
     embd_normalize: int = 2
     spm_infill: bool = False
     special: bool = False
+    reasoning_format: str = "auto"
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, for text. On the event loop; templates run and prompts are tokenised in threads."""
+"""POST /v1/chat/completions. On the event loop; templates run, prompts are tokenised and messages parsed in threads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.chat import next_turn
-from paceline.completion import Choice, Completion
-from paceline.params import SamplingParams
+from paceline.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatOptions,
+    MessageDelta,
+    ParsedMessage,
+    ToolCallDelta,
+    Turn,
+    next_turn,
+)
 from paceline.server.api_errors import naming_param, openai_error_event
 from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
@@ -28,12 +36,11 @@ from paceline.server.openai.responses import (
     prompt_extras,
     response_options_of,
     wants_prompt_logprobs,
-    whole_response,
 )
-from paceline.server.running_request import start_request
+from paceline.server.running_chat import start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
-from paceline.streaming import StreamChunk, TokenLogprobs
+from paceline.streaming import FinishReason, TokenLogprobs
 
 
 def routes(service: Service) -> APIRouter:
@@ -47,59 +54,98 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
+        streaming = bool(body.stream)
         with naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs"):
             parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request))
-            ids, stops = await asyncio.to_thread(_prompt, service, body)
-            params = add_stops(parsed.params, stops)
-            streaming = bool(body.stream)
-            running_request = await start_request(service, request, [ids], params, parsed.options, streaming=streaming)
+            running = await start_chat(
+                service,
+                request,
+                lambda: _turn(service, body),
+                chat_options(service, body),
+                parsed.params,
+                parsed.options,
+                streaming=streaming,
+            )
         options = response_options_of(
             service,
             body,
             parsed,
-            running_request,
-            id=f"chatcmpl-{running_request.request_id}",
+            running.prompts,
+            id=f"chatcmpl-{running.request_id}",
             object="chat.completion.chunk" if streaming else "chat.completion",
-            wants_prompt_logprobs=wants_prompt_logprobs(body, params),
+            wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
         )
         if streaming:
-            return EventStream(running_request, ChatStream(options), failure=openai_error_event)
-        return await whole_response(running_request, options, chat_body)
+            return EventStream(running, ChatStream(options), failure=openai_error_event)
+        async with running:
+            completion = await running.collect()
+        content = await asyncio.to_thread(chat_body, options, completion)
+        return Response(content, media_type="application/json")
 
     return router
 
 
-def _prompt(service: Service, body: OpenAIChatBody) -> tuple[list[int], tuple[str, ...]]:
-    """Return the prompt's token ids and the stop texts of the chat format."""
-    turn = next_turn(
+def _turn(service: Service, body: OpenAIChatBody) -> Turn:
+    return next_turn(
         body.messages,
         continues=body.continue_final_message,
         generates=body.add_generation_prompt,
         prefills=service.settings.prefill_assistant is True,
     )
-    rendered = service.rendered(turn, body.chat_template_kwargs or {}, body.reasoning_effort)
-    return service.chat_format().encode(rendered), rendered.stops
 
 
-def add_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:
-    """Return the params with these stops beside the request's own."""
-    more = tuple(stop for stop in stops if stop not in params.stop)
-    return params.replace(stop=(*params.stop, *more)) if more else params
+def chat_options(service: Service, body: OpenAIChatBody) -> ChatOptions:
+    """Return the tools of a body and how its message is thought and rendered."""
+    return ChatOptions(
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_format=body.reasoning_format or service.settings.reasoning_format,
+        kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
+    )
+
+
+class FunctionCall(msgspec.Struct):
+    """The function that a tool call names, or a part of it."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class MessageToolCall(msgspec.Struct):
+    """A tool call of a message."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class DeltaToolCall(msgspec.Struct):
+    """A part of a tool call; id, type and name are in its first one."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct):
-    """The assistant's message."""
+    """The assistant's message. content: null beside tool calls where there is none."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
     """A part of the assistant's message."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -109,7 +155,7 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class ChatChoice(ChoiceBase, kw_only=True):
+class ChatBodyChoice(ChoiceBase, kw_only=True):
     """One choice of a response."""
 
     message: ChatMessage
@@ -125,24 +171,40 @@ class ChatChunkChoice(ChoiceBase, kw_only=True):
     finish_reason: str | None = None
 
 
-def chat_body(options: ResponseOptions, completions: Sequence[Completion]) -> bytes:
-    """Encode a response that is not streamed, with the completion of the only prompt."""
-    (completion,) = completions
-    return options.whole(
-        [_chat_choice(options, completion, choice) for choice in completion.choices], [completion.usage]
-    )
+def chat_body(options: ResponseOptions, completion: ChatCompletion) -> bytes:
+    """Encode a response that is not streamed."""
+    warnings = [choice.warning for choice in completion.choices if choice.warning is not None]
+    choices = [_chat_choice(options, completion, choice) for choice in completion.choices]
+    return options.whole(choices, [completion.usage], warnings)
 
 
-def _chat_choice(options: ResponseOptions, completion: Completion, choice: Choice) -> ChatChoice:
-    return ChatChoice(
+def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: ChatChoice) -> ChatBodyChoice:
+    return ChatBodyChoice(
         index=choice.index,
-        message=ChatMessage(choice.text),
+        message=_message(choice.message),
         logprobs=_chat_logprobs(options, choice.token_ids, choice.logprobs or ()),
-        finish_reason=FINISH_REASONS[choice.finish_reason],
+        finish_reason=_finish_reason(choice.finish_reason, choice.message),
         stop_reason=UNSET if choice.stop is None else choice.stop,
         token_ids=choice.token_ids if options.token_ids else UNSET,
         **prompt_extras(options, 0, completion.prompt_logprobs or ()),
     )
+
+
+def _message(message: ParsedMessage) -> ChatMessage:
+    calls = [
+        MessageToolCall(id=call.id, function=FunctionCall(call.arguments, call.name)) for call in message.tool_calls
+    ]
+    return ChatMessage(
+        content=message.content if message.content or not calls else None,
+        reasoning_content=message.reasoning_content or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _finish_reason(reason: FinishReason, message: ParsedMessage | None) -> str:
+    """Return OpenAI's term; a message that was not cut off and has tool calls ended for them."""
+    known = FINISH_REASONS[reason]
+    return "tool_calls" if known == "stop" and message is not None and message.tool_calls else known
 
 
 def _chat_logprobs(
@@ -153,7 +215,7 @@ def _chat_logprobs(
     return ChatLogprobs(chat_logprobs(options.token_pieces, ids, logprobs, options.num_top))
 
 
-class ChatStream(ChoiceStream):
+class ChatStream(ChoiceStream[ChatChunk]):
     """The events of a chat completion, which has one prompt, number 0.
 
     The first event of a choice has the role, the last one the finish reason; both have no text.
@@ -163,28 +225,43 @@ class ChatStream(ChoiceStream):
         super().__init__(options)
         self._begun: set[int] = set()
 
-    def _choices(self, prompt: int, chunk: StreamChunk) -> list[ChatChunkChoice]:
+    def _choices(self, prompt: int, chunk: ChatChunk) -> list[ChatChunkChoice]:
         options, choices = self._options, []
         if chunk.choice not in self._begun:
             self._begun.add(chunk.choice)
             extras: dict[str, Any] = prompt_extras(options, prompt, self._scores[prompt].values)
             choices.append(ChatChunkChoice(index=chunk.choice, delta=ChatDelta(role="assistant", content=""), **extras))
-        if chunk.text or self._reports_tokens(chunk):
-            choices.append(
-                ChatChunkChoice(
-                    index=chunk.choice,
-                    delta=ChatDelta(content=chunk.text),
-                    logprobs=_chat_logprobs(options, chunk.token_ids, chunk.logprobs) if chunk.token_ids else None,
-                    token_ids=chunk.token_ids if options.token_ids else UNSET,
-                )
-            )
+        deltas = [_delta(one) for one in chunk.deltas]
+        if not deltas and self._reports_tokens(chunk):
+            deltas = [ChatDelta(content="")]
+        choices += [ChatChunkChoice(index=chunk.choice, delta=one) for one in deltas]
+        if deltas and chunk.token_ids:  # with the first part that they brought
+            first = choices[-len(deltas)]
+            first.logprobs = _chat_logprobs(options, chunk.token_ids, chunk.logprobs)
+            first.token_ids = chunk.token_ids if options.token_ids else UNSET
         if chunk.finish_reason is not None and chunk.finish_reason in FINISH_REASONS:
+            if chunk.warning is not None:
+                self._events.warn(chunk.warning)
             choices.append(
                 ChatChunkChoice(
                     index=chunk.choice,
                     delta=ChatDelta(),
-                    finish_reason=FINISH_REASONS[chunk.finish_reason],
+                    finish_reason=_finish_reason(chunk.finish_reason, chunk.message),
                     stop_reason=UNSET if chunk.stop is None else chunk.stop,
                 )
             )
         return choices
+
+
+def _delta(delta: MessageDelta) -> ChatDelta:
+    if delta.tool_call is not None:
+        return ChatDelta(tool_calls=[_call_delta(delta.tool_call)])
+    if delta.reasoning_content:
+        return ChatDelta(reasoning_content=delta.reasoning_content)
+    return ChatDelta(content=delta.content)
+
+
+def _call_delta(call: ToolCallDelta) -> DeltaToolCall:
+    if not call.name:
+        return DeltaToolCall(call.index, FunctionCall(call.arguments))
+    return DeltaToolCall(call.index, FunctionCall(call.arguments, call.name), call.id, "function")

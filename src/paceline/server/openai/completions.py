@@ -57,7 +57,7 @@ def routes(service: Service) -> APIRouter:
             service,
             body,
             parsed,
-            running_request,
+            running_request.prompts,
             id=f"cmpl-{running_request.request_id}",
             object="text_completion",
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
@@ -166,7 +166,7 @@ def _join(first: LogprobColumns, second: LogprobColumns) -> LogprobColumns:
     )
 
 
-class CompletionStream(ChoiceStream):
+class CompletionStream(ChoiceStream[StreamChunk]):
     """The events of a completion; tokens without text are an event only if ids or log-probabilities are reported."""
 
     def __init__(self, options: ResponseOptions) -> None:

@@ -145,6 +145,12 @@ class OpenAIChatBody(GenerationBody):
         None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
     )
     response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
+    tools: list[Any] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: Any = Field(None, description='"auto" (default), "none", "required", or one of the tools by its name.')
+    parallel_tool_calls: bool | None = Field(None, description="Whether one message may call several tools.")
+    reasoning_format: str | None = Field(
+        None, description='llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
+    )
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="A variable of the template; none turns thinking off, default leaves it to the template."
     )
@@ -183,13 +189,13 @@ RENAMED = {
 
 # OpenAI's: they mean something to OpenAI and do not affect the output.
 _OPENAI_IGNORED = (
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
 )  # fmt: skip
 # llama-server's: fields that its clients send to these endpoints.
 _LLAMA_SERVER_IGNORED = (
     "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
-    "post_sampling_probs", "reasoning_control", "reasoning_format", "response_fields", "return_progress", "return_tokens",
+    "post_sampling_probs", "reasoning_control", "response_fields", "return_progress", "return_tokens",
     "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
 )  # fmt: skip
 _IGNORED = frozenset(_OPENAI_IGNORED + _LLAMA_SERVER_IGNORED)
@@ -201,8 +207,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "web_search_options": (),
 }
 _WHERE_INSTEAD = {

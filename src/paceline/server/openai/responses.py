@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.chat import ChatChunk
 from paceline.completion import Completion
 from paceline.params import SamplingParams
 from paceline.runtime import build_info
@@ -32,9 +33,9 @@ from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 
 def response_options_of(
-    service: Service, body: GenerationBody, parsed: ParsedRequest, running_request: RunningRequest, **kind: Any
+    service: Service, body: GenerationBody, parsed: ParsedRequest, prompts: tuple[tuple[int, ...], ...], **kind: Any
 ) -> ResponseOptions:
-    """Collect the options from a request's body and its `RunningRequest`. kind: members that differ by endpoint."""
+    """Collect the options from a request's body and its prompts' token ids. kind: members that differ by endpoint."""
     engine, params = service.engine(), parsed.params
     reports_tokens = params.logprobs is not None or params.prompt_logprobs is not None
     stream = body.stream_options
@@ -42,7 +43,7 @@ def response_options_of(
         created=int(time.time()),
         model=service.names[0] if body.model is None else body.model,
         system_fingerprint=fingerprint(engine.model.fingerprint),
-        prompts=running_request.prompts,
+        prompts=prompts,
         n=params.n,
         text_pieces=engine.tokenizer.pieces(bool(parsed.options.get("special"))) if reports_tokens else (),
         token_pieces=engine.tokenizer.pieces(True) if reports_tokens else (),
@@ -129,14 +130,16 @@ class ResponseOptions:
         wanted = self.wants_prompt_logprobs or (self.echoes and self.num_top is not None)
         return len(self.prompts[prompt]) - 1 if wanted else 0
 
-    def whole(self, choices: Sequence[Any], usages: Sequence[Usage]) -> bytes:
+    def whole(self, choices: Sequence[Any], usages: Sequence[Usage], warnings: Sequence[str] = ()) -> bytes:
         """Encode a response that is not streamed."""
-        return _encode({**self.head, "choices": choices, "usage": usage_body(usages), **self.closing(usages)})
+        closing = self.closing(usages, warnings)
+        return _encode({**self.head, "choices": choices, "usage": usage_body(usages), **closing})
 
-    def closing(self, usages: Sequence[Usage]) -> dict[str, Any]:
+    def closing(self, usages: Sequence[Usage], warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the members at the end of a response or stream: timings of a single prompt, and warnings."""
         timings = {"timings": final_timings(usages[0], usages[0].completion_tokens)} if len(usages) == 1 else {}
-        return timings | ({"warnings": self.warnings} if self.warnings else {})
+        warned = (*self.warnings, *warnings)
+        return timings | ({"warnings": warned} if warned else {})
 
 
 class ChoiceBase(msgspec.Struct, kw_only=True):
@@ -168,10 +171,15 @@ class EventEncoder:
         self._num_prompt = sum(map(len, options.prompts))
         self._num_generated = 0
         self._usages: list[Usage] = []
+        self._warnings: list[str] = []
         clock = options.clock
         self._timings = None if clock is None else RunningTimings(clock, self._num_prompt, clock())
 
-    def note(self, chunk: StreamChunk) -> None:
+    def warn(self, warning: str) -> None:
+        """Add a warning, which the last event has."""
+        self._warnings.append(warning)
+
+    def note(self, chunk: StreamChunk | ChatChunk) -> None:
         """Count a chunk's tokens and usage; call before its choices are encoded."""
         self._num_generated += len(chunk.token_ids)
         if chunk.usage is not None:
@@ -194,7 +202,7 @@ class EventEncoder:
 
     def ending(self, last: bytes) -> list[bytes]:
         """Return the last event of a choice and those that follow it at the end of the stream."""
-        closing = self._options.closing(self._usages)
+        closing = self._options.closing(self._usages, self._warnings)
         if not self._options.include_usage:
             return [_with_members(last, closing)]
         usage = self._head + b'],"usage":' + _encode(usage_body(self._usages)) + b"}"
@@ -205,15 +213,18 @@ def _with_members(event: bytes, members: dict[str, Any]) -> bytes:
     return event[:-1] + b"," + _encode(members)[1:] if members else event
 
 
+C = TypeVar("C", StreamChunk, ChatChunk)
+
+
 @dataclass(slots=True)
-class PromptLogprobsBuffer:
+class PromptLogprobsBuffer(Generic[C]):
     """Collects `num_wanted` log-probabilities of a prompt from a stream, and holds back its chunks until then."""
 
     num_wanted: int
     values: list[TokenLogprobs] = field(default_factory=list)
-    _held: list[StreamChunk] = field(default_factory=list)
+    _held: list[C] = field(default_factory=list)
 
-    def pass_on(self, chunk: StreamChunk) -> list[StreamChunk]:
+    def pass_on(self, chunk: C) -> list[C]:
         """Take in a chunk and return the chunks that can be sent now."""
         if self.num_wanted == 0:
             return [chunk]
@@ -225,15 +236,17 @@ class PromptLogprobsBuffer:
         return ready
 
 
-class ChoiceStream(ABC):
+class ChoiceStream(ABC, Generic[C]):
     """Turns chunks into the events of a stream: call it with each chunk in order."""
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
         self._events = EventEncoder(options)
-        self._scores = [PromptLogprobsBuffer(options.num_scored(index)) for index in range(len(options.prompts))]
+        self._scores: list[PromptLogprobsBuffer[C]] = [
+            PromptLogprobsBuffer(options.num_scored(index)) for index in range(len(options.prompts))
+        ]
 
-    def __call__(self, prompt: int, chunk: StreamChunk) -> list[bytes]:
+    def __call__(self, prompt: int, chunk: C) -> list[bytes]:
         """Return the JSON of the events of a chunk of this prompt."""
         self._events.note(chunk)
         ready = self._scores[prompt].pass_on(chunk)
@@ -243,9 +256,9 @@ class ChoiceStream(ABC):
         return events
 
     @abstractmethod
-    def _choices(self, prompt: int, chunk: StreamChunk) -> Sequence[ChoiceBase]:
+    def _choices(self, prompt: int, chunk: C) -> Sequence[ChoiceBase]:
         """Return the choices of a chunk's events, one for each event."""
 
-    def _reports_tokens(self, chunk: StreamChunk) -> bool:
+    def _reports_tokens(self, chunk: C) -> bool:
         """Return whether a chunk has tokens whose ids or log-probabilities are reported."""
         return bool(chunk.token_ids) and (self._options.token_ids or self._options.num_top is not None)
