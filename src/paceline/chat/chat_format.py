@@ -67,6 +67,8 @@ class ChatOptions:
             offered alone, and required.
         parallel_tool_calls: Whether one message may have several calls; None: if the template can.
         reasoning_format: "none": thinking stays in the content; otherwise it is parsed apart from it.
+        skip_parsing: Whether all generated text stays in the content, thinking and tool calls as the model spells them; tools
+            are rendered, and nothing makes the model call them.
         json_schema: What the message's content has to conform to; None: anything.
         kwargs: More variables for the template, of the types that JSON has. `enable_thinking` is a bool.
     """
@@ -75,6 +77,7 @@ class ChatOptions:
     tool_choice: object = None
     parallel_tool_calls: bool | None = None
     reasoning_format: str = "auto"
+    skip_parsing: bool = False
     json_schema: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] | None = None
 
@@ -230,6 +233,10 @@ class ChatFormat:
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
         rendered = _rendered(template.apply(_encoded(request)))
+        if validation.boolean("skip_parsing", chosen.skip_parsing):
+            if choice == "required":
+                raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")
+            return RenderedPrompt(rendered.text, rendered.stops, rendered.inputs)
         if choice == "required" and rendered.grammar is None:
             raise Unsupported(
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"

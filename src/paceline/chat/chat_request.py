@@ -86,7 +86,7 @@ def is_thinking_open(rendered: RenderedPrompt) -> bool:
 
 
 def _offers_tools(options: ChatOptions) -> bool:
-    return bool(options.tools) and options.tool_choice != "none"
+    return bool(options.tools) and options.tool_choice != "none" and not options.skip_parsing
 
 
 def _constraint_of(params: SamplingParams) -> str | None:

@@ -29,10 +29,11 @@ class ServerSettings:
     `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
     lora_scales (for requests that set none), chat_template (text; None: the model's), chat_template_kwargs
     (variables for the template; a request's win over them), prefill_assistant (default of requests: whether to continue an
-    assistant's last message; None: as llama-server does in its routes and OpenAI in its own), pooling (default of embeddings;
-    None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by the greatest, 1 taxicab,
-    2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its prefix), special (default
-    of requests: whether control tokens are detokenized).
+    assistant's last message; None: as llama-server does in its routes and OpenAI in its own), reasoning_format (default of
+    requests: "none" leaves thinking in the content), skip_chat_parsing (whether thinking and tool calls stay in the content),
+    pooling (default of embeddings; None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by
+    the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its
+    prefix), special (default of requests: whether control tokens are detokenized).
 
     Network: hosts (addresses, names, or paths of Unix sockets that end in .sock), port (of all of them; 0: any free one, for
     one address), aliases (names of the model; none: its file's), tags (of the model, as GET /v1/models lists them), api_keys
@@ -64,6 +65,7 @@ class ServerSettings:
     spm_infill: bool = False
     special: bool = False
     reasoning_format: str = "auto"
+    skip_chat_parsing: bool = False
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080

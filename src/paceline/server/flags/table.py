@@ -53,7 +53,6 @@ def _switch(spelled: str, action: Reject | Ignore, text: str, *, env: str | None
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _MODELS_OWN = "the model's"
 _INTEGER = read.integer(-(2**31))
-_THINKING = "separating reasoning from the content is not supported yet; leave it out, or set it to none"
 _BUDGET = "a budget of reasoning tokens is not supported yet; leave it out, or limit all generated tokens with -n"
 _LOG_LEVELS = ("error", "error", "warning", "info", "debug")  # by llama-server's numbers
 _LINES = "every line of the log begins with its time and its level"
@@ -362,17 +361,16 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_JINJA", off="--no-jinja",
              actions={False: Ignore("chat templates are always read as Jinja")}),
         Flag("--reasoning-format", "FORMAT", read.one_of(("none", "auto", "deepseek", "deepseek-legacy")),
-             Reject(_THINKING), "Where reasoning goes in a chat completion: none and auto leave it in the content.",
-             env="LLAMA_ARG_THINK",
-             actions={"none": NO_OP, "auto": Ignore("reasoning stays in the content; separating it is not supported"
-                                                    " yet")}),
+             Store("server.reasoning_format"),
+             "Where thinking goes where a request does not say: none leaves it in the content, auto and deepseek put it "
+             "into reasoning_content; deepseek-legacy does as well.", env="LLAMA_ARG_THINK"),
         Flag("--reasoning-budget", "N", read.integer(-1), Reject(_BUDGET), "Maximum number of reasoning tokens.",
              env="LLAMA_ARG_THINK_BUDGET", actions={-1: NO_OP}),
         Flag("--reasoning-budget-message", "TEXT", read.unread, Reject(_BUDGET),
              "Text that ends the reasoning when the budget is used up.", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
-        Flag("--skip-chat-parsing", SWITCH, read.switch, NO_OP,
-             "Leave all generated text in the content, which is always so here.", env="LLAMA_ARG_SKIP_CHAT_PARSING",
-             off="--no-skip-chat-parsing"),
+        Flag("--skip-chat-parsing", SWITCH, read.switch, Store("server.skip_chat_parsing"),
+             "Leave all generated text in the content, thinking and tool calls included.",
+             env="LLAMA_ARG_SKIP_CHAT_PARSING", off="--no-skip-chat-parsing"),
         Flag("--prefill-assistant", SWITCH, read.switch, Store("server.prefill_assistant"),
              "Continue a conversation's last message where it is the assistant's and the request does not say. By "
              "itself /apply-template does, as in llama-server, and OpenAI's chat does not.",

@@ -101,6 +101,7 @@ def chat_options(service: Service, body: OpenAIChatBody) -> ChatOptions:
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_format=body.reasoning_format or service.settings.reasoning_format,
+        skip_parsing=service.settings.skip_chat_parsing,
         kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
     )
 

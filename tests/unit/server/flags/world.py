@@ -171,6 +171,8 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--api-key-file": (["keys"], {"server.api_keys": (ApiKey(secret="one:two"), ApiKey(secret="three"))}),
     "--tenant-key-file": (["tenants"], {"server.api_keys": (ApiKey(secret="one:two", tenant="acme"),)}),
     "--prefill-assistant": ([], {"server.prefill_assistant": True}),
+    "--reasoning-format": (["none"], {"server.reasoning_format": "none"}),
+    "--skip-chat-parsing": ([], {"server.skip_chat_parsing": True}),
     "--ssl-key-file": (["k.pem", "--ssl-cert-file", "c.pem"], {"server.ssl_keyfile": Path("k.pem")}),
     "--ssl-cert-file": (["c.pem", "--ssl-key-file", "k.pem"], {"server.ssl_certfile": Path("c.pem")}),
     "--api-prefix": (["/llm/"], {"server.root_path": "/llm"}),

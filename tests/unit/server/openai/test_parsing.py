@@ -243,9 +243,8 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("name", "wish", "nothing"),
     [
-        ("tools", [{"type": "function"}], []),
-        ("tool_choice", "required", "auto"),
         ("functions", [{}], []),
+        ("function_call", {"name": "f"}, "auto"),
         ("modalities", ["text", "audio"], ["text"]),
         ("audio", {"voice": "x"}, None),
         ("web_search_options", {}, None),

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, RenderedPrompt, chat_completion_of
 from paceline.completion import Completion, completion_of
 from paceline.server.openai.chat_completions import ChatStream, chat_body
 from paceline.server.openai.completions import CompletionStream, completion_body
@@ -40,11 +41,37 @@ def completion(*chunks: StreamChunk, prompt: tuple[int, ...] = (72, 105), scored
     return completion_of(chunks, prompt=prompt, wants_logprobs=has_logprobs, wants_prompt_logprobs=scored, index=0)
 
 
-def events(stream: CompletionStream | ChatStream, chunks: Iterable[StreamChunk | tuple[int, StreamChunk]]) -> list[Any]:
+def as_chat(chunk: StreamChunk) -> ChatChunk:
+    """Return a chunk whose text is content."""
+    return ChatChunk(
+        choice=chunk.choice,
+        deltas=(MessageDelta(content=chunk.text),) if chunk.text else (),
+        token_ids=chunk.token_ids,
+        logprobs=chunk.logprobs,
+        finish_reason=chunk.finish_reason,
+        stop=chunk.stop,
+        usage=chunk.usage,
+        message=None if chunk.finish_reason is None else ParsedMessage(content=chunk.text),
+    )
+
+
+def chat_completion(*chunks: StreamChunk) -> ChatCompletion:
+    """Return a chat completion whose texts are contents, by the format that has nothing else."""
+    return chat_completion_of(completion(*chunks), RenderedPrompt(text="Hi"))
+
+
+def events(
+    stream: CompletionStream | ChatStream, chunks: Iterable[StreamChunk | ChatChunk | tuple[int, StreamChunk]]
+) -> list[Any]:
     payloads = []
     for one in chunks:
         prompt, chunk = one if isinstance(one, tuple) else (0, one)
-        payloads += [msgspec.json.decode(event) for event in stream(prompt, chunk)]
+        if isinstance(stream, CompletionStream):
+            assert isinstance(chunk, StreamChunk)
+            rendered = stream(prompt, chunk)
+        else:
+            rendered = stream(prompt, as_chat(chunk) if isinstance(chunk, StreamChunk) else chunk)
+        payloads += [msgspec.json.decode(event) for event in rendered]
     return payloads
 
 
@@ -211,7 +238,7 @@ def test_a_chunk_of_a_failed_completion_is_sent_without_an_end() -> None:
 
 def test_a_whole_chat_has_openais_members_and_no_others() -> None:
     """The message is the assistant's."""
-    body = msgspec.json.decode(chat_body(options(object="chat.completion"), [completion(chunk("ab"), last("c"))]))
+    body = msgspec.json.decode(chat_body(options(object="chat.completion"), chat_completion(chunk("ab"), last("c"))))
     assert body["object"] == "chat.completion"
     assert body["choices"] == [
         {
@@ -246,7 +273,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
 def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     """Token by token."""
     wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(ONE, ONE)), last("c", logprobs=(ONE,))]
-    (whole,) = msgspec.json.decode(chat_body(wanted, [completion(*chunks)]))["choices"]
+    (whole,) = msgspec.json.decode(chat_body(wanted, chat_completion(*chunks)))["choices"]
     payloads = choices(events(ChatStream(wanted), chunks))
     assert [one for part in payloads if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
         "content"
