@@ -76,7 +76,7 @@ def routes(service: Service) -> APIRouter:
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
         )
         if streaming:
-            return EventStream(running, ChatStream(options), failure=openai_error_event)
+            return EventStream(running, ChatCompletionStream(options), failure=openai_error_event)
         async with running:
             completion = await running.collect()
         content = await asyncio.to_thread(chat_body, options, completion)
@@ -216,7 +216,7 @@ def _chat_logprobs(
     return ChatLogprobs(chat_logprobs(options.token_pieces, ids, logprobs, options.num_top))
 
 
-class ChatStream(ChoiceStream[ChatChunk]):
+class ChatCompletionStream(ChoiceStream[ChatChunk]):
     """The events of a chat completion, which has one prompt, number 0.
 
     The first event of a choice has the role, the last one the finish reason; both have no text.

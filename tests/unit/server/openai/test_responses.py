@@ -10,7 +10,7 @@ import pytest
 
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, RenderedPrompt, chat_completion_of
 from paceline.completion import Completion, completion_of
-from paceline.server.openai.chat_completions import ChatStream, chat_body
+from paceline.server.openai.chat_completions import ChatCompletionStream, chat_body
 from paceline.server.openai.completions import CompletionStream, completion_body
 from paceline.server.openai.responses import ResponseOptions
 from paceline.server.usage import final_timings, usage_body
@@ -61,7 +61,7 @@ def chat_completion(*chunks: StreamChunk) -> ChatCompletion:
 
 
 def events(
-    stream: CompletionStream | ChatStream, chunks: Iterable[StreamChunk | ChatChunk | tuple[int, StreamChunk]]
+    stream: CompletionStream | ChatCompletionStream, chunks: Iterable[StreamChunk | ChatChunk | tuple[int, StreamChunk]]
 ) -> list[Any]:
     payloads = []
     for one in chunks:
@@ -101,7 +101,7 @@ def test_timings_are_of_one_prompt() -> None:
     assert "timings" not in body
     several = events(CompletionStream(options(prompts=((1,), (2,)))), [last("a"), (1, last("b"))])
     assert not any("timings" in event for event in several)
-    for stream in (CompletionStream, ChatStream):
+    for stream in (CompletionStream, ChatCompletionStream):
         for include_usage in (False, True):
             payloads = events(stream(options(include_usage=include_usage)), [chunk("a"), last("b")])
             assert [event.get("timings") for event in payloads] == [None] * (len(payloads) - 1) + [
@@ -224,13 +224,13 @@ def test_tokens_without_text_yet_are_sent_only_where_tokens_are_asked_for() -> N
     assert events(CompletionStream(options()), [part]) == []
     assert len(events(CompletionStream(options(token_ids=True)), [part])) == 1
     assert len(events(CompletionStream(options(num_top=0)), [part])) == 1
-    assert len(events(ChatStream(options()), [part])) == 1  # the role
+    assert len(events(ChatCompletionStream(options()), [part])) == 1  # the role
 
 
 def test_a_chunk_of_a_failed_completion_is_sent_without_an_end() -> None:
     """The failure is another event, which is not written here."""
     wanted = options(include_usage=True, warnings=("w",))
-    for stream in (CompletionStream(wanted), ChatStream(wanted)):
+    for stream in (CompletionStream(wanted), ChatCompletionStream(wanted)):
         payloads = events(stream, [chunk("a")])
         assert all(one["finish_reason"] is None for one in choices(payloads))
         assert all(event["usage"] is None and "warnings" not in event for event in payloads)
@@ -252,7 +252,7 @@ def test_a_whole_chat_has_openais_members_and_no_others() -> None:
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None:
     """Each of several choices does; the text is between."""
-    stream = ChatStream(options(n=2, include_usage=True))
+    stream = ChatCompletionStream(options(n=2, include_usage=True))
     payloads = events(
         stream, [chunk("a", choice=1), chunk("b"), chunk(choice=1, finish_reason=FinishReason.END), last("c")]
     )
@@ -274,7 +274,7 @@ def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     """Token by token."""
     wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(ONE, ONE)), last("c", logprobs=(ONE,))]
     (whole,) = msgspec.json.decode(chat_body(wanted, chat_completion(*chunks)))["choices"]
-    payloads = choices(events(ChatStream(wanted), chunks))
+    payloads = choices(events(ChatCompletionStream(wanted), chunks))
     assert [one for part in payloads if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
         "content"
     ]
@@ -286,7 +286,7 @@ def test_finish_reasons_are_openais_words(reason: str, word: str) -> None:
     """Those of responses that are not streamed."""
     ended = chunk("a", finish_reason=FinishReason[reason], usage=USAGE)
     assert choices(events(CompletionStream(options()), [ended]))[-1]["finish_reason"] == word
-    assert choices(events(ChatStream(options()), [ended]))[-1]["finish_reason"] == word
+    assert choices(events(ChatCompletionStream(options()), [ended]))[-1]["finish_reason"] == word
 
 
 def test_usage_names_the_source_of_cached_tokens_if_there_is_one() -> None:
