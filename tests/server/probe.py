@@ -47,7 +47,9 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.get("stream"))
         generation = await start_request(service, request, body["prompts"], params, options, streaming=streaming)
         if streaming:
-            return EventStream(generation, broken if body.get("broken") else probe_events, failure=failure)
+            opening = body.get("opening", "").encode()
+            render = broken if body.get("broken") else probe_events
+            return EventStream(generation, render, failure=failure, opening=opening)
         async with generation:
             completions = await generation.collect()
         return JSONResponse({"texts": [one.text for one in completions]})

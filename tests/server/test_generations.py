@@ -38,6 +38,18 @@ def test_streamed_text_is_the_collected_text(worlds: Any) -> None:
         assert [len(text) for text in texts] == [20] * count
 
 
+def test_the_opening_of_a_stream_comes_before_the_first_token(worlds: Any) -> None:
+    """While the engine still computes the prompt."""
+    world = worlds()
+    world.engine.backend.hold()
+    body = {"prompts": prompts(1), "stream": True, "opening": "data: here\n\n"}
+    with world.client.stream("POST", "/v1/probe", json=body) as response:
+        parts = response.iter_text()
+        assert next(parts) == "data: here\n\n"
+        world.engine.backend.gate.set()
+        assert events("".join(parts))[-1] == "[DONE]"
+
+
 def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: Any) -> None:
     """Where only some of several prompts have a place, none of them runs."""
     world = worlds(num_slots=1, max_queue=1)

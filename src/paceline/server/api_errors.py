@@ -277,7 +277,7 @@ def openai_status(api_error: ApiError) -> int:
 
 def is_openai_route(path: str) -> bool:
     """Return whether errors of a path, without the server's prefix, have OpenAI's shape."""
-    return path == "/v1" or path.startswith(("/v1/", "/chat/"))
+    return path in ("/v1", "/responses") or path.startswith(("/v1/", "/chat/", "/responses/"))
 
 
 def error_response(api_error: ApiError, path: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -75,7 +75,8 @@ def named_event(name: bytes, data: bytes) -> bytes:
 class EventStream(Response):
     """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
 
-    failure: encodes the event that reports an error. done: the last event; empty: none.
+    failure: encodes the event that reports an error. opening: what is sent before the first chunk, framed. done: the last
+    event; empty: none.
     """
 
     media_type = "text/event-stream"
@@ -86,12 +87,13 @@ class EventStream(Response):
         render: Render,
         *,
         failure: Callable[[ApiError], bytes],
+        opening: bytes = b"",
         done: bytes = b"[DONE]",
         framing: Framing = SSE,
     ) -> None:
         super().__init__()
         self._source, self._render, self._failure, self._done = source, render, failure, done
-        self._framing = framing
+        self._opening, self._framing = opening, framing
         self._api_error: ApiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of ASGI
@@ -110,6 +112,8 @@ class EventStream(Response):
     async def _write(self, wire: _Wire) -> None:
         source = self._source
         try:
+            if self._opening:
+                await wire.send(self._opening)
             async for batch in source.batches():
                 if source.is_disconnected:
                     continue  # read to the end, which is near

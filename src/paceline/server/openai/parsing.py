@@ -58,7 +58,7 @@ def parse_completion(body: OpenAICompletionBody, base: SamplingParams, options: 
         changes["echo"] = True
         if body.suffix:
             raise Unsupported("echo and suffix exclude each other: what comes between them is not the prompt's end")
-    return _parse(body, base, {"parse_special": True, **options}, changes)
+    return parse_generation(body, base, {"parse_special": True, **options}, changes)
 
 
 def parse_chat(body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> ParsedRequest:
@@ -75,12 +75,13 @@ def parse_chat(body: OpenAIChatBody, base: SamplingParams, options: Mapping[str,
     schema = _json_schema(body.response_format)
     if schema is not None:
         changes["json_schema"] = schema
-    return _parse(body, base, options, changes)
+    return parse_generation(body, base, options, changes)
 
 
-def _parse(
-    body: GenerationBody, base: SamplingParams, options: Mapping[str, Any], changes: dict[str, Any]
+def parse_generation(
+    body: GenerationBody, base: SamplingParams, options: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> ParsedRequest:
+    """Parse what all bodies of generations share; see `parse_completion`. changes: keywords of `SamplingParams` that win."""
     others = body.model_extra or {}
     warnings = check_unknown_fields(others, type(body))
     if body.stream_options is not None and not body.stream:
