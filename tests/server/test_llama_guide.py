@@ -29,5 +29,9 @@ def test_every_command_of_the_guide_succeeds(tmp_path: Path) -> None:
         for line in lines:
             words = shlex.split(line)
             (url,) = [word for word in words if word.startswith(ADDRESS)]
-            response = client.post(url.removeprefix(ADDRESS), json=json.loads(words[words.index("-d") + 1]))
+            values = {word: words[words.index(word) + 1] for word in ("-d", "-H") if word in words}
+            headers = dict([values["-H"].split(": ")]) if "-H" in values else {}
+            body = json.loads(values["-d"]) if "-d" in values else None
+            path = url.removeprefix(ADDRESS)
+            response = client.request("GET" if body is None else "POST", path, json=body, headers=headers)
             assert response.status_code == 200, (line, response.text)

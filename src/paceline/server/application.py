@@ -26,7 +26,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.exposition import metrics_routes
 from paceline.server.json_bodies import LLAMA_ERRORS
-from paceline.server.llama_server import llama_routes
+from paceline.server.llama_server import llama_routes, stream_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
@@ -77,7 +77,8 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         if request.method == "POST":
             service.wake()
 
-    for own_routes in (health_routes, start_page_routes, openai_routes.cancel_routes, metrics_routes):
+    not_the_models = (openai_routes.cancel_routes, stream_routes.routes, metrics_routes)
+    for own_routes in (health_routes, start_page_routes, *not_the_models):
         app.include_router(own_routes(service))
     sleeps = bool(settings.engine_options.get("sleep_idle_s"))
     for model_routes in (openai_routes.routes, llama_routes.routes):

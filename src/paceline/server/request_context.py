@@ -6,25 +6,33 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from paceline.server.api_errors import ClientDisconnected
 from paceline.streaming import FinishReason, Usage
+
+if TYPE_CHECKING:
+    from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """State of one HTTP request. tenant: owner of its API key; finished: finish reason and usage of each generation."""
+    """State of one HTTP request.
+
+    tenant: owner of its API key; key_digest: of the key itself, empty where there are no keys; finished: finish reason and
+    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere.
+    """
 
     request_id: str
     tenant: str = ""
+    key_digest: bytes = b""
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
+    resumable_stream: ResumableStream | None = None
 
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:
@@ -52,10 +60,11 @@ def route_path(scope: Scope) -> str:
 class DisconnectWatcher:
     """Watches one request for the disconnection of its client. Its body must have been read."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, receive: Receive | None) -> None:
+        """receive: the request's; None for a request that goes on without its client."""
         self.is_disconnected = False
         self._listeners: list[Callable[[], object]] = []
-        self._task = asyncio.create_task(self._watch(request.receive))
+        self._task = None if receive is None else asyncio.create_task(self._watch(receive))
 
     def raise_if_disconnected(self) -> None:
         """Raise `ClientDisconnected` if the client has disconnected."""
@@ -72,7 +81,8 @@ class DisconnectWatcher:
     def close(self) -> None:
         """Stop watching."""
         self._listeners.clear()
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _watch(self, receive: Receive) -> None:  # not the request, which would keep its body meanwhile
         with suppress(asyncio.CancelledError):

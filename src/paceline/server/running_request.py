@@ -19,6 +19,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.resumable_streams import conversation_id_of
 from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MAX_BUFFERED_TOKENS = 4096
 """Tokens that a client may fall behind, beyond what the sockets hold, before its stream ends with SLOW_READER."""
 
 
-async def start_request(
+async def start_request(  # noqa: PLR0913 - one request and how it is read
     service: Service,
     request: HttpRequest,
     prompts: Sequence[Prompt],
@@ -41,12 +42,14 @@ async def start_request(
     options: Mapping[str, Any],
     *,
     streaming: bool,
+    resumable: bool = True,
 ) -> RunningRequest:
     """Prepare all prompts in a thread, then submit all of them or none.
 
-    options: keywords of `RequestOptions`. The request's body must have been read. Use the `RunningRequest` as a
-    context manager. Raises what is wrong with params or options, `QueueFull`, `EngineStopped`, `ApiException`; then
-    nothing runs.
+    options: keywords of `RequestOptions`. streaming: whether chunks are read as they come. resumable: whether they are sent as
+    well, as an `EventStream`; with the header X-Conversation-Id it then outlives its client. The request's body must have been
+    read. Use the `RunningRequest` as a context manager. Raises what is wrong with params or options, `QueueFull`,
+    `EngineStopped`, `ApiException`; then nothing runs.
     """
     service.check_accepting()
     engine = service.engine()
@@ -54,7 +57,8 @@ async def start_request(
     for_stream = {"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options}
     wanted = RequestOptions(**(for_stream if streaming else {**options, "interval": _WHOLE_RESPONSE}))
     context = RequestContext.of(request.scope)
-    watcher = DisconnectWatcher(request)
+    conversation_id = conversation_id_of(request) if streaming and resumable else None
+    watcher = DisconnectWatcher(request.receive if conversation_id is None else None)
     try:
         prepared = await asyncio.to_thread(_prepare, engine, prompts, params, wanted)
         watcher.raise_if_disconnected()
@@ -62,7 +66,11 @@ async def start_request(
     except BaseException:
         watcher.close()
         raise
-    return RunningRequest(service, context, prepared, channels, watcher)
+    running_request = RunningRequest(service, context, prepared, channels, watcher)
+    if conversation_id is not None:
+        streams = service.resumable_streams
+        context.resumable_stream = streams.open(context.key_digest, conversation_id, running_request.cancel)
+    return running_request
 
 
 def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) -> None:
@@ -153,6 +161,8 @@ class RunningRequest:
         """Cancel what is unfinished and unregister the request."""
         self.cancel()
         self._service.request_registry.remove(self)
+        if self._context.resumable_stream is not None:
+            self._context.resumable_stream.finish()
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,6 +34,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
 from paceline.server.request_context import RequestContext
+from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings
 
@@ -69,6 +70,7 @@ class Service:
         self.names = _names(settings)
         self._completion_rate = CompletionRate()
         self.request_registry, self.in_flight = RequestRegistry(self._completion_rate), InFlight()
+        self.resumable_streams = ResumableStreams()
         self.http_metrics = HttpMetrics()
         self.body_budget = ByteBudget(_max_body_bytes(settings))
         self.progress = 0.0
@@ -119,8 +121,9 @@ class Service:
             self._why_no_chat = f"the model's chat template cannot be used: {error}"
 
     def drain(self) -> None:
-        """Reject new requests from now on."""
+        """Reject new requests from now on, and cancel those of resumable streams that have no reader."""
         self.is_draining = True
+        self.resumable_streams.cancel_unread()
 
     async def aclose(self) -> None:
         """Close the engine; running requests end with SHUTDOWN."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.chat import ChatChunk
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiError, api_error_of, api_error_of_finish
+from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.resumable_streams import OffsetLost, ResumableStream
 from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
 
@@ -77,6 +79,9 @@ class EventStream(Response):
 
     failure: encodes the event that reports an error. opening: what is sent before the first chunk, framed. done: the last
     event; empty: none.
+
+    A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
+    one reader.
     """
 
     media_type = "text/event-stream"
@@ -96,18 +101,32 @@ class EventStream(Response):
         self._opening, self._framing = opening, framing
         self._api_error: ApiError | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of ASGI
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole response."""
-        async with self._source:
-            kind = (b"content-type", self._framing.media_type)
-            await send(
-                {"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS, *self._own_headers()]}
-            )
-            wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._framing.ping)
-            try:
-                await self._write(wire)
-            finally:
-                wire.close()
+        stream = RequestContext.of(scope).resumable_stream
+        if stream is None:
+            async with self._source:
+                await send(_start(self._framing.media_type, self._own_headers()))
+                await self._write_to(send)
+            return
+        stream.media_type = self._framing.media_type
+        stream.lost_event = self._framing.frame(self._failure(LOST))
+        client = StreamReplay(stream, 0, self._own_headers())
+        reading = asyncio.create_task(client(scope, receive, send))
+        try:
+            async with self._source:
+                await self._write_to(stream.receive)
+            await reading  # what the client has not read yet
+        finally:
+            stream.finish()
+            reading.cancel()
+
+    async def _write_to(self, send: Send) -> None:
+        wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._framing.ping)
+        try:
+            await self._write(wire)
+        finally:
+            wire.close()
 
     async def _write(self, wire: _Wire) -> None:
         source = self._source
@@ -145,6 +164,49 @@ class EventStream(Response):
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route has added."""
         return [pair for pair in self.raw_headers if pair[0] not in (b"content-type", b"content-length")]
+
+
+class StreamReplay(Response):
+    """Sends a resumable stream's bytes from an offset on, until it ends or the client disconnects."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, stream: ResumableStream, offset: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__()
+        self._stream, self._offset, self._more_headers = stream, offset, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the bytes. No comments of its own: clients count what they receive, and resume at that offset."""
+        del scope
+        watcher = DisconnectWatcher(receive)
+        copying = asyncio.create_task(self._copy(send))
+        watcher.on_disconnect(copying.cancel)
+        try:
+            await asyncio.wait((copying,))
+        finally:
+            watcher.close()
+            copying.cancel()
+        if not copying.cancelled():
+            copying.result()
+
+    async def _copy(self, send: Send) -> None:
+        with self._stream.reading():
+            await send(_start(self._stream.media_type, self._more_headers))
+            last = b""
+            try:
+                async for data in self._stream.read(self._offset):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except OffsetLost:
+                last = self._stream.lost_event
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+LOST = ApiError(400, "invalid_request_error", "offset_lost", "Stream offset lost, please restart")
+
+
+def _start(media_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Message:
+    kind = (b"content-type", media_type)
+    return {"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS, *headers]}
 
 
 class _Wire:

@@ -109,7 +109,7 @@ async def call_engine(service: Service, request: Request, submit: Callable[[], F
     service.check_accepting()
     context = RequestContext.of(request.scope)
     call = _PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
-    watcher = DisconnectWatcher(request)
+    watcher = DisconnectWatcher(request.receive)
     watcher.on_disconnect(call.task.cancel)
     service.request_registry.add(call)
     try:

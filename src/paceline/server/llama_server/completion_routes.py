@@ -81,7 +81,13 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
     completion = _RunningCompletion(service, state, request, options)
     try:
         running_request = await start_request(
-            service, http, request.prompts, request.params, options, streaming=request.is_watched
+            service,
+            http,
+            request.prompts,
+            request.params,
+            options,
+            streaming=request.is_watched,
+            resumable=request.stream,
         )
         if not request.stream:
             return await completion.whole(running_request)

@@ -204,20 +204,21 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         path = route_path(scope)
-        tenant = self._tenant(_given_key(scope))
-        if tenant is not None:
-            RequestContext.of(scope).tenant = tenant
+        found = self._find(_given_key(scope))
+        if found is not None:
+            context = RequestContext.of(scope)
+            context.key_digest, context.tenant = found
         elif path not in PUBLIC:
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _tenant(self, given: bytes) -> str | None:
-        """Return the key's tenant in constant time: compares all keys, as digests, so that lengths do not leak either."""
+    def _find(self, given: bytes) -> tuple[bytes, str] | None:
+        """Return a key's digest and tenant in constant time: compares all keys, as digests, so that lengths do not leak."""
         digest, found = _digest(given), None
         for known, tenant in self._keys:
             if hmac.compare_digest(known, digest):
-                found = tenant
+                found = known, tenant
         return found
 
 

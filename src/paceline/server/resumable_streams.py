@@ -1,0 +1,226 @@
+"""Streamed responses that outlive their connection: their last bytes are kept, to be read again from an offset.
+
+A request with the header X-Conversation-Id opens one. Its own client is one reader of the kept bytes among others, so that a
+slow or absent client delays nothing. On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import Message
+
+from paceline.server.api_errors import invalid_request
+
+HEADER: Final = "X-Conversation-Id"
+MAX_ID_BYTES: Final = 1024
+"""Most bytes of a conversation's id."""
+
+_MAX_STREAM_BYTES = 4 << 20
+_MAX_TOTAL_BYTES = 64 << 20
+_MAX_STREAMS = 1024  # beyond, ended ones go early
+_TTL_S = 300.0
+_PART = 1 << 16  # bytes that are sent at once
+_SEPARATOR = "::"  # between a conversation's id and a model's name, as llama-server's web page has it
+
+Key = tuple[bytes, str]
+"""The owner (a digest of the API key; empty where there are no keys) and the conversation's id."""
+
+
+def conversation_id_of(request: Request) -> str | None:
+    """Return the request's X-Conversation-Id; None where there is none, or an empty one. Raises for one that is too long."""
+    given = next((value for name, value in request.scope["headers"] if name == HEADER.lower().encode()), b"")
+    if len(given) > MAX_ID_BYTES:
+        raise invalid_request(f"{HEADER} has {len(given)} bytes, more than the limit of {MAX_ID_BYTES}", HEADER)
+    return given.decode("utf-8", "replace") or None
+
+
+class OffsetLost(Exception):
+    """The bytes at an offset are no longer kept."""
+
+
+class ResumableStream:
+    """The bytes of one response: all are counted, the last ones kept. started_at, completed_at: Unix seconds, 0: not yet."""
+
+    def __init__(self, conversation_id: str, max_bytes: int, cancel: Callable[[], None]) -> None:
+        """cancel: ends the request; the stream still gets its last events."""
+        self.conversation_id, self.cancel = conversation_id, cancel
+        self.started_at, self.completed_at = int(time.time()), 0
+        self.media_type = b"text/event-stream; charset=utf-8"
+        self.lost_event = b""
+        """What a reader gets at last that has fallen behind by more than what is kept."""
+        self.dropped_bytes = self.num_readers = 0
+        self._max_bytes = max_bytes
+        self._kept = bytearray()
+        self._changed = asyncio.Event()
+        self.on_change: Callable[[int], None] = lambda _: None
+        """Called with the number of bytes by which more are kept."""
+        self.on_finish: Callable[[], None] = lambda: None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the response is complete."""
+        return bool(self.completed_at)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Number of bytes that can be read."""
+        return len(self._kept)
+
+    @property
+    def total_bytes(self) -> int:
+        """Number of bytes that there have been."""
+        return self.dropped_bytes + len(self._kept)
+
+    async def receive(self, message: Message) -> None:
+        """Take in a part of a response's body, in the place of a client. Never waits."""
+        data = message.get("body", b"")
+        if self.is_done or not data:
+            return
+        before = len(self._kept)
+        self._kept += data
+        self.drop(len(self._kept) - self._max_bytes)
+        self._wake()
+        self.on_change(len(self._kept) - before)
+
+    def drop(self, num_bytes: int) -> int:
+        """Drop so many of the oldest bytes, or as many as there are; return their number."""
+        num_dropped = min(max(0, num_bytes), len(self._kept))
+        del self._kept[:num_dropped]
+        self.dropped_bytes += num_dropped
+        return num_dropped
+
+    def finish(self) -> None:
+        """Mark the response as complete. Idempotent."""
+        if not self.is_done:
+            self.completed_at = int(time.time())
+            self._wake()
+            self.on_finish()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count a reader."""
+        self.num_readers += 1
+        try:
+            yield
+        finally:
+            self.num_readers -= 1
+
+    async def read(self, offset: int) -> AsyncIterator[bytes]:
+        """Yield the bytes from an offset on, as they come, up to the end. Raises `OffsetLost`."""
+        while True:
+            if offset < self.dropped_bytes:
+                raise OffsetLost
+            start = offset - self.dropped_bytes
+            if data := bytes(self._kept[start : start + _PART]):
+                offset += len(data)
+                yield data
+            elif self.is_done:
+                return
+            else:
+                await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class ResumableStreams:
+    """All resumable streams, by owner and conversation: at most one each. Limits: bytes of one, of all, their number, time."""
+
+    def __init__(
+        self,
+        *,
+        max_stream_bytes: int = _MAX_STREAM_BYTES,
+        max_total_bytes: int = _MAX_TOTAL_BYTES,
+        max_streams: int = _MAX_STREAMS,
+        ttl_s: float = _TTL_S,
+    ) -> None:
+        """ttl_s: how long an ended stream is kept."""
+        self._max_stream_bytes, self._max_total_bytes = max_stream_bytes, max_total_bytes
+        self._max_streams, self._ttl_s = max_streams, ttl_s
+        self._by_key: dict[Key, ResumableStream] = {}
+        self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of those that have ended, in that order
+        self._growing: set[ResumableStream] = set()  # those that have not, also replaced ones
+        self.total_bytes = 0
+        """Number of bytes that are kept."""
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def open(self, owner: bytes, conversation_id: str, cancel: Callable[[], None]) -> ResumableStream:
+        """Return a new stream. One of the same conversation is cancelled and replaced."""
+        self.discard(owner, conversation_id)
+        key = (owner, conversation_id)
+        stream = ResumableStream(conversation_id, self._max_stream_bytes, cancel)
+        stream.on_change = self._grow
+        stream.on_finish = lambda: self._finish(key, stream)
+        self._by_key[key] = stream
+        self._growing.add(stream)
+        while len(self._by_key) > self._max_streams and self._expiry:
+            self._evict(next(iter(self._expiry)))
+        return stream
+
+    def find(self, owner: bytes, conversation_id: str) -> ResumableStream | None:
+        """Return the stream of a conversation; None where the owner has none."""
+        return self._by_key.get((owner, conversation_id))
+
+    def lookup(self, owner: bytes, ids: Sequence[str]) -> list[ResumableStream]:
+        """Return the streams of these conversations, and of each one's variants (`id::model`), in the order of the ids."""
+        found: dict[str, list[ResumableStream]] = {one: [] for one in ids}
+        for (one, conversation_id), stream in self._by_key.items():
+            if one == owner:
+                for name in _names(conversation_id):
+                    if name in found:
+                        found[name].append(stream)
+        return [stream for one in ids for stream in found[one]]
+
+    def discard(self, owner: bytes, conversation_id: str) -> None:
+        """Forget the stream of a conversation and cancel its request; nothing where there is none."""
+        stream = self._by_key.get((owner, conversation_id))
+        if stream is not None:
+            self._evict((owner, conversation_id))
+            if not stream.is_done:
+                stream.cancel()
+
+    def cancel_unread(self) -> None:
+        """Cancel the requests whose stream has no reader now."""
+        for stream in tuple(self._growing):
+            if not stream.num_readers:
+                stream.cancel()
+
+    def _grow(self, num_bytes: int) -> None:
+        """Count bytes. Beyond the limit ended streams are evicted, the oldest first; else the largest one loses bytes."""
+        self.total_bytes += num_bytes
+        while self.total_bytes > self._max_total_bytes and self._expiry:
+            self._evict(next(iter(self._expiry)))
+        while (excess := self.total_bytes - self._max_total_bytes) > 0:
+            self.total_bytes -= max(self._growing, key=lambda one: one.kept_bytes).drop(excess)
+
+    def _finish(self, key: Key, stream: ResumableStream) -> None:
+        self._growing.discard(stream)
+        if self._by_key.get(key) is stream:
+            self._expiry[key] = asyncio.get_running_loop().call_later(self._ttl_s, self._evict, key)
+        else:
+            self.total_bytes -= stream.kept_bytes  # it was replaced or discarded before
+
+    def _evict(self, key: Key) -> None:
+        """Forget a stream; its bytes count until it has ended."""
+        stream = self._by_key.pop(key)
+        if (expiry := self._expiry.pop(key, None)) is not None:
+            expiry.cancel()
+            self.total_bytes -= stream.kept_bytes
+
+
+def _names(conversation_id: str) -> Iterator[str]:
+    """Yield the names under which a conversation is looked up: its id, and what comes before each separator."""
+    yield conversation_id
+    end = conversation_id.find(_SEPARATOR)
+    while end >= 0:
+        yield conversation_id[:end]
+        end = conversation_id.find(_SEPARATOR, end + 1)

@@ -1,0 +1,397 @@
+"""Streams of requests with an X-Conversation-Id: read again, looked up, ended, and kept within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.server import probe
+from tests.server.running import LONG_S
+from tests.server.world import World
+
+from paceline.server.resumable_streams import OffsetLost, ResumableStream, ResumableStreams
+from paceline.server.settings import ApiKey
+from paceline.streaming import FinishReason
+
+Worlds = Callable[..., World]
+CONVERSATION = {"X-Conversation-Id": "talk 1::org/model"}
+QUERY = {"conv_id": "talk 1::org/model"}
+STREAM: dict[str, Any] = {"prompts": ["a"], "stream": True}
+ENDLESS: dict[str, Any] = {**STREAM, "sampling": probe.ENDLESS}
+
+
+def read_all(client: httpx.Client, start: int = 0, **headers: str) -> bytes:
+    response = client.get("/v1/stream", params={**QUERY, "from": start}, headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return response.content
+
+
+def looked_up(client: httpx.Client, *ids: str, **headers: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.post(
+        "/v1/streams/lookup", json={"conversation_ids": list(ids)}, headers=headers
+    ).json()
+    return found
+
+
+def leave_early(client: httpx.Client, body: dict[str, Any], headers: dict[str, str]) -> bytes:
+    """Start a stream, read its first bytes, and disconnect."""
+    with client.stream("POST", "/v1/probe", json=body, headers=headers) as response:
+        assert response.status_code == 200
+        return next(response.iter_raw())
+
+
+# ---- over HTTP
+
+
+def test_an_ended_stream_is_read_again_from_any_byte(worlds: Worlds) -> None:
+    """The same bytes, the end marker included."""
+    world = worlds()
+    sent = world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content
+    assert sent.endswith(b"data: [DONE]\n\n")
+    assert read_all(world.client) == sent
+    assert read_all(world.client, 10) == sent[10:]
+    assert read_all(world.client, len(sent)) == b""
+
+
+def test_a_request_outlives_its_client_and_is_resumed_where_that_left(worlds: Worlds) -> None:
+    """What comes after the hang-up reaches the one who resumes."""
+    world = worlds()
+    world.engine.hold_after(3)
+    first = leave_early(world.client, STREAM, CONVERSATION)
+    world.engine.backend.gate.set()
+    rest = read_all(world.client, len(first))
+    assert rest.endswith(b"data: [DONE]\n\n")
+    events = [json.loads(line[6:]) for line in (first + rest).split(b"\n\n") if line.startswith(b"data: {")]
+    assert events[-1]["reason"] == "length"
+    assert world.engine.ends.reason() is FinishReason.LENGTH
+    assert sum(len(event["ids"]) for event in events) == 8
+
+
+def test_a_client_may_leave_before_the_first_token(worlds: Worlds) -> None:
+    """While the prompt is computed, nothing has been sent yet."""
+    world = worlds()
+    world.engine.backend.hold()
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        world.client.stream("POST", "/v1/probe", json=STREAM, headers=CONVERSATION, timeout=0.3) as response,
+    ):
+        next(response.iter_raw())
+    world.engine.backend.gate.set()
+    assert read_all(world.client).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(ENDLESS, {}), (ENDLESS, {"X-Conversation-Id": ""}), ({**ENDLESS, "stream": False}, CONVERSATION)],
+)
+def test_other_requests_end_with_their_client(worlds: Worlds, body: dict[str, Any], headers: dict[str, str]) -> None:
+    """Without the header, and where the response is whole."""
+    world = worlds()
+    world.engine.hold_after(3)
+    with pytest.raises(httpx.ReadTimeout):
+        world.client.post("/v1/probe", json=body, headers=headers, timeout=0.3)
+    world.engine.backend.gate.set()
+    assert world.engine.ends.reason() is FinishReason.CANCELLED
+    assert looked_up(world.client, "talk 1") == []
+
+
+def test_several_readers_follow_a_running_stream(worlds: Worlds) -> None:
+    """Each from where it wants, all to the end."""
+    world = worlds()
+    world.engine.hold_after(3)
+    first = leave_early(world.client, STREAM, CONVERSATION)
+    found: list[bytes] = []
+    readers = [
+        threading.Thread(target=lambda at=at: found.append(read_all(world.client, at))) for at in (0, len(first))
+    ]
+    for reader in readers:
+        reader.start()
+    world.engine.backend.gate.set()
+    for reader in readers:
+        reader.join(LONG_S)
+    longer, shorter = sorted(found, key=len, reverse=True)
+    assert longer == first + shorter
+
+
+def test_a_lookup_finds_a_conversation_and_its_variants(worlds: Worlds) -> None:
+    """By the whole id, or by what comes before ::; what it does not name, it does not show."""
+    world = worlds()
+    sent = world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content
+    (one,) = looked_up(world.client, "talk 1", "talk", "other")
+    assert one["conversation_id"] == CONVERSATION["X-Conversation-Id"]
+    assert (one["is_done"], one["total_bytes"]) == (True, len(sent))
+    assert one["completed_at"] >= one["started_at"] > 0
+    assert looked_up(world.client, CONVERSATION["X-Conversation-Id"]) == [one]
+    assert looked_up(world.client) == []
+    assert world.client.post("/v1/streams/lookup", content="{").status_code == 400
+
+
+def test_a_running_stream_is_not_done(worlds: Worlds) -> None:
+    """It has no time of completion."""
+    world = worlds()
+    world.engine.hold_after(3)
+    leave_early(world.client, STREAM, CONVERSATION)
+    (one,) = looked_up(world.client, "talk 1")
+    assert (one["is_done"], one["completed_at"]) == (False, 0)
+    assert one["total_bytes"] > 0
+
+
+def test_deleting_a_stream_ends_its_request_and_forgets_it(worlds: Worlds) -> None:
+    """Readers get the end; a second time is fine."""
+    world = worlds()
+    world.engine.hold_after(3)
+    with world.client.stream("POST", "/v1/probe", json=ENDLESS, headers=CONVERSATION) as running:
+        lines = running.iter_lines()
+        next(lines)
+        assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
+        world.engine.backend.gate.set()
+        last = [line for line in lines if line]
+    assert world.engine.ends.reason() is FinishReason.CANCELLED
+    assert last[-1] == "data: [DONE]"
+    assert json.loads(last[-2][6:])["error"]["code"] == "cancelled"
+    assert world.client.get("/v1/stream", params=QUERY).status_code == 404
+    assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
+
+
+def test_a_second_request_of_a_conversation_replaces_the_first(worlds: Worlds) -> None:
+    """The first one is cancelled."""
+    world = worlds()
+    world.engine.hold_after(3)
+    leave_early(world.client, ENDLESS, CONVERSATION)
+    threading.Timer(0.1, world.engine.backend.gate.set).start()
+    sent = world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content
+    assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED, FinishReason.LENGTH}
+    assert read_all(world.client) == sent
+
+
+def test_a_request_that_is_refused_leaves_the_stream_of_its_conversation(worlds: Worlds) -> None:
+    """Nothing of it was started."""
+    world = worlds()
+    sent = world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content
+    wrong = {**STREAM, "sampling": {"temperature": -1}}
+    assert world.client.post("/v1/probe", json=wrong, headers=CONVERSATION).status_code == 400
+    assert read_all(world.client) == sent
+
+
+def test_another_key_sees_no_stream(worlds: Worlds) -> None:
+    """Not even that there is one; and it cannot end it."""
+    keys = (ApiKey(secret="mine", tenant="a"), ApiKey(secret="other", tenant="b"), ApiKey(secret="third", tenant="a"))
+    world = worlds({"api_keys": keys})
+    mine = {"Authorization": "Bearer mine"}
+    sent = world.client.post("/v1/probe", json=STREAM, headers={**CONVERSATION, **mine}).content
+    for secret in ("other", "third"):
+        other = {"Authorization": f"Bearer {secret}"}
+        missing = world.client.get("/v1/stream", params={"conv_id": "none"}, headers=other)
+        response = world.client.get("/v1/stream", params=QUERY, headers=other)
+        assert (response.status_code, response.json()) == (404, missing.json())
+        assert looked_up(world.client, "talk 1", **other) == []
+        assert world.client.delete("/v1/stream", params=QUERY, headers=other).status_code == 204
+    assert world.client.get("/v1/stream", params=QUERY).status_code == 401
+    assert read_all(world.client, **mine) == sent
+
+
+@pytest.mark.parametrize(
+    ("params", "status"),
+    [
+        ({}, 400),
+        ({"conv_id": ""}, 400),
+        ({"conv_id": "x" * 1025}, 400),
+        ({"conv_id": "none"}, 404),
+        ({**QUERY, "from": "-1"}, 400),
+        ({**QUERY, "from": "x"}, 400),
+        ({**QUERY, "from": "1" * 21}, 400),
+    ],
+)
+def test_what_cannot_be_read_is_refused(worlds: Worlds, params: dict[str, str], status: int) -> None:
+    """With a status, before any event."""
+    world = worlds()
+    world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION)
+    response = world.client.get("/v1/stream", params=params)
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+def test_an_id_that_is_too_long_is_refused(worlds: Worlds) -> None:
+    """Before anything runs."""
+    world = worlds()
+    response = world.client.post("/v1/probe", json=STREAM, headers={"X-Conversation-Id": "x" * 1025})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Conversation-Id"
+    world.engine.assert_empty()
+
+
+def test_a_reader_that_leaves_ends_nothing(worlds: Worlds) -> None:
+    """Neither the request nor another reader."""
+    world = worlds()
+    world.engine.hold_after(3)
+    first = leave_early(world.client, STREAM, CONVERSATION)
+    with world.client.stream("GET", "/v1/stream", params=QUERY) as reading:
+        assert next(reading.iter_raw()) == first
+    world.engine.backend.gate.set()
+    assert read_all(world.client).endswith(b"data: [DONE]\n\n")
+
+
+def test_a_stream_is_cancelled_by_its_request_id_as_well(worlds: Worlds) -> None:
+    """As every request."""
+    world = worlds()
+    world.engine.hold_after(3)
+    leave_early(world.client, ENDLESS, {**CONVERSATION, "X-Request-Id": "r1"})
+    assert world.client.post("/v1/requests/r1/cancel").json()["cancelled"] is True
+    world.engine.backend.gate.set()
+    assert b'"code":"cancelled"' in read_all(world.client)
+
+
+def test_a_draining_server_ends_streams_without_a_reader(worlds: Worlds) -> None:
+    """Those that are read may complete."""
+    world = worlds()
+    world.engine.hold_after(3)
+    leave_early(world.client, ENDLESS, {"X-Conversation-Id": "left"})
+    streams = world.server.service.resumable_streams
+    world.server.until(lambda: all(not one.num_readers for one in streams.lookup(b"", ["left"])))
+    with world.client.stream("POST", "/v1/probe", json=STREAM, headers=CONVERSATION) as running:
+        world.server.call(world.server.service.drain)
+        world.engine.backend.gate.set()
+        assert list(running.iter_lines())[-2] == "data: [DONE]"
+    assert {world.engine.ends.reason(), world.engine.ends.reason()} == {FinishReason.CANCELLED, FinishReason.LENGTH}
+    world.server.do(world.server.service.in_flight.wait_idle())
+
+
+def test_shutting_down_ends_every_stream(worlds: Worlds) -> None:
+    """With the error that says so."""
+    world = worlds()
+    world.engine.hold_after(3)
+    with world.client.stream("POST", "/v1/probe", json=ENDLESS, headers=CONVERSATION) as running:
+        lines = running.iter_lines()
+        next(lines)
+        world.engine.close()
+        last = [line for line in lines if line]
+    assert last[-1] == "data: [DONE]"
+    assert json.loads(last[-2][6:])["error"]["code"] == "shutdown"
+
+
+# ---- limits
+
+
+async def put(stream: ResumableStream, data: bytes) -> None:
+    await stream.receive({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def read(stream: ResumableStream, offset: int = 0) -> bytes:
+    return b"".join([data async for data in stream.read(offset)])
+
+
+def test_the_oldest_bytes_of_a_long_stream_are_dropped() -> None:
+    """Offsets go on counting; one that was dropped is reported."""
+
+    async def main() -> None:
+        stream = ResumableStreams(max_stream_bytes=10).open(b"", "c", lambda: None)
+        await put(stream, b"0123456789")
+        await put(stream, b"abc")
+        stream.finish()
+        await put(stream, b"ignored")
+        assert (stream.total_bytes, stream.dropped_bytes) == (13, 3)
+        assert await read(stream, 3) == b"3456789abc"
+        with pytest.raises(OffsetLost):
+            await read(stream, 2)
+
+    asyncio.run(main())
+
+
+def test_a_part_longer_than_the_limit_keeps_its_end() -> None:
+    """And no byte more."""
+
+    async def main() -> None:
+        streams = ResumableStreams(max_stream_bytes=4)
+        stream = streams.open(b"", "c", lambda: None)
+        await put(stream, b"0123456789")
+        stream.finish()
+        assert await read(stream, 6) == b"6789"
+        assert streams.total_bytes == 4
+
+    asyncio.run(main())
+
+
+def test_all_streams_together_are_limited() -> None:
+    """Ended ones are evicted, the oldest first; then the largest running one loses bytes."""
+
+    async def main() -> None:
+        streams = ResumableStreams(max_stream_bytes=10, max_total_bytes=20)
+        opened = [streams.open(b"", name, lambda: None) for name in "abcd"]
+        for stream in opened[:2]:
+            await put(stream, b"x" * 10)
+        opened[1].finish()
+        opened[0].finish()
+        await put(opened[2], b"y" * 5)
+        assert streams.find(b"", "b") is None
+        assert streams.find(b"", "a") is opened[0]
+        await put(opened[3], b"z" * 10)
+        assert streams.find(b"", "a") is None
+        assert streams.total_bytes == 15
+        more = [streams.open(b"", name, lambda: None) for name in "ef"]
+        await put(more[0], b"v" * 5)
+        await put(more[1], b"w" * 4)
+        assert streams.total_bytes == 20
+        assert opened[3].kept_bytes == 6
+        for stream in (*opened, *more):
+            stream.finish()
+        for name in "cdef":
+            streams.discard(b"", name)
+        assert (streams.total_bytes, len(streams)) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_ended_streams_are_limited_in_number() -> None:
+    """Empty ones take memory too; running ones are not evicted."""
+
+    async def main() -> None:
+        streams = ResumableStreams(max_streams=2)
+        running = streams.open(b"", "running", lambda: None)
+        for number in range(5):
+            streams.open(b"", str(number), lambda: None).finish()
+        assert len(streams) == 2
+        assert streams.find(b"", "running") is running
+        assert streams.find(b"", "4") is not None
+
+    asyncio.run(main())
+
+
+def test_an_ended_stream_is_forgotten_after_a_while() -> None:
+    """A reader that has begun reads to the end."""
+
+    async def main() -> None:
+        streams = ResumableStreams(ttl_s=0)
+        stream = streams.open(b"", "c", lambda: None)
+        await put(stream, b"abc")
+        stream.finish()
+        assert streams.find(b"", "c") is stream
+        while streams.find(b"", "c") is not None:
+            await asyncio.sleep(0)
+        assert streams.total_bytes == 0
+        assert await read(stream) == b"abc"
+
+    asyncio.run(asyncio.wait_for(main(), LONG_S))
+
+
+def test_bytes_of_a_replaced_stream_count_until_it_has_ended() -> None:
+    """Its request is cancelled, and its last events still come."""
+
+    async def main() -> None:
+        streams, cancelled = ResumableStreams(), []
+        first = streams.open(b"", "c", lambda: cancelled.append("first"))
+        await put(first, b"abc")
+        second = streams.open(b"", "c", lambda: cancelled.append("second"))
+        assert (cancelled, streams.find(b"", "c")) == (["first"], second)
+        await put(first, b"de")
+        assert streams.total_bytes == 5
+        first.finish()
+        assert streams.total_bytes == 0
+        assert streams.find(b"", "c") is second
+
+    asyncio.run(main())
