@@ -21,7 +21,7 @@ from paceline.chat import (
     RenderedPrompt,
     ToolCall,
 )
-from paceline.errors import Closed, InvalidParams
+from paceline.errors import Closed, InvalidParams, TemplateError
 
 Prompt = Callable[..., RenderedPrompt]
 CALL_AFTER_THINKING = (
@@ -244,3 +244,24 @@ def test_texts_of_markers_in_any_order_end_in_a_message(llama_cpp_source: Path) 
             else:
                 assert whole == joined([*deltas, *rest]), path.stem
                 assert "".join(text.split()).endswith("".join(whole.content.split())[-5:]), (path.stem, text, whole)
+
+
+@pytest.mark.parametrize("begun", ["Once upon", "Once upon "])
+@pytest.mark.parametrize("generated", ["", " a", " a time.\n\nThen"])
+def test_what_the_prompt_has_of_a_message_is_no_part_of_it(llama_cpp_source: Path, begun: str, generated: str) -> None:
+    """In every format that can continue one: neither of the deltas nor of the whole."""
+    num_tried = 0
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = ChatFormat(demo(), path.read_text())
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+        try:
+            prompt = chat.render(talk, continue_final_message=True)
+        except TemplateError:
+            continue
+        num_tried += 1
+        stream = MessageStream(prompt)
+        deltas = [delta for piece in generated for delta in stream.feed(piece)]
+        rest, whole = stream.finish()
+        assert joined([*deltas, *rest]) == whole, path.stem
+        assert (whole.content, whole.reasoning_content) == (generated, ""), path.stem
+    assert num_tried > 50

@@ -110,6 +110,7 @@ class RenderedPrompt:
         is_grammar_lazy: Whether text is free until one of `triggers` has come.
         triggers: What begins the grammar.
         preserved_tokens: Control tokens that the parser reads, and that generated text therefore has to show.
+        is_continued: Whether the prompt ends within a message; what it has of it already is no part of what is read.
         supports_thinking: Whether the format has a place for thinking.
         thinking_start: What begins thinking, such as "<think>"; empty if nothing does.
         thinking_ends: What ends thinking; any of them.
@@ -125,6 +126,7 @@ class RenderedPrompt:
     is_grammar_lazy: bool = False
     triggers: tuple[GrammarTrigger, ...] = ()
     preserved_tokens: tuple[str, ...] = ()
+    is_continued: bool = False
     supports_thinking: bool = False
     thinking_start: str = ""
     thinking_ends: tuple[str, ...] = ()
@@ -232,7 +234,7 @@ class ChatFormat:
             request["tools"] = [tool.as_json() for tool in offered]
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
-        rendered = _rendered(template.apply(_encoded(request)))
+        rendered = replace(_rendered(template.apply(_encoded(request))), is_continued=turn.continue_final_message)
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
                 raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from paceline import validation
@@ -65,7 +65,8 @@ class MessageStream:
         self._ends = _ends_of_text(prompt.parser)
         self._longest_end = max(map(len, self._ends), default=0)
         self._text = ""
-        self._sent = ParsedMessage()
+        self._prefill = _message_so_far(self._parser) if prompt.is_continued else ParsedMessage()
+        self._sent = self._prefill
         self._passing: Literal["content", "reasoning_content"] | None = None
         self._held = ""  # the end of the text that has not been passed on
         self._num_passed = 0  # characters of the text up to there
@@ -125,13 +126,22 @@ class MessageStream:
             return self._with_the_rest(str(error))
         if whole == ParsedMessage() and self._text.strip():
             return self._with_the_rest("the parser of the chat format found no message in the text")
-        return list(self._deltas(whole, is_final=True)), whole
+        return list(self._deltas(whole, is_final=True)), self._without_prefill(whole)
 
     def _with_the_rest(self, warning: str) -> tuple[list[MessageDelta], ParsedMessage]:
         self.warning = warning
         rest, sent = self._text[self._num_passed :], self._sent
         self._sent = ParsedMessage(sent.content + rest, sent.reasoning_content, sent.tool_calls)
-        return [MessageDelta(content=rest)] if rest else [], self._sent
+        return [MessageDelta(content=rest)] if rest else [], self._without_prefill(self._sent)
+
+    def _without_prefill(self, whole: ParsedMessage) -> ParsedMessage:
+        """Return what was generated of a message that the prompt had begun."""
+        before = self._prefill
+        return replace(
+            whole,
+            content=_behind(before.content, whole.content),
+            reasoning_content=_behind(before.reasoning_content, whole.reasoning_content),
+        )
 
     def _pass_on(self, text: str) -> list[MessageDelta]:
         """Pass content or thinking on up to where it may end."""
@@ -206,6 +216,22 @@ class MessageStream:
             else:
                 break
         self._sent = ParsedMessage(self._sent.content + content, self._sent.reasoning_content + reasoning, tuple(calls))
+
+
+def _message_so_far(parser: MessageParser) -> ParsedMessage:
+    """Return what a prompt has of the message that it continues: what is in front of a probe, with blanks at its end."""
+    try:
+        probed = parser.parse(_PROBE, is_partial=True)
+    except ChatParseError:  # the end will tell
+        return ParsedMessage()
+    if probed.content:
+        return ParsedMessage(probed.content.removesuffix(_PROBE), probed.reasoning_content)
+    return ParsedMessage("", probed.reasoning_content.removesuffix(_PROBE))
+
+
+def _behind(prefix: str, text: str) -> str:
+    """Return a text without the prefix; nothing where it is the prefix without the blanks at its end."""
+    return "" if prefix.startswith(text) else text.removeprefix(prefix)
 
 
 def _added(sent: str, now: str) -> str:
