@@ -15,7 +15,7 @@ from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import ParsedMessage, ToolCall
 from paceline.chat.message_stream import MessageDelta, MessageStream
 from paceline.completion import Choice, Completion
-from paceline.errors import PacelineError
+from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _WHOLE = (FinishReason.END, FinishReason.STOP)
@@ -39,7 +39,8 @@ class ChatChoice:
         stop: The stop string or token id that ended it, with the reason STOP.
         logprobs: One for each of token_ids; None where they were not requested.
         error: Why it failed, with the reason ERROR; the message is what was generated until then.
-        warning: Why the text could not be read as a message of the chat format; the content is the raw text then.
+        warning: Why the text could not be read as a message of the chat format; the content is the raw text then, behind what
+            had been streamed of it before. Not raised: what was generated is never lost.
     """
 
     index: int
@@ -50,7 +51,7 @@ class ChatChoice:
     stop: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: PacelineError | None = None
-    warning: str | None = None
+    warning: ChatParseError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     error: PacelineError | None = None
     message: ParsedMessage | None = None
-    warning: str | None = None
+    warning: ChatParseError | None = None
 
     @property
     def has_output(self) -> bool:

@@ -41,6 +41,8 @@ _CHATML = """\
 """
 NAMED = {"chatml": _CHATML}
 
+_MANY_CALLS, _ONE_CALL = "\ntool-calls ::= (tool-call space)+\n", "\ntool-calls ::= tool-call space\n"
+
 # Conditions of two templates by which they refuse conversations that llama.cpp's chat layer makes for them.
 _REFUSALS = (
     (
@@ -65,7 +67,8 @@ class ChatOptions:
         tools: Functions that the model may call, as `parse_tools` takes them.
         tool_choice: "auto" (also None), "none", "required", or a tool, as `parse_tool_choice` takes it. A named tool is
             offered alone, and required.
-        parallel_tool_calls: Whether one message may have several calls; None: if the template can.
+        parallel_tool_calls: Whether one message may have several calls; None: if the template can. With False only the first
+            one counts, whatever the model writes.
         reasoning_format: "none": thinking stays in the content; otherwise it is parsed apart from it.
         skip_parsing: Whether all generated text stays in the content, thinking and tool calls as the model spells them; tools
             are rendered, and nothing makes the model call them.
@@ -116,6 +119,7 @@ class RenderedPrompt:
         thinking_ends: What ends thinking; any of them.
         generation_prompt: The end of `text` with which the message to parse begins.
         parser: The parser of the format, serialised; see `message_parser`.
+        is_one_call: Whether only the first tool call of the message counts.
     """
 
     text: str
@@ -132,6 +136,7 @@ class RenderedPrompt:
     thinking_ends: tuple[str, ...] = ()
     generation_prompt: str = ""
     parser: str = ""
+    is_one_call: bool = False
 
 
 class ChatFormat:
@@ -243,7 +248,7 @@ class ChatFormat:
             raise Unsupported(
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"
             )
-        return rendered
+        return rendered if chosen.parallel_tool_calls is not False else _with_one_call(rendered)
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.
@@ -371,6 +376,12 @@ def _rendered(prompt: ChatPrompt) -> RenderedPrompt:
         generation_prompt=prompt.generation_prompt,
         parser=prompt.parser,
     )
+
+
+def _with_one_call(rendered: RenderedPrompt) -> RenderedPrompt:
+    """Return the rendering with one tool call at most; llama.cpp's formats of tagged calls have no limit in their grammar."""
+    grammar = rendered.grammar and rendered.grammar.replace(_MANY_CALLS, _ONE_CALL)
+    return replace(rendered, grammar=grammar, is_one_call=True)
 
 
 def _input_ranges(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,13 @@ from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
 
 _PROBE = '{"a":1}'
+_TEXT_BEFORE_CALLS = re.compile(r"\buntil-\d+\?? (?=(?:space )?tool-call)")
+_RULE_NAME = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*" | \[(?:\\.|[^\]\\])*\] | \{[0-9,]*\} | (?P<name>[A-Za-z0-9-]+)
+""",
+    re.VERBOSE | re.DOTALL,
+)  # fmt: skip - names outside of literals, classes of characters and numbers of repetitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +108,42 @@ def _with_tools(
 ) -> tuple[RenderedPrompt, SamplingParams]:
     constraint = _constraint_of(params)
     if constraint == "json_schema":
-        rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
-        if rendered.grammar is None or rendered.is_grammar_lazy:
-            raise Unsupported(
-                "json_schema with tools: this model's chat format has no grammar for both; leave one of them out, or set "
-                "tool_choice to 'none'"
-            )
-    elif constraint is not None:
+        return rendered, _with_either(chat_format, turn, options, params, rendered)
+    if constraint is not None:
         raise InvalidParams(
             f"{constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
         )
     return rendered, _with_grammar(params, rendered, chat_format.tokenizer)
+
+
+def _with_either(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
+) -> SamplingParams:
+    """Return the params with a grammar of messages that call a tool, or whose content conforms to the schema."""
+    if options.tool_choice not in (None, "auto"):
+        raise InvalidParams(
+            "json_schema and a tool_choice that requires a call exclude each other; leave one of them out"
+        )
+    content = chat_format.render_turn(turn, replace(options, tools=None, json_schema=_schema_of(params)))
+    calls = chat_format.render_turn(turn, replace(options, tool_choice="required")) if rendered.grammar else rendered
+    prompts = {one.generation_prompt for one in (rendered, content, calls)}
+    if calls.grammar is None or content.grammar is None or content.is_grammar_lazy or len(prompts) > 1:
+        raise Unsupported(
+            "json_schema with tools: this model's chat format has no grammar for both; leave one of them out, or set "
+            "tool_choice to 'none'"
+        )
+    # Free text in front of a call would be a way around the schema.
+    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), content.grammar)
+    return params.replace(json_schema=None, grammar=grammar, grammar_prefix=rendered.generation_prompt)
+
+
+def _either(first: str, second: str) -> str:
+    """Return a grammar of the texts of two, whose rules may have the same names."""
+    return f"root ::= a-root | b-root\n{_prefixed(first, 'a-')}\n{_prefixed(second, 'b-')}\n"
+
+
+def _prefixed(grammar: str, prefix: str) -> str:
+    return _RULE_NAME.sub(lambda found: found[0] if found["name"] is None else prefix + found["name"], grammar)
 
 
 def _with_schema(

@@ -61,6 +61,7 @@ class MessageStream:
             is_whole: Whether only the end is of interest, where the message was generated before: `feed` returns nothing.
         """
         self._is_whole = is_whole
+        self._is_one_call = prompt.is_one_call
         self._parser = MessageParser(prompt)
         self._ends = _ends_of_text(prompt.parser)
         self._longest_end = max(map(len, self._ends), default=0)
@@ -72,7 +73,7 @@ class MessageStream:
         self._num_passed = 0  # characters of the text up to there
         self._num_parsed = 0
         self._has_ended = False
-        self.warning: str | None = None
+        self.warning: ChatParseError | None = None
 
     @property
     def text(self) -> str:
@@ -107,8 +108,8 @@ class MessageStream:
     def finish(self, *, is_cut: bool = False) -> tuple[list[MessageDelta], ParsedMessage]:
         """End the message and return what was still missing, and the whole message.
 
-        Where the text is not of the format, `warning` has the reason, and what was not passed on before is content, as it was
-        generated: nothing is lost.
+        Where the text is not of the format, `warning` is the error that says so, and what was not passed on before is content,
+        as it was generated: nothing is lost.
 
         Args:
             is_cut: Whether the message was cut off, by a limit on its length for example. What its end leaves open, such as a
@@ -121,14 +122,14 @@ class MessageStream:
             raise Closed("the message has ended; make a new MessageStream")
         self._has_ended = True
         try:
-            whole = self._parser.parse(self._text, is_partial=is_cut)
+            whole = self._limited(self._parser.parse(self._text, is_partial=is_cut))
         except ChatParseError as error:
-            return self._with_the_rest(str(error))
+            return self._with_the_rest(error)
         if whole == ParsedMessage() and self._text.strip():
-            return self._with_the_rest("the parser of the chat format found no message in the text")
+            return self._with_the_rest(ChatParseError("the parser of the chat format found no message in the text"))
         return list(self._deltas(whole, is_final=True)), self._without_prefill(whole)
 
-    def _with_the_rest(self, warning: str) -> tuple[list[MessageDelta], ParsedMessage]:
+    def _with_the_rest(self, warning: ChatParseError) -> tuple[list[MessageDelta], ParsedMessage]:
         self.warning = warning
         rest, sent = self._text[self._num_passed :], self._sent
         self._sent = ParsedMessage(sent.content + rest, sent.reasoning_content, sent.tool_calls)
@@ -188,7 +189,10 @@ class MessageStream:
 
     def _parsed(self, text: str) -> ParsedMessage:
         self._num_parsed += len(text)
-        return self._parser.parse(text, is_partial=True)
+        return self._limited(self._parser.parse(text, is_partial=True))
+
+    def _limited(self, message: ParsedMessage) -> ParsedMessage:
+        return replace(message, tool_calls=message.tool_calls[:1]) if self._is_one_call else message
 
     def _deltas(self, now: ParsedMessage, *, is_final: bool = False) -> Iterator[MessageDelta]:
         """Yield what `now` has more than was sent. What was sent stays, also where the parser reads it otherwise now.

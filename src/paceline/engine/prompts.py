@@ -126,6 +126,7 @@ class TextRequests:
             raise Unsupported(f"this model cannot generate; {self.limits.cannot_generate}")
         check_adapters(options.lora, self.adapters)
         tokenizer = self.tokenizer
+        validation.token_ids("preserved_tokens", options.preserved_tokens, tokenizer.n_vocab)
         ids = prompt_ids(prompt, tokenizer, options)
         ids = fitted(ids, params, options, self.limits.max_positions, tokenizer.bos)
         return Request(

@@ -158,8 +158,7 @@ class Vocabulary:
     def _with(self, preserved: tuple[int, ...]) -> tuple[Sequence[bytes], Sequence[str | None]]:
         pieces, texts = list(self.pieces), list(self.texts)
         for token_id in preserved:
-            if token_id < len(pieces):
-                pieces[token_id], texts[token_id] = self.pieces_special[token_id], self.texts_special[token_id]
+            pieces[token_id], texts[token_id] = self.pieces_special[token_id], self.texts_special[token_id]
         return pieces, texts
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from paceline.engine.prompts import fitted, is_batch, prompt_ids, truncated
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.testing import FakeEngineClient
 
 
 class Bytes:
@@ -127,3 +130,12 @@ def test_the_smallest_contexts_work(max_positions: int) -> None:
     """At least one token of the prompt stays."""
     for side in ("left", "right", "middle"):
         assert 1 <= len(fit(5, max_positions, truncate=side)) <= max_positions
+
+
+@pytest.mark.parametrize("ids", [(258,), (0, 2**31 - 1)])
+def test_preserved_tokens_outside_of_the_vocabulary_are_refused(ids: tuple[int, ...]) -> None:
+    """When the request is prepared, with the name of the option."""
+    with closing(FakeEngineClient()) as client:
+        with pytest.raises(InvalidParams, match=r"preserved_tokens\[\d\] must be .* the vocabulary has 258 tokens"):
+            client.prepare("a", SamplingParams(), RequestOptions(preserved_tokens=ids))
+        assert client.prepare("a", SamplingParams(), RequestOptions(preserved_tokens=(257,))).options.preserved_tokens

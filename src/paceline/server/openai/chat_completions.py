@@ -174,7 +174,7 @@ class ChatChunkChoice(ChoiceBase, kw_only=True):
 
 def chat_body(options: ResponseOptions, completion: ChatCompletion) -> bytes:
     """Encode a response that is not streamed."""
-    warnings = [choice.warning for choice in completion.choices if choice.warning is not None]
+    warnings = [str(choice.warning) for choice in completion.choices if choice.warning is not None]
     choices = [_chat_choice(options, completion, choice) for choice in completion.choices]
     return options.whole(choices, [completion.usage], warnings)
 
@@ -242,7 +242,7 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
             first.token_ids = chunk.token_ids if options.token_ids else UNSET
         if chunk.finish_reason is not None and chunk.finish_reason in FINISH_REASONS:
             if chunk.warning is not None:
-                self._events.warn(chunk.warning)
+                self._events.warn(str(chunk.warning))
             choices.append(
                 ChatChunkChoice(
                     index=chunk.choice,

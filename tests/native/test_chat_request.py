@@ -1,0 +1,249 @@
+"""What an engine generates for a turn: prompt, stops, grammar and what the generated text has to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.chat_templates import CHATML, demo
+from tests.native.grammars import accept_all, bits
+from tests.native.test_chat_formats import ASKED, SCHEMA, TOOLS
+
+from paceline import SamplingParams
+from paceline.chat import (
+    ChatFormat,
+    ChatOptions,
+    ChatRequest,
+    MessageParser,
+    RenderedPrompt,
+    is_thinking_open,
+    next_turn,
+    prepare_chat,
+)
+from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.runtime import Sampler
+
+Prepare = Callable[..., ChatRequest]
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+CASES: dict[str, dict[str, Any]] = {
+    "auto": {"tools": TOOLS},
+    "required": {"tools": TOOLS, "tool_choice": "required"},
+    "named": {"tools": TOOLS, "tool_choice": CLOCK},
+    "none": {"tools": TOOLS, "tool_choice": "none"},
+    "schema": {"json_schema": SCHEMA},
+    "tools and schema": {"tools": TOOLS, "json_schema": SCHEMA},
+}
+SAYS_NOTHING_OF_TOOLS = "this model's chat template has none"
+# Templates whose `auto` leaves tool calls without a grammar: llama.cpp has none for one of them, and no trigger for three.
+FREE_CALLS = {
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "meta-llama-Llama-3.3-70B-Instruct",
+}
+PATTERNS = {"meetkai-functionary-medium-v3.2", "muse-glimmer", "openai-gpt-oss-120b"}
+
+
+@pytest.fixture
+def prepare(llama_cpp_source: Path) -> Prepare:
+    """Return a function that prepares the question in a template of the pinned source; None: the demo model's own."""
+
+    def make(name: str | None, params: SamplingParams | None = None, **options: Any) -> ChatRequest:
+        source = name and (llama_cpp_source / "models" / "templates" / f"{name}.jinja").read_text()
+        return prepare_chat(ChatFormat(demo(), source), next_turn(ASKED), ChatOptions(**options), params)
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Path, case: str) -> None:
+    """Its grammar compiles, and goes on from the end of the prompt; formats that cannot say so."""
+    num_constrained, refusals = 0, []
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat, options = ChatFormat(demo(), path.read_text()), CASES[case]
+        try:
+            request = prepare_chat(chat, next_turn(ASKED), ChatOptions(**options))
+        except Unsupported as error:
+            refusals.append(str(error))
+            continue
+        params = request.params
+        assert request.token_ids == chat.encode(request.rendered)
+        assert set(request.rendered.stops) <= set(params.stop)
+        if params.grammar is None:
+            continue
+        num_constrained += 1
+        assert params.grammar_lazy == (case == "auto"), path.stem
+        assert params.grammar_prefix == ("" if params.grammar_lazy else request.rendered.generation_prompt)
+        with Sampler(params, demo()) as sampler:
+            assert sampler.allowed_mask().any(), path.stem
+    assert all(SAYS_NOTHING_OF_TOOLS in refusal or "has no grammar" in refusal for refusal in refusals), refusals
+    assert num_constrained >= {"auto": 58, "schema": 5, "none": 0, "tools and schema": 54}.get(case, 64)
+
+
+def test_calls_are_free_only_in_formats_without_triggers(llama_cpp_source: Path) -> None:
+    """In all other formats with tools, `auto` constrains a call from where it begins."""
+    free = set()
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        try:
+            request = prepare_chat(ChatFormat(demo(), path.read_text()), next_turn(ASKED), ChatOptions(tools=TOOLS))
+        except Unsupported:
+            continue
+        if request.params.grammar is None:
+            free.add(path.stem)
+    assert free == FREE_CALLS | PATTERNS
+
+
+def test_the_callers_params_stay(prepare: Prepare) -> None:
+    """Stops of the format come behind the caller's, each once."""
+    params = SamplingParams(temperature=0.25, max_tokens=9, stop=("END",), n=3, logprobs=1)
+    plain = prepare("openai-gpt-oss-120b", params)
+    assert (plain.params.replace(stop=("END",)), plain.params.stop[0]) == (params, "END")
+    again = prepare("openai-gpt-oss-120b", plain.params)
+    assert again.params == plain.params
+
+
+def test_a_chat_without_tools_and_schemas_is_free(prepare: Prepare) -> None:
+    """Nothing is constrained, and the defaults are those of `SamplingParams`."""
+    request = prepare(None)
+    assert request.params.replace(stop=()) == SamplingParams()
+    assert request.rendered.text.endswith(request.rendered.generation_prompt)
+
+
+def test_a_named_tool_is_the_only_one_that_is_offered(prepare: Prepare) -> None:
+    """It is required, and the prompt has no other."""
+    request = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice=CLOCK)
+    assert request.params.grammar is not None
+    assert not request.params.grammar_lazy
+    assert ("clock" in request.params.grammar, "weather" in request.params.grammar) == (True, False)
+    assert '"name": "weather"' not in request.rendered.text
+
+
+def test_tools_that_may_not_be_called_are_rendered_all_the_same(prepare: Prepare) -> None:
+    """As llama.cpp does: the conversation may have calls of them. The parser leaves what looks like a call in the content."""
+    request = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="none")
+    assert '"name": "weather"' in request.rendered.text
+    assert request.params.grammar is None
+
+
+def test_one_call_at_most_where_several_are_not_wanted(prepare: Prepare) -> None:
+    """By the grammar: behind the first call there is nothing but the end."""
+    call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    for parallel in (False, True):
+        params = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="required", parallel_tool_calls=parallel).params
+        with Sampler(params, demo()) as sampler:
+            accept_all(sampler, demo().tokenizer.encode(call, add_special=False))
+            allowed = bits(sampler.allowed_mask(), sampler.n_vocab)
+            assert (demo().tokenizer.encode("<", add_special=False)[-1] in allowed) == parallel
+            assert demo().tokenizer.special_tokens["eot"] in allowed
+
+
+def test_control_tokens_that_the_parser_reads_are_shown(prepare: Prepare) -> None:
+    """Those of the vocabulary; what is several tokens is text in any case."""
+    request = prepare(None, tools=TOOLS)
+    pieces = demo().tokenizer.pieces(True)
+    texts = [pieces[token].decode() for token in request.preserved_tokens]
+    assert set(texts) <= set(request.rendered.preserved_tokens)
+    known = {text for text in request.rendered.preserved_tokens if demo().tokenizer.token_id(text) is not None}
+    assert len(texts) == len(known)
+
+
+def test_a_schema_constrains_the_content_alone_where_it_stands_bare(prepare: Prepare) -> None:
+    """It stays the caller's schema; in formats with marks around the content it is part of the format's grammar."""
+    bare = prepare("Qwen-Qwen3-0.6B", json_schema=SCHEMA)
+    assert (bare.params.grammar, bare.params.json_schema is not None) == (None, True)
+    assert bare.params == prepare("Qwen-Qwen3-0.6B", SamplingParams(json_schema=SCHEMA)).params
+    marked = prepare("openai-gpt-oss-120b", json_schema=SCHEMA)
+    assert (marked.params.grammar is not None, marked.params.json_schema) == (True, None)
+
+
+@pytest.mark.parametrize("name", ["regex", "choice", "grammar"])
+def test_other_constraints_need_bare_content_and_no_tools(prepare: Prepare, name: str) -> None:
+    """The message names the constraint, and what to do."""
+    params = SamplingParams(**{name: ("a",) if name == "choice" else 'root ::= "a"'})
+    assert getattr(prepare("Qwen-Qwen3-0.6B", params).params, name) == getattr(params, name)
+    with pytest.raises(Unsupported, match=f"^{name}: .* constrain a completion"):
+        prepare("openai-gpt-oss-120b", params)
+    with pytest.raises(InvalidParams, match=f"^{name} and tools exclude each other"):
+        prepare("Qwen-Qwen3-0.6B", params, tools=TOOLS)
+    assert prepare("Qwen-Qwen3-0.6B", params, tools=TOOLS, tool_choice="none").params.grammar == params.grammar
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "content"),
+    [
+        (
+            "Qwen-Qwen3-0.6B",
+            '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>',
+            '<think>\nHm.\n</think>\n\n{"answer": "rain"}',
+        ),
+        (
+            "Qwen3-Coder",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
+            '{"answer": "rain"}',
+        ),
+    ],
+)
+def test_a_schema_with_tools_allows_either(prepare: Prepare, name: str, call: str, content: str) -> None:
+    """A call of a tool, or content of the schema; nothing else. The parser of the tools reads both."""
+    request = prepare(name, tools=TOOLS, json_schema=SCHEMA)
+    encode = demo().tokenizer.encode
+    for text in (call, content):
+        with Sampler(request.params, demo()) as sampler:
+            accept_all(sampler, encode(text, add_special=False))
+            assert demo().tokenizer.special_tokens["eot"] in bits(sampler.allowed_mask(), sampler.n_vocab)
+    for other in (content.replace("answer", "other"), content.replace('{"', 'No {"')):
+        with Sampler(request.params, demo()) as sampler, pytest.raises(InvalidParams, match="does not allow"):
+            accept_all(sampler, encode(other, add_special=False))
+    parser = MessageParser(request.rendered)
+    assert [one.name for one in parser.parse(call).tool_calls] == ["weather"]
+    assert parser.parse(content).content.strip() == '{"answer": "rain"}'
+
+
+def test_a_schema_and_a_call_that_is_required_exclude_each_other(prepare: Prepare) -> None:
+    """There would be no content to conform."""
+    with pytest.raises(InvalidParams, match="exclude each other"):
+        prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="required", json_schema=SCHEMA)
+
+
+@pytest.mark.parametrize("schema", ["true", "5", "[]"])
+def test_a_schema_in_a_marked_format_is_an_object(prepare: Prepare, schema: str) -> None:
+    """Others are refused with the field, and not taken for anything."""
+    with pytest.raises(PacelineError, match="json_schema"):
+        prepare("openai-gpt-oss-120b", SamplingParams(json_schema=schema))
+
+
+def test_a_chat_that_is_not_parsed_is_content(prepare: Prepare) -> None:
+    """Tools are in the prompt, nothing constrains calls, and none can be required."""
+    request = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, skip_parsing=True)
+    assert '"name": "weather"' in request.rendered.text
+    assert (request.params.grammar, request.preserved_tokens, request.rendered.parser) == (None, (), "")
+    with pytest.raises(Unsupported, match="tool_choice"):
+        prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="required", skip_parsing=True)
+    assert prepare(None, SamplingParams(choice=("a", "b")), skip_parsing=True).params.choice == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("start", "ends", "prompt", "is_open"),
+    [
+        ("<think>", ("</think>",), "<|im_start|>assistant\n<think>\n", True),
+        ("<think>", ("</think>",), "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<think>", ("</think>",), "<|im_start|>assistant\n", False),
+        ("<think>", ("</think>",), "<think>a</think>b<think>c", True),
+        ("<think>", ("</end>", "</think>"), "<think>a</think>", False),
+        ("", ("</think>",), "anything", False),
+    ],
+)
+def test_thinking_is_open_where_the_prompt_has_begun_it(
+    start: str, ends: tuple[str, ...], prompt: str, is_open: bool
+) -> None:
+    """By the last mark of the prompt's end."""
+    rendered = RenderedPrompt(text=prompt, thinking_start=start, thinking_ends=ends, generation_prompt=prompt)
+    assert is_thinking_open(rendered) is is_open
+
+
+def test_a_format_without_tools_refuses_them() -> None:
+    """Before anything is generated."""
+    with pytest.raises(Unsupported, match=SAYS_NOTHING_OF_TOOLS):
+        prepare_chat(ChatFormat(demo(), CHATML), next_turn(ASKED), ChatOptions(tools=TOOLS))
