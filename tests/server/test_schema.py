@@ -37,7 +37,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with short completions and every feature switched on. At the end nothing is open and every slot is free."""
     engine = {**SMALL, "state_folder": tmp_path_factory.mktemp("states")}
     options = ServerSettings(
-        engine_options=engine, sampling={"max_tokens": 4}, props=True, embeddings=True, reranking=True
+        engine_options=engine,
+        sampling={"max_tokens": 4},
+        props=True,
+        embeddings=True,
+        reranking=True,
+        responses_store=4,
     )
     with RunningServer(options) as running:
         yield running
@@ -68,6 +73,13 @@ ROUTES = (
     "POST /v1/chat/completions",
     "POST /chat/completions",
     "POST /v1/embeddings",
+    "POST /v1/responses",
+    "POST /responses",
+    "POST /v1/responses/input_tokens",
+    "POST /responses/input_tokens",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "GET /v1/responses/{response_id}/input_items",
     "POST /completion",
     "POST /infill",
     "GET /slots",
@@ -93,6 +105,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Once upon", **BOUNDED},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}], **BOUNDED},
     "/v1/embeddings": {"input": "Once upon"},
+    "/v1/responses": {"input": "Hello.", **BOUNDED},
     "/completion": {"prompt": "Once upon", **BOUNDED},
     "/infill": {"input_prefix": "Once", "input_suffix": "time", **BOUNDED},
     "/tokenize": {"content": "Once upon"},

@@ -33,6 +33,7 @@ from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, R
 from paceline.server.openai import openai_routes
 from paceline.server.pages import document_routes, start_page_routes
 from paceline.server.request_context import route_path
+from paceline.server.responses_api import responses_routes
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
@@ -81,7 +82,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     for own_routes in (health_routes, start_page_routes, *not_the_models):
         app.include_router(own_routes(service))
     sleeps = bool(settings.engine_options.get("sleep_idle_s"))
-    for model_routes in (openai_routes.routes, llama_routes.routes):
+    for model_routes in (openai_routes.routes, responses_routes.routes, llama_routes.routes):
         app.include_router(model_routes(service), dependencies=[Depends(wake)] if sleeps else None)
     if settings.docs:
         app.router.routes[:0] = document_routes(app)

@@ -53,7 +53,7 @@ class RunningChat:
 
     def __init__(self, running: RunningRequest, request: ChatRequest) -> None:
         self.request = request
-        self.request_id = running.request_id
+        self.request_id, self.tenant = running.request_id, running.tenant
         self._running = running
 
     @property

@@ -1,0 +1,196 @@
+"""The events of a streamed response: each item is added, grows by deltas and is done. One thread at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from paceline.chat import ChatChunk, MessageDelta, ToolCallDelta
+from paceline.server.api_errors import ApiError
+from paceline.server.logprobs import ChatLogprob
+from paceline.server.responses_api.input_items import Item, new_item_id
+from paceline.server.responses_api.response_object import (
+    ResponseHead,
+    Status,
+    call_item,
+    failure_of,
+    message_item,
+    reasoning_item,
+    reasoning_part,
+    text_part,
+    usage_of,
+)
+from paceline.server.responses_api.token_aligner import TokenAligner
+from paceline.server.sse import named_event
+from paceline.server.usage import RunningTimings, final_timings
+from paceline.streaming import FinishReason, Usage
+
+_encode = msgspec.json.Encoder().encode
+_ENDS = (FinishReason.END, FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenItem:
+    """An item that grows. kind: its type; call: number and first delta of a call."""
+
+    kind: str
+    id: str
+    index: int
+    call: ToolCallDelta | None = None
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+    def item(self, status: Status, *, has_content: bool) -> Item:
+        text = "".join(self.texts)
+        if self.call is not None:
+            return call_item(self.id, self.call.id, self.call.name, text if has_content else "", status)
+        parts = [self.part(text)] if has_content else []
+        return (message_item if self.kind == "message" else reasoning_item)(self.id, parts, status)
+
+    def part(self, text: str) -> Item:
+        return text_part(text, self.logprobs) if self.kind == "message" else reasoning_part(text)
+
+
+class ResponseEvents:
+    """Renders the chunks of one response; call it with each of them in order."""
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._aligner = TokenAligner(head.pieces, head.num_top)
+        self._num_events = 0
+        self._num_generated = 0
+        self._num_reasoning = 0
+        self._output: list[Item] = []
+        self._open: _OpenItem | None = None
+        self._blanks = ""  # of a message that has not begun
+        clock = head.clock
+        self._timings = None if clock is None else RunningTimings(clock, head.num_prompt, clock())
+
+    def opening(self) -> bytes:
+        """Return the events before the first chunk."""
+        body = self._head.body("in_progress")
+        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
+        """Return the events of a chunk."""
+        self._num_generated += len(chunk.token_ids)
+        self._aligner.add(chunk.token_ids, chunk.logprobs)
+        events = [event for delta in chunk.deltas for event in self._of_delta(delta)]
+        if chunk.finish_reason in _ENDS and chunk.usage is not None:  # one choice: its end is that of the stream
+            events += self._ending(chunk, chunk.finish_reason, chunk.usage)
+        return events
+
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the events that report an error at the end of the stream. Changes nothing: one may be made in advance."""
+        output = [*self._output, *([] if self._open is None else [self._open.item("incomplete", has_content=True)])]
+        members = {"code": api_error.code, "message": api_error.message, "param": api_error.param}
+        body = self._head.body("failed", output, error=failure_of(api_error))
+        number = self._num_events
+        return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
+
+    def _of_delta(self, delta: MessageDelta) -> list[bytes]:
+        if delta.tool_call is not None:
+            return self._of_call(delta.tool_call)
+        if delta.reasoning_content:
+            return self._of_text("reasoning", delta.reasoning_content)
+        text = self._blanks + delta.content
+        self._blanks = ""
+        if not text.strip() and (self._open is None or self._open.kind != "message"):
+            self._blanks = text
+            return []
+        return self._of_text("message", text)
+
+    def _of_text(self, kind: str, text: str) -> list[bytes]:
+        events, item = self._current(kind)
+        count, logprobs = self._aligner.take(text)
+        item.texts.append(text)
+        where = {"item_id": item.id, "output_index": item.index, "content_index": 0}
+        if kind == "message":
+            item.logprobs += logprobs
+            delta = self._event("response.output_text.delta", **where, delta=text, logprobs=logprobs, **self._rates())
+        else:
+            self._num_reasoning += count
+            delta = self._event("response.reasoning_text.delta", **where, delta=text, **self._rates())
+        return [*events, delta]
+
+    def _of_call(self, call: ToolCallDelta) -> list[bytes]:
+        self._aligner.clear()
+        events: list[bytes] = []
+        item = self._open
+        if item is None or item.call is None or item.call.index != call.index:
+            events = self._close("completed")
+            item = self._begin("function_call", call)
+            events.append(self._added(item))
+        if call.arguments:
+            item.texts.append(call.arguments)
+            where = {"item_id": item.id, "output_index": item.index}
+            name = "response.function_call_arguments.delta"
+            events.append(self._event(name, **where, delta=call.arguments, **self._rates()))
+        return events
+
+    def _current(self, kind: str) -> tuple[list[bytes], _OpenItem]:
+        """Return the open item of this kind, with the events that close another one and begin it."""
+        if self._open is not None and self._open.kind == kind:
+            return [], self._open
+        events = self._close("completed")
+        item = self._begin(kind)
+        events.append(self._added(item))
+        where = {"item_id": item.id, "output_index": item.index, "content_index": 0}
+        return [*events, self._event("response.content_part.added", **where, part=item.part(""))], item
+
+    def _begin(self, kind: str, call: ToolCallDelta | None = None) -> _OpenItem:
+        self._open = _OpenItem(kind=kind, id=new_item_id(kind), index=len(self._output), call=call)
+        return self._open
+
+    def _added(self, item: _OpenItem) -> bytes:
+        shown = item.item("in_progress", has_content=False)
+        return self._event("response.output_item.added", output_index=item.index, item=shown)
+
+    def _close(self, status: Status) -> list[bytes]:
+        """Return the events that end the open item."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        done, text = item.item(status, has_content=True), "".join(item.texts)
+        self._output.append(done)
+        where: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
+        if item.call is not None:
+            call = {"name": item.call.name, "arguments": text}
+            events = [self._event("response.function_call_arguments.done", **where, **call)]
+        else:
+            where["content_index"] = 0
+            if item.kind == "message":
+                events = [self._event("response.output_text.done", **where, text=text, logprobs=item.logprobs)]
+            else:
+                events = [self._event("response.reasoning_text.done", **where, text=text)]
+            events.append(self._event("response.content_part.done", **where, part=item.part(text)))
+        return [*events, self._event("response.output_item.done", output_index=item.index, item=done)]
+
+    def _ending(self, chunk: ChatChunk, reason: FinishReason, usage: Usage) -> list[bytes]:
+        """Return the events that end the response."""
+        events: list[bytes] = []
+        if self._open is None and not self._output:  # nothing but blanks
+            events, item = self._current("message")
+            item.texts.append(self._blanks)
+        is_cut = reason == FinishReason.LENGTH
+        events += self._close("incomplete" if is_cut else "completed")
+        warnings = [] if chunk.warning is None else [str(chunk.warning)]
+        body = self._head.ended(self._output, reason, usage_of(usage, self._num_reasoning), warnings)
+        timings = final_timings(usage, usage.completion_tokens)
+        name = "response.incomplete" if is_cut else "response.completed"
+        return [*events, self._event(name, response=body, timings=timings)]
+
+    def _rates(self) -> dict[str, Any]:
+        """Return the timings of an event while tokens are generated, if they are wanted."""
+        return {} if self._timings is None else {"timings": self._timings.during_decode(self._num_generated)}
+
+    def _event(self, kind: str, **members: Any) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return _event(kind, number, **members)
+
+
+def _event(kind: str, number: int, **members: Any) -> bytes:
+    return named_event(kind.encode(), _encode({"type": kind, "sequence_number": number, **members}))

@@ -1,0 +1,210 @@
+"""The response as OpenAI's API has it: its head, which repeats the request, and the items of its output. Pure; any thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.chat import ChatCompletion, ParsedMessage
+from paceline.params import SamplingParams
+from paceline.server.api_errors import ApiError
+from paceline.server.logprobs import ChatLogprob, Pieces
+from paceline.server.responses_api.input_items import Item, new_item_id
+from paceline.server.responses_api.responses_body import ResponsesBody
+from paceline.server.responses_api.token_aligner import TokenAligner
+from paceline.server.usage import final_timings
+from paceline.streaming import FinishReason, Usage
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+Keep = Callable[[Item, Sequence[Item]], str | None]
+"""Stores a response, given its JSON and its output; returns why it could not, or None."""
+
+
+def no_store(response: Item, output: Sequence[Item]) -> str | None:  # noqa: ARG001 - the shape of `Keep`
+    """Store nothing."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """What is known of a response before it is generated.
+
+    echo: the members that repeat the request. pieces: the bytes of every token. num_top: likely tokens that are reported with
+    each; None: no log-probabilities. clock: for timings in every event. keep: stores the response when it is whole.
+    """
+
+    id: str
+    created_at: int
+    echo: Mapping[str, Any]
+    pieces: Pieces
+    num_prompt: int = 0
+    num_top: int | None = None
+    warnings: tuple[str, ...] = ()
+    clock: Callable[[], float] | None = None
+    keep: Keep = no_store
+
+    def body(
+        self,
+        status: Status,
+        output: Sequence[Item] = (),
+        *,
+        usage: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        warnings: Sequence[str] = (),
+    ) -> Item:
+        """Return the response object. reason: why it is incomplete."""
+        body: Item = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            **self.echo,
+            "output": output,
+            "usage": usage,
+        }
+        warned = (*self.warnings, *warnings)
+        return body | ({"warnings": warned} if warned else {})
+
+    def ended(
+        self,
+        output: Sequence[Item],
+        finish_reason: FinishReason,
+        usage: Mapping[str, Any],
+        warnings: Sequence[str] = (),
+    ) -> Item:
+        """Return the response object at its end, stored if it is to be."""
+        is_cut = finish_reason == FinishReason.LENGTH
+        status: Status = "incomplete" if is_cut else "completed"
+        reason = "max_output_tokens" if is_cut else None
+        body = self.body(status, output, usage=usage, reason=reason, warnings=warnings)
+        why_not = self.keep(body, output)
+        if why_not is None:
+            return body
+        return self.body(status, output, usage=usage, reason=reason, warnings=(*warnings, why_not)) | {"store": False}
+
+
+def echo_of(body: ResponsesBody, params: SamplingParams, model: str, *, stored: bool) -> dict[str, Any]:
+    """Return the members of a response that repeat the request."""
+    reasoning, text = body.reasoning, body.text
+    optional = ("user", "safety_identifier", "prompt_cache_key")
+    return {
+        "model": model,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "service_tier": "default",
+        "store": stored,
+        "temperature": params.temperature,
+        "text": {
+            "format": (text.format if text else None) or {"type": "text"},
+            **({"verbosity": text.verbosity} if text and text.verbosity else {}),
+        },
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [_tool_echo(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": body.truncation or "disabled",
+        **{name: getattr(body, name) for name in optional if getattr(body, name) is not None},
+    }
+
+
+def _tool_echo(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"parameters": None, "strict": True, "description": None, **tool}
+
+
+def usage_of(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+    """Return the usage of a response. num_reasoning: tokens of its thinking."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def failure_of(api_error: ApiError) -> dict[str, Any]:
+    """Return the error member of a response that failed."""
+    code = "rate_limit_exceeded" if api_error.status == 429 else "server_error"
+    return {"code": code, "message": api_error.message}
+
+
+# ---- items of the output
+
+
+def text_part(text: str, logprobs: Sequence[ChatLogprob] = ()) -> Item:
+    """Return the part of a message's text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def reasoning_part(text: str) -> Item:
+    """Return the part of a thinking's text."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def message_item(item_id: str, parts: Sequence[Item], status: Status) -> Item:
+    """Return a message."""
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+
+
+def reasoning_item(item_id: str, parts: Sequence[Item], status: Status) -> Item:
+    """Return a thinking."""
+    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": list(parts)}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: Status) -> Item:
+    """Return a call of a function."""
+    known = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
+    return known | {"arguments": arguments}
+
+
+def has_message(message: ParsedMessage) -> bool:
+    """Return whether a generated message has text of its own: blanks around calls are none, and nothing at all is one."""
+    return bool(message.content.strip()) or not (message.tool_calls or message.reasoning_content)
+
+
+def output_of(message: ParsedMessage, logprobs: Sequence[ChatLogprob], *, is_cut: bool) -> list[Item]:
+    """Return the items of a generated message: thinking, text, calls. is_cut: whether the last one is incomplete."""
+    items: list[Item] = []
+    if message.reasoning_content:
+        items.append(reasoning_item(new_item_id("reasoning"), [reasoning_part(message.reasoning_content)], "completed"))
+    if has_message(message):
+        items.append(message_item(new_item_id("message"), [text_part(message.content, logprobs)], "completed"))
+    items += [
+        call_item(new_item_id("function_call"), call.id, call.name, call.arguments, "completed")
+        for call in message.tool_calls
+    ]
+    if is_cut:
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def whole_response(head: ResponseHead, completion: ChatCompletion) -> bytes:
+    """Encode a response that is not streamed."""
+    (choice,) = completion.choices
+    aligner = TokenAligner(head.pieces, head.num_top)
+    aligner.add(choice.token_ids, choice.logprobs or ())
+    num_reasoning, _ = aligner.take(choice.message.reasoning_content)
+    _, logprobs = aligner.take(choice.message.content)
+    output = output_of(choice.message, logprobs, is_cut=choice.finish_reason == FinishReason.LENGTH)
+    warnings = [] if choice.warning is None else [str(choice.warning)]
+    body = head.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
+    timings = final_timings(completion.usage, completion.usage.completion_tokens)
+    return msgspec.json.encode(body | {"timings": timings})

@@ -1,0 +1,105 @@
+"""Keeps responses with the conversations that led to them, in memory, within bounds for each tenant. Any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.server.responses_api.input_items import Item
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response. body: its JSON. items: of the whole conversation, as JSON: the input's, then the output's."""
+
+    id: str
+    body: bytes
+    items: tuple[bytes, ...]
+    num_output: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it counts for. Items that several responses share count for each of them."""
+        return len(self.body) + sum(map(len, self.items))
+
+    def conversation(self) -> list[Item]:
+        """Return all items, those of the output included. Takes time: not for the event loop."""
+        return [msgspec.json.decode(item) for item in self.items]
+
+    def input_items(self) -> list[Item]:
+        """Return the items that the response was made from. Takes time: not for the event loop."""
+        return [msgspec.json.decode(item) for item in self.items[: len(self.items) - self.num_output]]
+
+
+class ResponseStore:
+    """Responses by tenant and id. Each tenant has so many of them and so many bytes; the one used least recently goes."""
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        """max_responses, max_bytes: of a tenant; without responses nothing is ever stored."""
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._by_tenant: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._num_bytes: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether responses are stored."""
+        return self._max_responses > 0
+
+    def put(
+        self, tenant: str, response: Item, *, earlier: Sequence[Item], asked: Sequence[Item], output: Sequence[Item]
+    ) -> str | None:
+        """Store a response. Returns why it could not be stored, or None.
+
+        earlier, asked, output: the items of the conversation before, of the input, and of the output.
+        """
+        items = tuple(msgspec.json.encode(item) for item in (*earlier, *asked, *output))
+        entry = StoredResponse(response["id"], msgspec.json.encode(response), items, len(output))
+        if entry.num_bytes > self._max_bytes:
+            return (
+                f"store: the response and its conversation have {entry.num_bytes} bytes, more than the {self._max_bytes} of "
+                "--responses-store-bytes; it was not stored"
+            )
+        with self._lock:
+            entries = self._by_tenant.setdefault(tenant, OrderedDict())
+            entries[entry.id] = entry
+            self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + entry.num_bytes
+            while len(entries) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
+                _, oldest = entries.popitem(last=False)
+                self._num_bytes[tenant] -= oldest.num_bytes
+        return None
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Return a response of the tenant's, which counts as a use of it; None where there is none."""
+        with self._lock:
+            entries = self._by_tenant.get(tenant, OrderedDict())
+            found = entries.get(response_id)
+            if found is not None:
+                entries.move_to_end(response_id)
+            return found
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a response; return whether there was one. Later responses of its conversation keep its items."""
+        with self._lock:
+            found = self._by_tenant.get(tenant, OrderedDict()).pop(response_id, None)
+            if found is not None:
+                self._num_bytes[tenant] -= found.num_bytes
+            return found is not None
+
+    def find_items(self, tenant: str, wanted: Iterable[str]) -> dict[str, Item]:
+        """Return the stored items with these ids, by id. Takes time: not for the event loop."""
+        with self._lock:
+            entries = list(self._by_tenant.get(tenant, OrderedDict()).values())
+        missing, found = set(wanted), {}
+        for entry in reversed(entries):
+            if not missing:
+                break
+            for item in entry.conversation():
+                if item["id"] in missing:
+                    missing.discard(item["id"])
+                    found[item["id"]] = item
+        return found

@@ -1,0 +1,256 @@
+"""The routes of /v1/responses. On the event loop; templates run and items are read in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.chat import ChatFormat, Turn, prepare_chat
+from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
+from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
+from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
+from paceline.server.request_context import RequestContext
+from paceline.server.responses_api.input_items import Item
+from paceline.server.responses_api.response_events import ResponseEvents
+from paceline.server.responses_api.response_object import ResponseHead, echo_of, no_store, whole_response
+from paceline.server.responses_api.response_store import ResponseStore, StoredResponse
+from paceline.server.responses_api.responses_body import ResponsesBody
+from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses
+from paceline.server.running_chat import RunningChat, start_chat
+from paceline.server.service import Service
+from paceline.server.sse import NAMED_SSE, EventStream
+
+_NO_STORE = "this server keeps no responses: start it with --responses-store N, or send all items of the conversation"
+_NOT_STORED = "store: this server keeps no responses; --responses-store N switches it on"
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes that make responses, count their tokens, and hand out those that are stored."""
+    store = ResponseStore(service.settings.responses_store, service.settings.responses_store_bytes)
+    router = APIRouter()
+    router.include_router(_create_routes(service, store))
+    router.include_router(_stored_routes(store))
+    return router
+
+
+def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+
+    @router.post("/responses", summary="As /v1/responses", responses=OPENAI_STREAMS)
+    @router.post("/v1/responses", summary="Generate a response", responses=OPENAI_STREAMS)
+    async def create(body: ResponsesBody, request: Request) -> Response:
+        """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
+        streaming = bool(body.stream)
+        turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
+        with _naming_fields(body):
+            asked = await _parse(service, store, body, request)
+            running = await start_chat(
+                service,
+                request,
+                lambda: turns.make(asked, prefills=service.settings.prefill_assistant is True),
+                asked.chat_options,
+                asked.parsed.params,
+                asked.parsed.options,
+                streaming=streaming,
+            )
+        head = _head(service, store, body, asked, running, turns.warnings)
+        if streaming:
+            events = ResponseEvents(head)
+            opening = events.opening()
+            return EventStream(running, events, failure=events.failure, opening=opening, done=b"", framing=NAMED_SSE)
+        async with running:
+            completion = await running.collect()
+        content = await asyncio.to_thread(whole_response, head, completion)
+        return Response(content, media_type="application/json")
+
+    @router.post("/responses/input_tokens", summary="As /v1/responses/input_tokens", responses=OPENAI_ERRORS)
+    @router.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
+    async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
+        """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
+        turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
+        with _naming_fields(body):
+            asked = await _parse(service, store, body, request)
+
+            def prepare() -> int:
+                turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
+                return len(prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params).token_ids)
+
+            return {"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(prepare)}
+
+    return router
+
+
+def _naming_fields(body: ResponsesBody) -> Any:
+    others = {**RENAMED, **({"json_schema": "json_schema"} if body.text is None else {})}
+    return naming_param(ResponsesBody.model_fields, **others)
+
+
+async def _parse(service: Service, store: ResponseStore, body: ResponsesBody, request: Request) -> ResponsesRequest:
+    """Parse a body in a thread, with the conversation before it."""
+    tenant = RequestContext.of(request.scope).tenant
+    base, options = service.sampling(CHAT_DEFAULTS), service.options(request)
+    before = _previous(store, tenant, body.previous_response_id)
+
+    def parse() -> ResponsesRequest:
+        named = _references(body.input)
+        return parse_responses(
+            body,
+            base,
+            options,
+            reasoning_format=service.settings.reasoning_format,
+            template_variables=service.template_variables,
+            earlier=[] if before is None else before.conversation(),
+            find=store.find_items(tenant, named).get if named else lambda _: None,
+        )
+
+    return await asyncio.to_thread(parse)
+
+
+def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> StoredResponse | None:
+    """Return the response that a request continues."""
+    if response_id is None:
+        return None
+    if not store.is_on:
+        raise invalid_request(f"previous_response_id: {_NO_STORE}", "previous_response_id", "unsupported")
+    found = store.get(tenant, response_id)
+    if found is None:
+        message = (
+            f"previous_response_id: there is no response {response_id[:80]!r} here (any more); send its items instead"
+        )
+        raise invalid_request(message, "previous_response_id", "previous_response_not_found")
+    return found
+
+
+def _references(value: object) -> list[str]:
+    """Return the ids that an input names in place of items."""
+    items = value if isinstance(value, list) else []
+    named = [one.get("id") for one in items if isinstance(one, dict) and one.get("type") in (None, "item_reference")]
+    return [one for one in named if isinstance(one, str)]
+
+
+def _head(
+    service: Service,
+    store: ResponseStore,
+    body: ResponsesBody,
+    asked: ResponsesRequest,
+    running: RunningChat,
+    warnings: Sequence[str],
+) -> ResponseHead:
+    params = asked.parsed.params
+    stored = store.is_on and body.store is not False
+
+    def keep(response: Item, output: Sequence[Item]) -> str | None:
+        return store.put(running.tenant, response, earlier=asked.earlier, asked=asked.items, output=output)
+
+    missing = (_NOT_STORED,) if body.store and not store.is_on else ()
+    return ResponseHead(
+        id=f"resp_{secrets.token_hex(16)}",
+        created_at=int(time.time()),
+        echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=stored),
+        pieces=service.engine().tokenizer.pieces(True),
+        num_prompt=len(running.prompts[0]),
+        num_top=params.logprobs,
+        warnings=(*asked.parsed.warnings, *model_warning(body, service.names), *missing, *warnings),
+        clock=time.monotonic if body.timings_per_token else None,
+        keep=keep if stored else no_store,
+    )
+
+
+class _TurnMaker:
+    """Makes the turn of a request, in a thread. warnings: about what was left out of it."""
+
+    def __init__(self, chat_format: ChatFormat, max_positions: int) -> None:
+        self.chat_format, self._max_positions = chat_format, max_positions
+        self.warnings: list[str] = []
+
+    def make(self, asked: ResponsesRequest, *, prefills: bool) -> Turn:
+        """Return the turn; where truncation is "auto", without the first messages that do not fit."""
+        turn = asked.turn(prefills=prefills)
+        if not asked.may_truncate or self._fits(asked, turn):
+            return turn
+        turns = [asked.turn(prefills=prefills, num_left_out=number) for number in asked.truncations()]
+        if not turns:
+            return turn
+        low, high = 0, len(turns) - 1  # the last one is tried in any case
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(asked, turns[middle]) else (middle + 1, high)
+        number = len(turn.messages) - len(turns[low].messages)
+        self.warnings.append(f"truncation: the first {number} messages were left out, since they did not fit")
+        return turns[low]
+
+    def _fits(self, asked: ResponsesRequest, turn: Turn) -> bool:
+        """Return whether a turn leaves room for the output, as prompts do that are cut."""
+        half, most = self._max_positions // 2, asked.parsed.params.max_tokens
+        reserved = half if most is None else min(most, half)
+        ids = self.chat_format.encode(self.chat_format.render_turn(turn, asked.chat_options))
+        return len(ids) <= self._max_positions - reserved
+
+
+def _stored_routes(store: ResponseStore) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
+
+    def stored(request: Request, response_id: str) -> StoredResponse:
+        found = store.get(RequestContext.of(request.scope).tenant, response_id)
+        if found is None:
+            raise _not_found(store, response_id)
+        return found
+
+    @router.get("/v1/responses/{response_id}", summary="A stored response")
+    async def retrieve(response_id: str, request: Request, *, stream: bool = False) -> Response:
+        """Return a stored response; 404 where there is none of the API key's tenant."""
+        found = stored(request, response_id)
+        if stream:
+            raise invalid_request("stream: stored responses are whole, and not streamed again", "stream", "unsupported")
+        return Response(found.body, media_type="application/json")
+
+    @router.delete("/v1/responses/{response_id}", summary="Delete a stored response")
+    async def delete(response_id: str, request: Request) -> dict[str, Any]:
+        """Delete a stored response. Responses that continue it keep what they need of it."""
+        if not store.delete(RequestContext.of(request.scope).tenant, response_id):
+            raise _not_found(store, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.get("/v1/responses/{response_id}/input_items", summary="What a stored response was made from")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        *,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """List the items of the conversation up to the input of a stored response, the latest first by default."""
+        found = stored(request, response_id)
+        items = await asyncio.to_thread(found.input_items)
+        return await large_json_response(_page(items if order == "asc" else items[::-1], after, limit))
+
+    return router
+
+
+def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise invalid_request(f"after: the response has no input item {after[:80]!r}", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    data = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(items),
+    }
+
+
+def _not_found(store: ResponseStore, response_id: str) -> ApiException:
+    reason = "" if store.is_on else f": {_NO_STORE}"
+    message = f"there is no response {response_id[:80]!r} here{reason}"
+    return ApiException(ApiError(404, "not_found_error", "response_not_found", message, param="response_id"))
