@@ -13,6 +13,9 @@ from paceline.errors import CapacityError, EngineError, ModelError, PacelineErro
 
 if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
+    from paceline.chat_client.chat_reply import ChatReply
+    from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
+    from paceline.chat_client.function_tools import FunctionTool
     from paceline.completion import Choice, Completion, Score
     from paceline.demo import demo_model_path
     from paceline.llm import LLM
@@ -28,15 +31,19 @@ if TYPE_CHECKING:
 __version__ = _version("paceline")
 
 _HOMES = {
+    "AsyncChatStream": "paceline.chat_client.chat_streams",
     "AsyncLLM": "paceline.async_llm",
     "AsyncStream": "paceline.streaming",
     "BatchStrategy": "paceline.scheduling.view",
+    "ChatReply": "paceline.chat_client.chat_reply",
+    "ChatStream": "paceline.chat_client.chat_streams",
     "Choice": "paceline.completion",
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Embedder": "paceline.runtime",
     "EndRecord": "paceline.scheduling.telemetry",
     "FinishReason": "paceline.streaming",
+    "FunctionTool": "paceline.chat_client.function_tools",
     "Instrument": "paceline.observability.instruments",
     "LLM": "paceline.llm",
     "Model": "paceline.runtime",
@@ -44,24 +51,27 @@ _HOMES = {
     "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
+    "SchedulerView": "paceline.scheduling.view",
     "Score": "paceline.completion",
-    "TokenAllocation": "paceline.scheduling.view",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
     "TextPipe": "paceline.output",
     "TickRecord": "paceline.scheduling.telemetry",
+    "TokenAllocation": "paceline.scheduling.view",
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
-    "SchedulerView": "paceline.scheduling.view",
     "demo_model_path": "paceline.demo",
 }
 
 __all__ = [  # noqa: RUF022 - sorted as sorted() does
+    "AsyncChatStream",
     "AsyncLLM",
     "AsyncStream",
     "BatchStrategy",
     "CapacityError",
+    "ChatReply",
+    "ChatStream",
     "Choice",
     "Completion",
     "Context",
@@ -69,6 +79,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "EndRecord",
     "EngineError",
     "FinishReason",
+    "FunctionTool",
     "Instrument",
     "LLM",
     "Model",

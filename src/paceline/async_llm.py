@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
+from paceline.chat_client.async_chat_methods import AsyncChatMethods
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import (
     check_channel,
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
+    from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncChatMethods):
     """A model and its engine for one event loop: `LLM`, with awaitable methods.
 
     Unless stated otherwise, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
@@ -64,11 +66,18 @@ class AsyncLLM:
                 print(chunk.text, end="", flush=True)
     """
 
-    def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> None:
         """Check the options; nothing is loaded yet.
 
         Args:
             model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            chat_template: For `chat`, in place of the model's own; compiled by the first chat.
             **options: Options of the model, its context and its engine; see `LLM`.
 
         Raises:
@@ -76,6 +85,7 @@ class AsyncLLM:
         """
         check_options(model, options)
         self._model, self._options = model, options
+        self._chat_template = None if chat_template is None else validation.text("chat_template", chat_template)
         self._starting: asyncio.Future[EngineClient] | None = None
 
     async def start(self) -> Self:
@@ -106,9 +116,13 @@ class AsyncLLM:
         """Generate as `LLM.generate` does, without a progress bar."""
         engine = await self._engine()
         sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
+
+        def prepare(one: Prompt) -> Request:
+            return engine.prepare(one, sampling, rest)
+
         if is_batch(prompt):
-            return batch_outcome(await AsyncBatch(engine, sampling, rest).run(prompt))
-        request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
+            return batch_outcome(await AsyncBatch(engine, prepare).run(prompt))
+        request = await asyncio.to_thread(prepare, prompt)
         return await collect_async(request, engine.accept(request))
 
     def stream(

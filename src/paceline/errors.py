@@ -9,6 +9,7 @@
     │   ├── GrammarError      a grammar that does not parse
     │   ├── TemplateError     a chat template that does not parse, or refuses the conversation
     │   ├── ChatParseError    generated text that is not of its chat format
+    │   ├── ResponseModelError  a reply that is no instance of its response_model
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
     │   └── Unsupported       the model or its memory cannot do this
@@ -102,6 +103,21 @@ class ChatParseError(RequestError, ValueError):
     """The generated text is not of the chat format that its prompt asked for; the text itself is the content then."""
 
     code = "chat_parse_error"
+
+
+class ResponseModelError(RequestError, ValueError):
+    """A reply is no instance of the response_model that its chat asked for: it was cut off, or has no such content.
+
+    Attributes:
+        text: The content that was generated.
+        reply: The whole `ChatReply`; None where it is not known.
+    """
+
+    code = "response_model_error"
+
+    def __init__(self, message: str, text: str = "", reply: object = None) -> None:
+        super().__init__(message)
+        self.text, self.reply = text, reply
 
 
 class Unsupported(RequestError):

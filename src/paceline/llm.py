@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
+from paceline.chat_client.chat_arguments import ChatFormats
+from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Completion, Score
 from paceline.engine.arguments import (
     collected_arguments,
@@ -19,6 +19,7 @@ from paceline.engine.arguments import (
     streamed_arguments,
 )
 from paceline.engine.engine_factory import open_engine
+from paceline.engine.progress_bar import progress_bar
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     Batch,
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
+    from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
 
 
-class LLM:
+class LLM(ChatMethods):
     """A model and its engine: many requests, from many threads, share one forward pass a tick.
 
     Any thread may call its methods. `close()`, the end of a `with` block or the garbage collector ends the engine and its
@@ -55,11 +57,19 @@ class LLM:
             print(llm.generate("Once upon a time", max_tokens=40).text)
     """
 
-    def __init__(self, model: Model | str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> None:
         """Load a model and start its engine.
 
         Args:
             model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            chat_template: For `chat`, in place of the model's own: the name of another one that the file has, "chatml", or
+                Jinja source.
             **options: Options of `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and
                 of the llama.cpp context (n_ctx, n_batch, type_k, flash_attn ...); `lora`, paths of adapters, named by their
                 stems, or a mapping of names to paths; and `instruments`. With isolation="process" the model runs in a worker
@@ -69,8 +79,16 @@ class LLM:
             InvalidParams: An option is out of its range, unknown or of the wrong type.
             ModelError: The model or an adapter cannot be loaded.
             NotEnoughMemory: The model or its KV cache does not fit into memory.
+            TemplateError: The chat template does not parse.
         """
         self._engine = open_engine(model, options)
+        try:
+            self._formats = ChatFormats(self._engine.model, chat_template)
+            if chat_template is not None:
+                self._formats.get()
+        except BaseException:
+            self._engine.close()
+            raise
 
     @overload
     def generate(
@@ -110,10 +128,14 @@ class LLM:
         """
         validation.boolean("progress", progress)
         sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
+
+        def prepare(one: Prompt) -> Request:
+            return self._engine.prepare(one, sampling, rest)
+
         if is_batch(prompt):
-            with _progress_bar(len(prompt), progress) as advance:
-                return batch_outcome(Batch(self._engine, sampling, rest, advance).run(prompt))
-        request = self._engine.prepare(prompt, sampling, rest)
+            with progress_bar(len(prompt), progress) as advance:
+                return batch_outcome(Batch(self._engine, prepare, advance).run(prompt))
+        request = prepare(prompt)
         return collect(request, self._engine.accept(request))
 
     def stream(
@@ -307,18 +329,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], object]]:
-    """Show a bar if stderr is a terminal; yield a function that advances it by one prompt."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

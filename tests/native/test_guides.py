@@ -9,6 +9,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    "guide/chat.md",
     "guide/continuous_batching.md",
     "guide/embeddings.md",
     "guide/isolation.md",
@@ -38,7 +39,7 @@ def test_every_block_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str
     names: dict[str, object] = {"__name__": "page"}
     exec("import paceline", names)
     for number, block in enumerate(blocks):
-        exec(compile(block, f"{page}, block {number}", "exec"), names)
+        exec(compile(block, f"{page}, block {number}", "exec", dont_inherit=True), names)
     for value in names.values():
         close = getattr(value, "close", None)
         if type(value).__name__ == "LLM" and close is not None:

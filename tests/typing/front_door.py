@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_type
 
 import numpy as np
 import numpy.typing as npt
 
 import paceline
+from paceline.chat import MessageDelta
 
 
 def blocking(llm: paceline.LLM) -> None:
@@ -26,6 +28,23 @@ def blocking(llm: paceline.LLM) -> None:
     assert_type(llm.rerank("query", ["one"])[0].score, float)
 
 
+@dataclass
+class Person:
+    name: str
+
+
+def chatting(llm: paceline.LLM) -> None:
+    messages = [{"role": "user", "content": "Hello!"}]
+    assert_type(llm.chat(messages, max_tokens=20), paceline.ChatReply[None])
+    assert_type(llm.chat(messages, response_model=Person).parsed, Person)
+    assert_type(llm.chat([messages, messages], progress=True), list[paceline.ChatReply[None]])
+    assert_type(llm.chat([messages], response_model=Person)[0].parsed, Person)
+    with llm.stream_chat(messages) as stream:
+        for chunk in stream:
+            assert_type(chunk.deltas, tuple[MessageDelta, ...])
+        assert_type(stream.collect().content, str)
+
+
 async def awaiting() -> None:
     async with paceline.AsyncLLM(num_slots=2) as llm:
         assert_type(await llm.generate("a"), paceline.Completion)
@@ -33,6 +52,10 @@ async def awaiting() -> None:
         async with llm.stream("a") as stream:
             async for chunk in stream:
                 assert_type(chunk.text, str)
+        assert_type((await llm.chat([{"role": "user", "content": "Hello!"}], response_model=Person)).parsed, Person)
+        async with llm.stream_chat([{"role": "user", "content": "Hello!"}]) as chat:
+            async for part in chat:
+                assert_type(part.finish_reason, paceline.FinishReason | None)
         assert_type(await llm.embed("one"), npt.NDArray[np.float32])
 
 

@@ -24,6 +24,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = paceline.Modle
 
 
+def test_chats_load_no_pydantic() -> None:
+    """What only tools and typed replies need is loaded by them."""
+    code = "import sys, paceline.llm, paceline.async_llm; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
 def test_importing_loads_neither_the_core_nor_numpy() -> None:
     """`import paceline` is light: nothing compiled, no arrays, no terminal library."""
     code = "import sys, paceline; print([m for m in ('paceline._native', 'numpy', 'typer', 'rich', 'gguf') if m in sys.modules])"

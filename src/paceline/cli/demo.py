@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -178,7 +178,11 @@ def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
         file = None if job.trace is None else stack.enter_context(TraceFile(job.trace))
         recorders = () if file is None else (stack.enter_context(TraceRecorder(file)),)
         loaded = load(job.model, stop)
-        options = {"num_slots": job.config.num_slots, "max_queue": job.config.max_queue, "n_threads": job.n_threads}
+        options: dict[str, Any] = {
+            "num_slots": job.config.num_slots,
+            "max_queue": job.config.max_queue,
+            "n_threads": job.n_threads,
+        }
         llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pacer), **options))
 
         def end() -> None:

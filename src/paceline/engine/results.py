@@ -12,16 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.completion import Completion, Score, completion_of
-from paceline.engine.prompts import Prompt
 from paceline.errors import BatchError, PacelineError, QueueFull, Unsupported
-from paceline.params import SamplingParams
-from paceline.request import RequestOptions
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
 
 
 Outcome = Completion | PacelineError
+_P = TypeVar("_P")  # a prompt, or what a request is prepared from
+_R = TypeVar("_R")
 
 
 @contextmanager
@@ -91,21 +90,19 @@ async def submit_async(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
         raise
 
 
-class Batch:
+class Batch(Generic[_P]):
     """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
 
-    A prompt that the engine has no place for waits for those before it. `QueueFull` is its outcome only where all of these
-    have given their places back and other callers have filled the engine.
+    prepare: makes the request of a prompt. A prompt that the engine has no place for waits for those before it. `QueueFull` is
+    its outcome only where all of these have given their places back and other callers have filled the engine.
     """
 
-    def __init__(
-        self, engine: EngineClient, params: SamplingParams, options: RequestOptions, advance: Callable[[], object]
-    ) -> None:
-        self._engine, self._params, self._options, self._advance = engine, params, options, advance
+    def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request], advance: Callable[[], object]) -> None:
+        self._engine, self._prepare, self._advance = engine, prepare, advance
         self._running: deque[tuple[int, Request, StreamChannel]] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
-    def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+    def run(self, prompts: Sequence[_P]) -> list[Outcome]:
         """Return the outcomes, in the order of the prompts."""
         with cancelled_if_left(self._cancel):
             for index, prompt in enumerate(prompts):
@@ -118,8 +115,8 @@ class Batch:
                 self._finish_oldest()
         return [self._outcomes[index] for index in range(len(prompts))]
 
-    def _start(self, index: int, prompt: Prompt) -> None:
-        request = self._engine.prepare(prompt, self._params, self._options)
+    def _start(self, index: int, prompt: _P) -> None:
+        request = self._prepare(prompt)
         while True:
             try:
                 self._running.append((index, request, self._engine.accept(request, index)))
@@ -145,14 +142,14 @@ class Batch:
             channel.cancel()
 
 
-class AsyncBatch:
+class AsyncBatch(Generic[_P]):
     """As `Batch`, for an event loop."""
 
-    def __init__(self, engine: EngineClient, params: SamplingParams, options: RequestOptions) -> None:
-        self._engine, self._params, self._options = engine, params, options
+    def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request]) -> None:
+        self._engine, self._prepare = engine, prepare
         self._tasks: list[asyncio.Task[Outcome]] = []
 
-    async def run(self, prompts: Sequence[Prompt]) -> list[Outcome]:
+    async def run(self, prompts: Sequence[_P]) -> list[Outcome]:
         """Return the outcomes, in the order of the prompts."""
         try:
             for index, prompt in enumerate(prompts):
@@ -162,9 +159,9 @@ class AsyncBatch:
             for task in self._tasks:
                 task.cancel()
 
-    async def _start(self, index: int, prompt: Prompt) -> None:
+    async def _start(self, index: int, prompt: _P) -> None:
         try:
-            request = await asyncio.to_thread(self._engine.prepare, prompt, self._params, self._options)
+            request = await asyncio.to_thread(self._prepare, prompt)
             channel = await self._accept(request, index)
         except PacelineError as error:
             self._tasks.append(asyncio.create_task(_refused(error)))
@@ -197,8 +194,8 @@ async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
     return outcome
 
 
-def batch_outcome(outcomes: Sequence[Outcome]) -> list[Completion]:
-    """Return all completions. Raises `BatchError`, with every outcome, if some are errors."""
+def batch_outcome(outcomes: Sequence[_R | PacelineError]) -> list[_R]:
+    """Return all completions, or what became of them. Raises `BatchError`, with every outcome, if some are errors."""
     errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]
     if errors:
         index, first = errors[0]
@@ -206,7 +203,7 @@ def batch_outcome(outcomes: Sequence[Outcome]) -> list[Completion]:
             f"{len(errors)} of {len(outcomes)} prompts failed, the first is number {index}: {first}; `outcomes` has all",
             outcomes,
         ) from first
-    return [one for one in outcomes if isinstance(one, Completion)]
+    return [one for one in outcomes if not isinstance(one, PacelineError)]
 
 
 def one_vector_pooling(pooling: str | None) -> str | None:

@@ -22,12 +22,16 @@ from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 Run = Callable[[Any, list[str]], list[Outcome]]
 
 
+def preparing(engine: Any) -> Callable[[str], Request]:
+    return lambda prompt: engine.prepare(prompt, SamplingParams(max_tokens=3), RequestOptions())
+
+
 def run_blocking(engine: Any, prompts: list[str]) -> list[Outcome]:
-    return Batch(engine, SamplingParams(max_tokens=3), RequestOptions(), lambda: None).run(prompts)
+    return Batch(engine, preparing(engine), lambda: None).run(prompts)
 
 
 def run_async(engine: Any, prompts: list[str]) -> list[Outcome]:
-    return within(AsyncBatch(engine, SamplingParams(max_tokens=3), RequestOptions()).run(prompts))
+    return within(AsyncBatch(engine, preparing(engine)).run(prompts))
 
 
 def within(work: Coroutine[Any, Any, Any]) -> Any:

@@ -1,0 +1,147 @@
+"""What `AsyncLLM` has of chats: awaitable methods. Rendering and parsing run in threads of the loop's executor."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
+
+from paceline import validation
+from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_call import ChatCall
+from paceline.chat_client.chat_methods import (
+    ChatOutcome,
+    Messages,
+    is_batch_of_chats,
+    outcome_of,
+    streamed_chat_arguments,
+)
+from paceline.chat_client.chat_reply import ChatReply
+from paceline.chat_client.chat_streams import AsyncChatStream, ChatAssembly
+from paceline.engine.client import EngineClient
+from paceline.engine.results import AsyncBatch, batch_outcome
+from paceline.errors import PacelineError
+from paceline.params import SamplingParams
+from paceline.scheduling.sequence import Request
+from paceline.streaming import AsyncStream, StreamChannel
+
+T = TypeVar("T")
+
+
+class AsyncChatMethods(ABC):
+    """The methods of `AsyncLLM` for chats."""
+
+    _chat_template: str | None
+    _formats: ChatFormats | None = None
+
+    @abstractmethod
+    async def _engine(self) -> EngineClient:
+        """Return the engine, started if need be."""
+
+    @overload
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, response_model: None = None, **options: Any
+    ) -> ChatReply[None]: ...
+    @overload
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, response_model: type[T], **options: Any
+    ) -> ChatReply[T]: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        response_model: None = None,
+        **options: Any,
+    ) -> list[ChatReply[None]]: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        response_model: type[T],
+        **options: Any,
+    ) -> list[ChatReply[T]]: ...
+
+    async def chat(
+        self, messages: Any, params: SamplingParams | None = None, **options: Any
+    ) -> ChatReply[Any] | list[ChatReply[Any]]:
+        """Chat as `LLM.chat` does, without a progress bar.
+
+        With run_tools, functions may be async, and the calls of one message run concurrently: async functions on the loop,
+        plain ones in threads.
+        """
+        engine = await self._engine()
+        arguments = await asyncio.to_thread(
+            chat_arguments, engine.sampling_defaults, params, options, is_streamed=False
+        )
+        is_many = is_batch_of_chats(messages)
+        calls = [await self._call(one, arguments) for one in (messages if is_many else [messages])]
+        outcomes = await _run_calls(engine, calls, arguments)
+        if is_many:
+            return batch_outcome(outcomes)
+        (outcome,) = outcomes
+        if isinstance(outcome, PacelineError):
+            raise outcome
+        return outcome
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, request_index: int = 0, **options: Any
+    ) -> AsyncChatStream:
+        """Stream a chat as `LLM.stream_chat` does. The request is submitted when the stream is entered or first read.
+
+        Returns:
+            An async context manager and iterator. Entering it raises as `LLM.stream_chat` does.
+
+        Raises:
+            InvalidParams: `request_index` is invalid.
+        """
+        index = validation.integer("request_index", request_index, 0)
+        opened: list[ChatAssembly] = []
+
+        async def submit() -> StreamChannel:
+            engine = await self._engine()
+            arguments = await asyncio.to_thread(
+                streamed_chat_arguments, engine.sampling_defaults, messages, params, options
+            )
+            call = await self._call(messages, arguments)
+            request = await asyncio.to_thread(call.prepare, engine)
+            opened.append(ChatAssembly(call, request.prompt))
+            return engine.accept(request, index)
+
+        stream = AsyncStream(submit, interval=options.get("interval", 1), request_index=index, keep_alive=self)
+        return AsyncChatStream(stream, lambda: opened[0])
+
+    async def _call(self, messages: object, arguments: ChatArguments) -> ChatCall:
+        if self._formats is None:
+            self._formats = ChatFormats((await self._engine()).model, self._chat_template)
+        return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template))
+
+
+async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments: ChatArguments) -> list[ChatOutcome]:
+    """Run conversations, round after round all those that are open together; return what became of each."""
+    outcomes: dict[int, ChatOutcome] = {}
+    open_calls = list(enumerate(calls))
+
+    def prepare(one: tuple[int, ChatCall]) -> Request:
+        return one[1].prepare(engine)
+
+    while open_calls:
+        next_calls = []
+        found = await AsyncBatch(engine, prepare).run(open_calls)
+        for (index, call), outcome in zip(open_calls, found, strict=True):
+            if isinstance(outcome, PacelineError):
+                outcomes[index] = outcome
+                continue
+            pending = await asyncio.to_thread(call.take, outcome, index)
+            if pending:
+                running = (arguments.toolbox.run_async(one, asyncio.to_thread) for one in pending)
+                call.add_results(zip(pending, await asyncio.gather(*running), strict=True))
+                next_calls.append((index, call))
+            else:
+                outcomes[index] = await asyncio.to_thread(outcome_of, call)
+        open_calls = next_calls
+    return [outcomes[index] for index in range(len(calls))]

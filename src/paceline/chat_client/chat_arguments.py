@@ -1,0 +1,217 @@
+"""The keywords of a chat: what the template, the engine and the reply's reader get of them; and the chat formats of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import validation
+from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
+from paceline.chat_client.function_tools import Toolbox
+from paceline.chat_client.response_models import ResponseModel
+from paceline.engine.arguments import collected_arguments, request_arguments
+from paceline.errors import InvalidParams, InvalidType
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.runtime import Model
+
+DEFAULT_TOOL_ROUNDS = 8
+MAX_TOOL_ROUNDS = 1000
+
+CHAT_NAMES = frozenset(
+    (
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_format",
+        "reasoning_effort",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "add_generation_prompt",
+        "response_format",
+        "response_model",
+        "run_tools",
+        "max_tool_rounds",
+    )
+)
+_MEANINGLESS = ("echo", "add_special", "parse_special", "preserved_tokens")  # the chat format defines them
+_MAX_FORMATS = 8
+
+
+class ChatFormats:
+    """The chat formats of one model: each template is compiled once and kept. Any thread."""
+
+    def __init__(self, model: Model, template: str | None = None) -> None:
+        """template: the default one, as `ChatFormat` takes it; None for the model's own."""
+        self._model = model
+        self._default = None if template is None else validation.text("chat_template", template)
+        self._lock = threading.Lock()
+        self._formats: OrderedDict[str | None, ChatFormat] = OrderedDict()
+
+    def get(self, template: object = None) -> ChatFormat:
+        """Return the format of a template, the default one for None. Raises as `ChatFormat`."""
+        wanted = self._default if template is None else validation.text("chat_template", template)
+        with self._lock:
+            found = self._formats.get(wanted)
+            if found is None:
+                found = self._formats[wanted] = ChatFormat(self._model, wanted)
+                if len(self._formats) > _MAX_FORMATS:
+                    self._formats.popitem(last=False)
+            self._formats.move_to_end(wanted)
+            return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatArguments:
+    """The checked keywords of a call.
+
+    params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
+    max_tool_rounds: how often calls are run; 0: never.
+    """
+
+    template: str | None
+    chat_options: ChatOptions
+    params: SamplingParams
+    request_options: RequestOptions
+    continues: bool | None
+    generates: bool | None
+    toolbox: Toolbox
+    response: ResponseModel[Any] | None
+    max_tool_rounds: int
+
+    def turn(self, messages: object, num_rounds: int) -> Turn:
+        """Return the next turn of a conversation after so many rounds of tools; only the first one continues a message."""
+        if num_rounds:
+            return next_turn(messages)
+        return next_turn(messages, continues=self.continues, generates=self.generates)
+
+    def options_after(self, num_rounds: int) -> ChatOptions:
+        """Return the options of a round; after the first, no call is required, since the model would never reply."""
+        choice = self.chat_options.tool_choice
+        if num_rounds == 0 or choice in (None, "auto", "none"):
+            return self.chat_options
+        return dataclasses.replace(self.chat_options, tool_choice="auto")
+
+
+def chat_arguments(
+    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any], *, is_streamed: bool
+) -> ChatArguments:
+    """Sort and check the keywords of a chat.
+
+    Sampling keywords change `params`; without params, the defaults, with max_tokens None, because a message ends by itself.
+
+    Raises `InvalidParams`, and `InvalidType`, a `TypeError`, for an unknown keyword, with the nearest known one.
+    """
+    validation.reject_unknown(
+        options, CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES, "chat, SamplingParams and RequestOptions"
+    )
+    for name in _MEANINGLESS:
+        if name in options:
+            raise InvalidParams(f"{name} means nothing in a chat, where the chat format decides it; leave it out")
+    of_engine = {name: value for name, value in options.items() if name not in CHAT_NAMES}
+    sort = request_arguments if is_streamed else collected_arguments
+    sampling, rest = sort(defaults.replace(max_tokens=None), params, of_engine)
+    if sampling.echo:
+        raise InvalidParams("echo means nothing in a chat; the prompt is in prompt_token_ids")
+    response = ResponseModel.of(options.get("response_model"))
+    toolbox = Toolbox(options.get("tools"))
+    return ChatArguments(
+        template=_optional_text("chat_template", options.get("chat_template")),
+        chat_options=ChatOptions(
+            tools=toolbox.tools or None,
+            tool_choice=_tool_choice(options.get("tool_choice"), toolbox),
+            parallel_tool_calls=options.get("parallel_tool_calls"),
+            reasoning_format=options.get("reasoning_format", "auto"),
+            kwargs=_template_kwargs(options),
+        ),
+        params=_with_schema(sampling, options.get("response_format"), response),
+        request_options=rest,
+        continues=_optional_bool("continue_final_message", options.get("continue_final_message")),
+        generates=_optional_bool("add_generation_prompt", options.get("add_generation_prompt")),
+        toolbox=toolbox,
+        response=response,
+        max_tool_rounds=_tool_rounds(options, toolbox, sampling),
+    )
+
+
+def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingParams) -> int:
+    limit = validation.integer(
+        "max_tool_rounds", options.get("max_tool_rounds", DEFAULT_TOOL_ROUNDS), 1, MAX_TOOL_ROUNDS
+    )
+    if not validation.boolean("run_tools", options.get("run_tools", False)):
+        if "max_tool_rounds" in options:
+            raise InvalidParams("max_tool_rounds means nothing without run_tools=True")
+        return 0
+    if not toolbox.has_functions:
+        raise InvalidParams("run_tools needs Python functions among tools; there are none")
+    if params.n != 1:
+        raise InvalidParams(f"run_tools follows one choice, and n is {params.n}; leave n out")
+    return limit
+
+
+def _tool_choice(choice: object, toolbox: Toolbox) -> object:
+    """Return the choice as OpenAI's API spells it; a function, or a name that is no word of that API, names a tool."""
+    name = (
+        choice.name if isinstance(choice, Tool) else getattr(choice, "__name__", choice) if callable(choice) else choice
+    )
+    if isinstance(name, str) and name not in ("auto", "none", "required"):
+        name = {"type": "function", "function": {"name": name}}
+    parse_tool_choice(name, toolbox.tools)  # raises here what it would raise when the template is rendered
+    return name
+
+
+def _template_kwargs(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = options.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidType(f"chat_template_kwargs must be a mapping of names to values, not {type(given).__name__}")
+    return template_kwargs(given or {}, _optional_text("reasoning_effort", options.get("reasoning_effort")))
+
+
+def _with_schema(
+    params: SamplingParams, response_format: object, response: ResponseModel[Any] | None
+) -> SamplingParams:
+    schema = _schema_of_format(response_format)
+    if response is not None:
+        if schema is not None or params.json_schema is not None:
+            other = "json_schema" if schema is None else "response_format"
+            raise InvalidParams(f"response_model and {other} exclude each other; leave one of them out")
+        return params.replace(json_schema=response.json_schema)
+    if schema is None:
+        return params
+    if params.json_schema is not None:
+        raise InvalidParams("response_format and json_schema exclude each other; leave one of them out")
+    return params.replace(json_schema=schema)
+
+
+def _schema_of_format(response_format: object) -> Mapping[str, Any] | None:
+    """Return the JSON schema of a response_format as OpenAI's API has it; None for text."""
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping):
+        raise InvalidType(f"response_format must be an object with a type, not {type(response_format).__name__}")
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    described = response_format.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if kind != "json_schema" or not isinstance(schema, Mapping):
+        raise InvalidParams(
+            'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+            f'{{"schema": ...}}}}, not {response_format!r:.80}'
+        )
+    return schema
+
+
+def _optional_text(name: str, value: object) -> str | None:
+    return None if value is None else validation.text(name, value)
+
+
+def _optional_bool(name: str, value: object) -> bool | None:
+    return None if value is None else validation.boolean(name, value)

@@ -1,0 +1,136 @@
+"""One conversation of a call of `chat`: what is generated next, and what becomes of it. One thread at a time.
+
+Rendering and parsing take time: not on an event loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.chat import (
+    ChatCompletion,
+    ChatFormat,
+    ChatRequest,
+    ParsedMessage,
+    RenderedPrompt,
+    ToolCall,
+    chat_completion_of,
+    prepare_chat,
+)
+from paceline.chat_client.chat_arguments import ChatArguments
+from paceline.chat_client.chat_reply import ChatReply, Message, is_whole, reply_message, reply_of, result_message
+from paceline.chat_client.token_history import TokenHistory
+from paceline.completion import Completion
+from paceline.errors import ResponseModelError
+from paceline.scheduling.sequence import Request
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
+
+
+class ChatCall:
+    """A conversation from its messages to the reply, over as many rounds as its tools take."""
+
+    def __init__(
+        self, messages: object, arguments: ChatArguments, chat_format: ChatFormat, history: TokenHistory | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            messages: The conversation; checked when it is rendered.
+            arguments: Of the call.
+            chat_format: The format of its template.
+            history: Of the conversation, if there were turns before.
+        """
+        self._messages = cast("Sequence[Any]", messages)  # `prepare` checks them
+        self._arguments = arguments
+        self._format = chat_format
+        self._history = history or TokenHistory()
+        self._rounds: list[ChatCompletion] = []
+        self._request: ChatRequest | None = None
+        self._completion: ChatCompletion | None = None
+
+    @property
+    def request(self) -> ChatRequest:
+        """What was prepared last."""
+        assert self._request is not None  # noqa: S101 - our own invariant
+        return self._request
+
+    @property
+    def rendered(self) -> RenderedPrompt:
+        """The prompt that was prepared last."""
+        return self.request.rendered
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as far as it is known."""
+        return list(self._messages)
+
+    @property
+    def completion(self) -> ChatCompletion | None:
+        """What was generated last."""
+        return self._completion
+
+    def prepare(self, engine: EngineClient) -> Request:
+        """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
+        turn = self._arguments.turn(self._messages, len(self._rounds))
+        self._messages = list(turn.messages)
+        options = self._arguments.options_after(len(self._rounds))
+        prepared = prepare_chat(self._format, turn, options, self._arguments.params)
+        self._request = self._history.continued(prepared, self._format.tokenizer)
+        wanted = dataclasses.replace(
+            self._arguments.request_options, preserved_tokens=self._request.preserved_tokens, add_special=False
+        )
+        return engine.prepare(self._request.token_ids, self._request.params, wanted)
+
+    def take(self, completion: Completion, index: int = 0) -> tuple[ToolCall, ...]:
+        """Read what was generated; return the calls to run before the next round, none if this is the reply.
+
+        index: of the conversation among those of the call.
+        """
+        return self.take_read(dataclasses.replace(chat_completion_of(completion, self.rendered), index=index))
+
+    def take_read(self, completion: ChatCompletion) -> tuple[ToolCall, ...]:
+        """As `take`, for a completion whose messages were read while they came."""
+        self._history.record(self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer)
+        self._completion = completion
+        self._messages = self._with(completion.message)
+        calls = completion.tool_calls
+        runs = calls and len(self._rounds) < self._arguments.max_tool_rounds and is_whole(completion)
+        return calls if runs and self._arguments.toolbox.can_run(calls) else ()
+
+    def add_results(self, results: Iterable[tuple[ToolCall, str]]) -> None:
+        """Take the results of the calls; the next round follows."""
+        assert self._completion is not None  # noqa: S101 - our own invariant
+        self._rounds.append(self._completion)
+        self._messages = [*self._messages, *(result_message(call, result) for call, result in results)]
+
+    def reply(self) -> ChatReply[Any]:
+        """Return the reply. Raises `ResponseModelError` where its content is no instance of response_model."""
+        completion = self._completion
+        assert completion is not None  # noqa: S101 - our own invariant
+        response = self._arguments.response
+        if response is None or completion.tool_calls:
+            return reply_of(completion, self._messages, self._rounds)
+        whole = reply_of(completion, self._messages, self._rounds)
+        if not is_whole(completion):
+            raise ResponseModelError(
+                f"the reply was cut off ({completion.finish_reason.value}) before it was a whole {response.name}; "
+                "a larger max_tokens may help",
+                completion.content,
+                whole,
+            )
+        try:
+            parsed = response.parse(completion.content)
+        except ValueError as error:
+            raise ResponseModelError(f"the reply is no {response.name}: {error}", completion.content, whole) from error
+        return reply_of(completion, self._messages, self._rounds, parsed=parsed, is_parsed=True)
+
+    def _with(self, message: ParsedMessage) -> list[Message]:
+        """Return the conversation with a message; one that continues the last message has its text, too."""
+        before: list[Mapping[str, Any]] = list(self._messages)
+        if not self._rounds and self._arguments.continues:
+            before = before[:-1]
+        return [*map(dict, before), reply_message(message)]

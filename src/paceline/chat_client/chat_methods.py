@@ -1,0 +1,199 @@
+"""What `LLM` has of chats: blocking methods for any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from paceline import validation
+from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_call import ChatCall
+from paceline.chat_client.chat_reply import ChatReply
+from paceline.chat_client.chat_streams import ChatAssembly, ChatStream
+from paceline.chat_client.token_history import TokenHistory
+from paceline.engine.client import EngineClient
+from paceline.engine.progress_bar import progress_bar
+from paceline.engine.results import Batch, batch_outcome
+from paceline.errors import InvalidParams, InvalidType, PacelineError
+from paceline.params import SamplingParams
+from paceline.streaming import Stream
+
+T = TypeVar("T")
+
+Messages = Sequence[Mapping[str, Any]]
+ChatOutcome = ChatReply[Any] | PacelineError
+
+
+def is_batch_of_chats(messages: object) -> bool:
+    """Return whether this is a list of conversations, and not one."""
+    return (
+        isinstance(messages, Sequence)
+        and not isinstance(messages, (str, bytes))
+        and len(messages) > 0
+        and isinstance(messages[0], Sequence)
+        and not isinstance(messages[0], (str, bytes))
+    )
+
+
+class ChatMethods:
+    """The methods of `LLM` for chats."""
+
+    _engine: EngineClient
+    _formats: ChatFormats
+
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, response_model: None = None, **options: Any
+    ) -> ChatReply[None]: ...
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, response_model: type[T], **options: Any
+    ) -> ChatReply[T]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        response_model: None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> list[ChatReply[None]]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        response_model: type[T],
+        progress: bool = False,
+        **options: Any,
+    ) -> list[ChatReply[T]]: ...
+
+    def chat(
+        self, messages: Any, params: SamplingParams | None = None, *, progress: bool = False, **options: Any
+    ) -> ChatReply[Any] | list[ChatReply[Any]]:
+        """Generate the next message of a conversation, or of each of a list of conversations, all in one batch.
+
+        Args:
+            messages: A list of messages as OpenAI's API has them: {"role": "user", "content": "Hello!"}. Or a list of such
+                lists, which may be longer than the queue.
+            params: The sampling parameters; None: the defaults, without a limit on the message's length.
+            progress: Whether to show a progress bar on a terminal while a list runs.
+            **options: Fields of `SamplingParams`, which override `params`, of `RequestOptions` except those that concern
+                streams, and:
+                tools: Functions that the model may call: Python functions, `FunctionTool`s, or objects as OpenAI's API has.
+                tool_choice: "auto", "none", "required", or a tool, by its name or as OpenAI's API spells it.
+                parallel_tool_calls: Whether a message may have several calls; None: if the template can.
+                run_tools: Whether to run the calls of Python functions and go on with their results until there is a reply.
+                max_tool_rounds: How often (8); after that the calls themselves are the reply.
+                response_model: A pydantic model, dataclass or TypedDict; the reply has an instance of it, `parsed`.
+                response_format: As OpenAI's API has it: json_object, or json_schema with a schema.
+                reasoning_format: "auto" parses thinking apart from the content, "none" leaves it there.
+                reasoning_effort: For templates that know one; "none" is enable_thinking=False.
+                chat_template: A template's name, or its Jinja source; None: the one of `LLM`.
+                chat_template_kwargs: Variables for the template, such as enable_thinking.
+                continue_final_message: Whether to continue the last message, which is the assistant's.
+                add_generation_prompt: False for a prompt without the beginning of the assistant's message.
+
+        Returns:
+            The reply; for a list one for each conversation, in order.
+
+        Raises:
+            RequestError: A message, tool or option is invalid, or the template refuses the conversation.
+            ResponseModelError: The reply is no instance of response_model; the error has its text.
+            QueueFull: The queue is full. For a list, only if none of its conversations is running.
+            EngineError: The engine has stopped, or the request failed in all its choices.
+            BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
+        """
+        validation.boolean("progress", progress)
+        arguments = chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False)
+        if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
+            raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
+        if not is_batch_of_chats(messages):
+            return self._chat(messages, arguments)
+        calls = [self._call(one, arguments) for one in messages]
+        with progress_bar(len(calls), progress) as advance:
+            return batch_outcome(run_calls(self._engine, calls, arguments, advance))
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, request_index: int = 0, **options: Any
+    ) -> ChatStream:
+        """Stream the next message of a conversation as it is generated. Leaving the stream cancels the request.
+
+        Args:
+            messages: The conversation.
+            params: The sampling parameters; None: the defaults, without a limit on the message's length.
+            request_index: A number of the caller's for this request, at least 0; the engine does not use it.
+            **options: As for `chat`, without run_tools and max_tool_rounds, and all of `RequestOptions`.
+
+        Returns:
+            The stream, with the request already queued.
+
+        Raises:
+            RequestError: A message, tool or option is invalid, or the template refuses the conversation.
+            QueueFull: The queue is full.
+            EngineStopped: The engine accepts no requests any more.
+        """
+        arguments = streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options)
+        return self._stream(self._call(messages, arguments), validation.integer("request_index", request_index, 0))
+
+    def _chat(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatReply[Any]:
+        """Run one conversation. history: of its tokens."""
+        (outcome,) = run_calls(self._engine, [self._call(messages, arguments, history)], arguments, lambda: None)
+        if isinstance(outcome, PacelineError):
+            raise outcome
+        return outcome
+
+    def _stream(self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] | None = None) -> ChatStream:
+        request = call.prepare(self._engine)
+        stream = Stream(self._engine.accept(request, index), keep_alive=self)
+        return ChatStream(stream, ChatAssembly(call, request.prompt, on_end))
+
+    def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
+        return ChatCall(messages, arguments, self._formats.get(arguments.template), history)
+
+
+def streamed_chat_arguments(
+    defaults: SamplingParams, messages: object, params: SamplingParams | None, options: Mapping[str, Any]
+) -> ChatArguments:
+    """Check the keywords of a chat that is streamed."""
+    if is_batch_of_chats(messages):
+        raise InvalidType("stream_chat takes one conversation; make a stream for each of several")
+    for name in ("run_tools", "max_tool_rounds"):
+        if name in options:
+            raise InvalidParams(f"{name} means nothing for a stream; run the calls of its completion, or use chat")
+    return chat_arguments(defaults, params, options, is_streamed=True)
+
+
+def run_calls(
+    engine: EngineClient, calls: Sequence[ChatCall], arguments: ChatArguments, advance: Callable[[], object]
+) -> list[ChatOutcome]:
+    """Run conversations, round after round all those that are open together; return what became of each."""
+    outcomes: dict[int, ChatOutcome] = {}
+    open_calls = list(enumerate(calls))
+    while open_calls:
+        batch: Batch[tuple[int, ChatCall]] = Batch(engine, lambda one: one[1].prepare(engine), lambda: None)
+        next_calls = []
+        for (index, call), outcome in zip(open_calls, batch.run(open_calls), strict=True):
+            if isinstance(outcome, PacelineError):
+                outcomes[index] = outcome
+                advance()
+                continue
+            pending = call.take(outcome, index)
+            if pending:
+                call.add_results([(one, arguments.toolbox.run(one)) for one in pending])
+                next_calls.append((index, call))
+            else:
+                outcomes[index] = outcome_of(call)
+                advance()
+        open_calls = next_calls
+    return [outcomes[index] for index in range(len(calls))]
+
+
+def outcome_of(call: ChatCall) -> ChatOutcome:
+    """Return the reply of a call, or why it is none."""
+    try:
+        return call.reply()
+    except PacelineError as error:
+        return error

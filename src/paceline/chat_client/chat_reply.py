@@ -1,0 +1,88 @@
+"""The result of a chat of the library: a `ChatCompletion` with the conversation that it belongs to, and what was parsed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, cast
+
+from paceline.chat import ChatCompletion, ParsedMessage, ToolCall
+from paceline.errors import ResponseModelError
+from paceline.streaming import FinishReason
+
+T = TypeVar("T")
+
+Message = dict[str, Any]
+_WHOLE = (FinishReason.END, FinishReason.STOP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply(ChatCompletion, Generic[T]):
+    """What `LLM.chat` returns: the completion, the conversation up to it, and its content as an instance of response_model.
+
+    Attributes:
+        messages: The whole conversation: the messages that were passed, calls of tools and their results, the reply of the
+            first choice. A list for the next call.
+        rounds: The completions before this one, whose calls run_tools has run; their usage is not in this one's.
+    """
+
+    messages: list[Message]
+    rounds: tuple[ChatCompletion, ...] = ()
+    _parsed: T | None = None
+    _is_parsed: bool = False
+
+    @property
+    def parsed(self) -> T:
+        """Instance of response_model; without one None.
+
+        Raises:
+            ResponseModelError: The reply is calls of tools, and so there is no content to parse.
+        """
+        if not self._is_parsed and self.tool_calls:
+            raise ResponseModelError(
+                "the reply calls tools, so there is nothing to parse; add their results to its messages and go on",
+                self.content,
+                self,
+            )
+        return cast("T", self._parsed)  # which is None without a response_model
+
+
+def reply_of(
+    completion: ChatCompletion,
+    messages: Sequence[Message],
+    rounds: Sequence[ChatCompletion],
+    *,
+    parsed: object = None,
+    is_parsed: bool = False,
+) -> ChatReply[Any]:
+    """Return a completion with its conversation. messages: up to and with it."""
+    known = {field.name: getattr(completion, field.name) for field in fields(ChatCompletion)}
+    return ChatReply(**known, messages=list(messages), rounds=tuple(rounds), _parsed=parsed, _is_parsed=is_parsed)
+
+
+def is_whole(completion: ChatCompletion) -> bool:
+    """Return whether the first choice has come to its own end."""
+    return completion.finish_reason in _WHOLE
+
+
+def reply_message(message: ParsedMessage) -> Message:
+    """Return a generated message as one of a conversation.
+
+    Line breaks around the thinking are left out: the template has its own.
+    """
+    made: Message = {"role": "assistant", "content": message.content}
+    reasoning = message.reasoning_content.strip("\n")
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [_call_message(call) for call in message.tool_calls]
+    return made
+
+
+def _call_message(call: ToolCall) -> Mapping[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def result_message(call: ToolCall, result: str) -> Message:
+    """Return the result of a call as a message."""
+    return {"role": "tool", "tool_call_id": call.id, "content": result}

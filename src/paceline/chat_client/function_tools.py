@@ -1,0 +1,268 @@
+"""Python functions as tools: their schemas by signature, type hints and docstring, and their calls by the model.
+
+What goes wrong in a call becomes its result, which the model reads: an unknown name, arguments that do not fit, an exception.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from paceline.chat import Tool, ToolCall, parse_tools
+from paceline.chat_client.response_models import closed_schema
+from paceline.errors import InvalidParams, InvalidType
+
+_log = logging.getLogger("paceline.chat")
+
+_MAX_RESULT_CHARS = 1 << 20
+_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes):\s*")
+_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY,)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool(Tool):
+    """A tool with the Python function that it calls. Usually the function itself is enough: `tools=[function]`.
+
+    Attributes:
+        name: Its name, which the model writes.
+        description: What it does, for the model.
+        parameters: JSON Schema of its arguments, an object.
+        function: The function, plain or async.
+    """
+
+    function: Callable[..., Any] = field(kw_only=True)
+    _arguments: _Arguments = field(kw_only=True, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+    ) -> FunctionTool:
+        """Derive a tool from a function.
+
+        Its type hints define the schema (what pydantic knows is allowed, `Annotated` and `Literal` included; no hint allows
+        any JSON), its docstring describes it: the text before the first section, and the entries of `Args:`.
+
+        Args:
+            function: The function. It may be async, for `AsyncLLM`.
+            name: The tool's name; None: the function's.
+            description: Its description; None: of the docstring.
+
+        Raises:
+            InvalidParams: The function takes *args or **kwargs, or has a hint of which there is no JSON schema.
+        """
+        if not callable(function):
+            raise InvalidType(f"a tool must be a function, a Tool or an object, not {type(function).__name__}")
+        called = name or getattr(function, "__name__", None) or type(function).__name__
+        text, of_arguments = parse_docstring(inspect.getdoc(function) or "")
+        arguments = _Arguments(function, called, of_arguments)
+        described = text if description is None else description
+        return cls(called, described, arguments.schema, function=function, _arguments=arguments)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function has to be awaited."""
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004 - of an object that can be called
+        )
+
+    def bind(self, arguments: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments by JSON. Raises `ValueError` where it does not fit the schema."""
+        return self._arguments.bind(arguments)
+
+
+class _Arguments:
+    """The parameters of a function, as a pydantic model whose fields have aliases, so that any name can be one."""
+
+    def __init__(self, function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> None:
+        import pydantic
+
+        parameters = _parameters(function, name)
+        hints = _hints(function, name)
+        self._by_position = [one.name for one in parameters if one.kind in _BY_POSITION]
+        self._fields = {one.name: f"field_{index}" for index, one in enumerate(parameters)}
+        defined: dict[str, Any] = {}
+        for one in parameters:
+            about: dict[str, Any] = {"alias": one.name, "description": descriptions.get(one.name)}
+            if one.default is not inspect.Parameter.empty:  # one that is no JSON stays out of the schema
+                about |= {"default": one.default} if _is_plain_json(one.default) else {"default_factory": lambda: None}
+            defined[self._fields[one.name]] = (hints.get(one.name, Any), pydantic.Field(**about))
+        try:
+            self._model = pydantic.create_model(
+                "Arguments", __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **defined
+            )
+            self.schema = closed_schema(self._model.model_json_schema())
+        except Exception as error:  # noqa: BLE001 - pydantic has many, with no common base
+            raise InvalidParams(f"tool {name!r}: its signature has no JSON schema: {error}") from None
+
+    def bind(self, arguments: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = self._model.model_validate_json(arguments or "{}")
+        given = values.model_fields_set
+        by_name = {name: getattr(values, its) for name, its in self._fields.items() if its in given}
+        positional = []
+        for name in self._by_position:
+            if name not in by_name:
+                break
+            positional.append(by_name.pop(name))
+        return tuple(positional), {name: value for name, value in by_name.items() if name not in self._by_position}
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise InvalidParams(f"tool {name!r} has no signature to derive a schema from: {error}") from None
+    for one in parameters:
+        if one.kind in _VARIADIC:
+            raise InvalidParams(f"tool {name!r} takes {one}, which has no JSON schema; name its parameters")
+    return parameters
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the evaluated hints of the parameters; that of the result may name what exists for type checkers alone."""
+    plain = getattr(function, "func", function)  # of functools.partial
+    if inspect.isclass(plain):
+        plain = plain.__init__
+    target: Any = inspect.unwrap(plain if inspect.isroutine(plain) else type(plain).__call__)
+    written = {one: hint for one, hint in getattr(target, "__annotations__", {}).items() if one != "return"}
+    try:
+        return get_type_hints(
+            SimpleNamespace(__annotations__=written), getattr(target, "__globals__", {}), include_extras=True
+        )
+    except Exception as error:  # noqa: BLE001 - whatever evaluating a hint raises
+        raise InvalidParams(f"tool {name!r}: its type hints cannot be evaluated: {error}") from None
+
+
+def _is_plain_json(value: object) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring before its first section, and the descriptions of its `Args:` by name."""
+    described: list[str] = []
+    arguments: dict[str, str] = {}
+    section, depth, last = "", None, ""
+    for line in text.splitlines():
+        found = _SECTION.fullmatch(line) if line[:1] not in (" ", "\t") else None
+        if found:
+            section, depth, last = found.group(1), None, ""
+        elif not section:
+            described.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            indent = len(line) - len(line.lstrip())
+            depth = indent if depth is None else depth
+            entry = _ENTRY.fullmatch(line.strip()) if indent <= depth else None
+            if entry:
+                last = entry.group(1)
+                arguments[last] = entry.group(2).strip()
+            elif last and indent > depth:
+                arguments[last] = f"{arguments[last]} {line.strip()}".strip()
+    return "\n".join(described).strip(), arguments
+
+
+class Toolbox:
+    """The tools of a chat, and how calls of them are run. Constant; any thread."""
+
+    def __init__(self, tools: object) -> None:
+        """tools: a list of functions, `Tool`s and objects as OpenAI's API has them; None for none."""
+        self.tools: tuple[Tool, ...] = ()
+        if tools is None:
+            return
+        if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+            raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
+        made = [one if isinstance(one, (Tool, Mapping)) or not callable(one) else FunctionTool.of(one) for one in tools]
+        parsed = parse_tools(made)  # also checks that their names differ
+        self.tools = tuple(
+            given if isinstance(given, FunctionTool) else tool for given, tool in zip(made, parsed, strict=True)
+        )
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether any of the tools can be run."""
+        return any(isinstance(tool, FunctionTool) for tool in self.tools)
+
+    @property
+    def has_async_functions(self) -> bool:
+        """Whether any of them has to be awaited."""
+        return any(isinstance(tool, FunctionTool) and tool.is_async for tool in self.tools)
+
+    def can_run(self, calls: Sequence[ToolCall]) -> bool:
+        """Return whether none of these calls is one of a tool without a function. Unknown names count as run."""
+        plain = {tool.name for tool in self.tools if not isinstance(tool, FunctionTool)}
+        return not any(call.name in plain for call in calls)
+
+    def run(self, call: ToolCall) -> str:
+        """Run a call and return its result as text; what goes wrong is the result."""
+        bound = self._bound(call)
+        if isinstance(bound, str):
+            return bound
+        tool, positional, named = bound
+        try:
+            return _as_text(tool.function(*positional, **named))
+        except Exception as error:  # noqa: BLE001 - the model reads it
+            return _failed(call, error)
+
+    async def run_async(self, call: ToolCall, in_thread: Callable[..., Awaitable[Any]]) -> str:
+        """As `run`; a plain function runs by `in_thread`, an async one on the event loop."""
+        bound = await in_thread(self._bound, call)
+        if isinstance(bound, str):
+            return bound
+        tool, positional, named = bound
+        try:
+            if tool.is_async:
+                value = await tool.function(*positional, **named)
+            else:
+                value = await in_thread(lambda: tool.function(*positional, **named))
+            return str(await in_thread(_as_text, value))
+        except Exception as error:  # noqa: BLE001 - the model reads it
+            return _failed(call, error)
+
+    def _bound(self, call: ToolCall) -> str | tuple[FunctionTool, tuple[Any, ...], dict[str, Any]]:
+        """Return the tool of a call and its arguments, or why there is none."""
+        tool = next((one for one in self.tools if one.name == call.name), None)
+        if not isinstance(tool, FunctionTool):
+            known = ", ".join(one.name for one in self.tools)
+            return f"Error: there is no tool {call.name[:80]!r}; the tools are: {known}"
+        try:
+            positional, named = tool.bind(call.arguments)
+        except ValueError as error:  # pydantic's ValidationError is one
+            return f"Error: the arguments do not fit: {_reasons(error)}"
+        return tool, positional, named
+
+
+def _reasons(error: ValueError) -> str:
+    """Return what pydantic found, without the links to its documentation."""
+    found = getattr(error, "errors", None)
+    if found is None:
+        return str(error)
+    places = (".".join(map(str, one["loc"])) or "arguments" for one in found(include_url=False))
+    return "; ".join(f"{place}: {one['msg']}" for place, one in zip(places, found(include_url=False), strict=True))
+
+
+def _failed(call: ToolCall, error: Exception) -> str:
+    _log.warning("the tool %s failed: %r", call.name, error)
+    return f"Error: {type(error).__name__}: {error}"[:_MAX_RESULT_CHARS]
+
+
+def _as_text(value: object) -> str:
+    """Return a result for the model: a text as it is, everything else as JSON."""
+    if isinstance(value, str):
+        text = value
+    else:
+        import pydantic_core
+
+        text = json.dumps(pydantic_core.to_jsonable_python(value, fallback=str), ensure_ascii=False)
+    if len(text) > _MAX_RESULT_CHARS:
+        raise InvalidParams(f"the result has {len(text)} characters, and may have {_MAX_RESULT_CHARS}")
+    text.encode()  # a lone surrogate could not be rendered
+    return text

@@ -1,0 +1,47 @@
+"""Chats without a model: the methods of `LLM` over the fake engine, and a chat format of plain lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.chat import ChatOptions, RenderedPrompt, Turn
+from paceline.chat_client.chat_methods import ChatMethods
+from paceline.testing import FakeEngineClient
+from paceline.testing.fake_backend import FakeTokenizer
+
+
+class LineFormat:
+    """A chat format whose prompt has a line for each message, and whose messages are content alone."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = FakeTokenizer()
+        self.tokenizer.token_id = lambda text: None
+        self.tokenizer.decode = lambda ids, special=False: bytes(ids).decode("utf-8", "replace")
+        self.turns: list[tuple[Turn, ChatOptions]] = []
+
+    def render_turn(self, turn: Turn, options: ChatOptions) -> RenderedPrompt:
+        self.turns.append((turn, options))
+        lines = [f"{one['role']}: {one['content']}{json.dumps(one.get('tool_calls', ''))}\n" for one in turn.messages]
+        return RenderedPrompt("".join(lines) + "assistant: ")
+
+    def encode(self, rendered: RenderedPrompt) -> list[int]:
+        return list(rendered.text.encode())
+
+
+class FakeFormats:
+    """One format, whatever the template."""
+
+    def __init__(self) -> None:
+        self.format = LineFormat()
+
+    def get(self, template: object = None) -> Any:
+        return self.format
+
+
+class FakeChats(ChatMethods):
+    """`LLM` without a model."""
+
+    def __init__(self, engine: FakeEngineClient) -> None:
+        self._engine = engine
+        self._formats: Any = FakeFormats()

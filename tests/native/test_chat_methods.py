@@ -1,0 +1,180 @@
+"""Chats of `LLM` and `AsyncLLM` on the demo model: tools, typed replies, streams, and a worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from paceline import LLM, AsyncLLM, ChatReply, FinishReason
+from paceline.errors import ResponseModelError, TemplateError
+
+PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
+GREEDY: dict[str, Any] = {"temperature": 0}
+
+
+@dataclass
+class Animal:
+    name: str
+    kind: Literal["fox", "bear"]
+
+
+def weather(city: str) -> str:
+    """Current weather of a city.
+
+    Args:
+        city: The city.
+    """
+    return f"sunny in {city}, 20 degrees"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(num_slots=4, n_ctx=8192, n_threads=1) as made:
+        yield made
+
+
+def roles(reply: ChatReply[Any]) -> list[str]:
+    return [message["role"] for message in reply.messages]
+
+
+def test_a_reply_has_content_thinking_and_the_conversation(llm: LLM) -> None:
+    """The messages are those for the next call."""
+    reply = llm.chat(STORY, **GREEDY, max_tokens=40)
+    assert reply.reasoning_content
+    assert "<think>" not in reply.content
+    assert roles(reply) == ["user", "assistant"]
+    following = llm.chat([*reply.messages, {"role": "user", "content": "Thank you!"}], **GREEDY, max_tokens=20)
+    assert roles(following) == ["user", "assistant", "user", "assistant"]
+    assert following.usage.cached_tokens > 0
+
+
+def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
+    """The loop ends with a reply; the second prompt begins with the tokens of the first one and of its call."""
+    asked = []
+
+    def weather_of(city: str) -> str:
+        asked.append(city)
+        return "sunny, 20 degrees"
+
+    weather_of.__name__, weather_of.__doc__ = "weather", weather.__doc__
+    reply = llm.chat(PARIS, tools=[weather_of], run_tools=True, **GREEDY)
+    assert asked == ["Paris"]
+    assert roles(reply) == ["user", "assistant", "tool", "assistant"]
+    assert "20 degrees" in reply.content
+    first = reply.rounds[0]
+    before = (*first.prompt_token_ids, *first.choices[0].token_ids)
+    assert reply.prompt_token_ids[: len(before)] == before
+    assert reply.usage.cached_tokens >= len(before) - 1
+
+
+def test_without_run_tools_the_calls_are_the_callers(llm: LLM) -> None:
+    """Every call has an id, and the conversation ends with them."""
+    reply = llm.chat(PARIS, tools=[weather], tool_choice="weather", **GREEDY)
+    assert [call.name for call in reply.tool_calls] == ["weather"]
+    assert reply.messages[-1]["tool_calls"][0]["id"] == reply.tool_calls[0].id
+    with pytest.raises(ResponseModelError, match="calls tools"):
+        _ = reply.parsed
+
+
+def test_a_reply_is_an_instance(llm: LLM) -> None:
+    """Of a dataclass; one that is cut off raises with its text, and the next one works."""
+    asked = [{"role": "user", "content": "Describe an animal."}]
+    reply = llm.chat(asked, response_model=Animal, **GREEDY, max_tokens=400)
+    assert isinstance(reply.parsed, Animal)
+    with pytest.raises(ResponseModelError, match="cut off") as caught:
+        llm.chat(asked, response_model=Animal, **GREEDY, max_tokens=3)
+    assert caught.value.text.startswith("{")
+    assert isinstance(caught.value.reply, ChatReply)
+    assert llm.chat(STORY, max_tokens=2).parsed is None
+
+
+def test_streamed_equals_whole_with_tools(llm: LLM) -> None:
+    """Thinking, name and arguments of the call come in pieces that make up the message."""
+    with llm.stream_chat(PARIS, tools=[weather], **GREEDY) as stream:
+        chunks = list(stream)
+        reply = stream.collect()
+    deltas = [delta for chunk in chunks for delta in chunk.deltas]
+    calls = [delta.tool_call for delta in deltas if delta.tool_call is not None]
+    assert "".join(call.arguments for call in calls) == reply.tool_calls[0].arguments
+    assert [call.id for call in calls if call.name] == [reply.tool_calls[0].id]
+    assert "".join(delta.reasoning_content for delta in deltas) == reply.reasoning_content
+    assert reply.finish_reason is FinishReason.END
+
+
+def test_a_message_is_continued(llm: LLM) -> None:
+    """The reply has the whole message, in the place of its beginning."""
+    begun = [*STORY, {"role": "assistant", "content": "There was a red"}]
+    reply = llm.chat(begun, continue_final_message=True, **GREEDY, max_tokens=10)
+    assert roles(reply) == ["user", "assistant"]
+    assert reply.messages[-1]["content"].startswith("There was a red")
+
+
+def test_templates_come_with_the_llm_or_the_call(llm: LLM) -> None:
+    """By name or source; one that does not parse is refused at once, also by the constructor."""
+    source = "{% for message in messages %}[{{ message.content }}]{% endfor %}{{ mark }}"
+    reply = llm.chat(STORY, chat_template=source, chat_template_kwargs={"mark": "!"}, max_tokens=3)
+    assert llm.tokenizer.decode(reply.prompt_token_ids) == f"[{STORY[0]['content']}]!"
+    with pytest.raises(TemplateError):
+        llm.chat(STORY, chat_template="{% if %}", max_tokens=3)
+    with pytest.raises(TemplateError):
+        LLM(n_ctx=512, chat_template="{% if %}")
+    with LLM(n_ctx=512, n_threads=1, chat_template=source) as other:
+        assert len(other.chat(STORY, max_tokens=2).prompt_token_ids) < len(
+            llm.chat(STORY, max_tokens=2).prompt_token_ids
+        )
+
+
+def test_thinking_is_left_out_or_left_in(llm: LLM) -> None:
+    """By reasoning_effort and reasoning_format."""
+    assert llm.chat(STORY, reasoning_effort="none", **GREEDY, max_tokens=20).reasoning_content == ""
+    assert "<think>" in llm.chat(STORY, reasoning_format="none", **GREEDY, max_tokens=20).content
+
+
+def test_an_event_loop_runs_tools_concurrently() -> None:
+    """Async functions on the loop, plain ones in threads; lists and streams work as with `LLM`."""
+
+    async def async_weather(city: str) -> str:
+        assert asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        return "rainy"
+
+    def plain_weather(city: str) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        return "windy"
+
+    async def main() -> None:
+        async with AsyncLLM(num_slots=4, n_ctx=8192, n_threads=1) as llm:
+            for function, word in ((async_weather, "rainy"), (plain_weather, "windy")):
+                function.__name__, function.__doc__ = "weather", weather.__doc__
+                reply = await llm.chat(PARIS, tools=[function], run_tools=True, **GREEDY)
+                assert reply.messages[2]["content"] == word
+                assert reply.content
+            two = await llm.chat([PARIS, STORY], **GREEDY, max_tokens=10)
+            assert [one.index for one in two] == [0, 1]
+            async with llm.stream_chat(STORY, **GREEDY, max_tokens=20) as stream:
+                text = "".join([delta.content async for chunk in stream for delta in chunk.deltas])
+            assert stream.completion is not None
+            assert stream.completion.content == text
+            endless = llm.stream_chat(STORY, ignore_eos=True)
+            async for _ in endless:
+                break
+            await endless.released()
+            assert endless.is_cancelled
+            with pytest.raises(TemplateError):
+                await llm.chat(STORY, chat_template="{% if %}")
+            assert await llm.chat(STORY, max_tokens=2)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_worker_process_chats() -> None:
+    """The template is rendered here, the tokens come from there."""
+    with LLM(num_slots=2, n_ctx=4096, n_threads=1, isolation="process") as llm:
+        reply = llm.chat(PARIS, tools=[weather], run_tools=True, **GREEDY)
+        assert "20 degrees" in reply.content

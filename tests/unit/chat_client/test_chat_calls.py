@@ -1,0 +1,213 @@
+"""Chats of the library on the fake engine: lists, options, rounds of tools, and bad input that leaves everything working."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.chat_world import FakeChats
+
+from paceline.chat import ParsedMessage, ToolCall
+from paceline.chat_client import chat_call
+from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError
+from paceline.params import SamplingParams
+from paceline.testing import FakeEngineClient
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+SHORT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture
+def chats() -> Iterator[FakeChats]:
+    engine = FakeEngineClient()
+    yield FakeChats(engine)
+    engine.close()
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *messages: ParsedMessage) -> None:
+    """Have the generated texts read as these messages, the last one for all that follow."""
+    read = chat_call.chat_completion_of
+    left = list(messages)
+
+    def chat_completion_of(completion: Any, rendered: Any) -> Any:
+        from dataclasses import replace
+
+        from paceline.streaming import FinishReason
+
+        whole = read(completion, rendered)
+        message = left.pop(0) if len(left) > 1 else left[0]
+        return replace(whole, choices=(replace(whole.choices[0], message=message, finish_reason=FinishReason.END),))
+
+    monkeypatch.setattr(chat_call, "chat_completion_of", chat_completion_of)
+
+
+def calling(*calls: tuple[str, str]) -> ParsedMessage:
+    return ParsedMessage(tool_calls=tuple(ToolCall(name, text, f"call_{i}") for i, (name, text) in enumerate(calls)))
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def broken(reason: str) -> str:
+    """Fail."""
+    raise RuntimeError(reason)
+
+
+def test_a_list_of_conversations_has_a_reply_for_each(chats: FakeChats) -> None:
+    """In order, each equal to that of the conversation alone, with its own index."""
+    talks = [[{"role": "user", "content": text}] for text in ("One", "Two", "Three")]
+    replies = chats.chat(talks, **SHORT)
+    assert [reply.index for reply in replies] == [0, 1, 2]
+    assert [reply.content for reply in replies] == [chats.chat(talk, **SHORT).content for talk in talks]
+    assert [reply.messages[0] for reply in replies] == [talk[0] for talk in talks]
+
+
+def test_one_bad_conversation_of_a_list_fails_alone(chats: FakeChats) -> None:
+    """The error has the replies of the others."""
+    with pytest.raises(BatchError) as caught:
+        chats.chat([HELLO, [{"role": "user"}], HELLO], **SHORT)
+    kinds = [isinstance(one, PacelineError) for one in caught.value.outcomes]
+    assert kinds == [False, True, False]
+
+
+def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
+    """Without params max_tokens is None; params that are given count as they are."""
+    assert chats.chat(HELLO, ignore_eos=True, timeout_s=30).usage.completion_tokens > 256
+    reply = chats.chat(HELLO, SamplingParams(ignore_eos=True))
+    assert reply.usage.completion_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "reason"),
+    [
+        ([], {}, "at least one message"),
+        ("Hello", {}, "must be a list of messages, not str"),
+        (None, {}, "must be a list of messages"),
+        ([{"role": "user", "content": "\ud800"}], {}, "content"),
+        ([{"role": "tool", "content": "4", "tool_call_id": "x"}], {}, "no earlier message has that call"),
+        (HELLO, {"tool": [add]}, "did you mean 'tools'"),
+        (HELLO, {"tools": [3]}, "must be an object"),
+        (HELLO, {"tools": [add, add]}, "earlier one"),
+        (HELLO, {"tools": [print]}, "tool 'print'"),
+        (HELLO, {"tools": [add], "tool_choice": "sub"}, "'sub'"),
+        (HELLO, {"run_tools": True}, "run_tools needs Python functions"),
+        (HELLO, {"run_tools": 1}, "run_tools"),
+        (HELLO, {"max_tool_rounds": 3}, "without run_tools"),
+        (HELLO, {"tools": [add], "run_tools": True, "max_tool_rounds": 0}, "max_tool_rounds"),
+        (HELLO, {"tools": [add], "run_tools": True, "n": 2}, "one choice"),
+        (HELLO, {"response_format": {"type": "xml"}}, "response_format"),
+        (HELLO, {"response_format": "json"}, "response_format"),
+        (HELLO, {"response_model": int, "response_format": {"type": "json_object"}}, "exclude each other"),
+        (HELLO, {"response_model": lambda: 1}, "response_model"),
+        (HELLO, {"chat_template_kwargs": 3}, "chat_template_kwargs"),
+        (HELLO, {"reasoning_effort": 3}, "reasoning_effort"),
+        (HELLO, {"continue_final_message": "yes"}, "continue_final_message"),
+        (HELLO, {"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+        (HELLO, {"echo": True}, "echo"),
+        (HELLO, {"parse_special": True}, "parse_special means nothing in a chat"),
+        (HELLO, {"interval": 3}, "use stream"),
+        (HELLO, {"temperature": -1}, "temperature"),
+    ],
+)
+def test_bad_input_names_its_field_and_changes_nothing(
+    chats: FakeChats, messages: Any, options: dict[str, Any], reason: str
+) -> None:
+    """A RequestError before anything runs; the next chat works."""
+    with pytest.raises((InvalidParams, InvalidType), match=reason):
+        chats.chat(messages, **options)
+    assert chats._engine.num_open == 0
+    assert chats.chat(HELLO, **SHORT).content
+
+
+def test_tools_run_until_there_is_a_reply(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results stand behind their calls, in order; the reply has the whole conversation and the rounds before."""
+    scripted(
+        monkeypatch, calling(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 5, "b": 5}')), ParsedMessage("Three and ten.")
+    )
+    reply = chats.chat(HELLO, tools=[add], run_tools=True, **SHORT)
+    assert reply.content == "Three and ten."
+    assert [one["role"] for one in reply.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [(one["tool_call_id"], one["content"]) for one in reply.messages[2:4]] == [("call_0", "3"), ("call_1", "10")]
+    assert [len(one.tool_calls) for one in reply.rounds] == [2]
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (("sub", "{}"), "Error: there is no tool 'sub'; the tools are: add, broken"),
+        (("add", '{"a": 1}'), "Error: the arguments do not fit: b: Field required"),
+        (("add", '{"a": "x", "b": 1, "c": 2}'), "Error: the arguments do not fit: a: Input should be a valid integer"),
+        (("add", "{"), "Error: the arguments do not fit: arguments: Invalid JSON"),
+        (("add", "[]"), "Error: the arguments do not fit"),
+        (("broken", '{"reason": "no wind"}'), "Error: RuntimeError: no wind"),
+    ],
+)
+def test_what_goes_wrong_in_a_call_is_its_result(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str], result: str
+) -> None:
+    """The model sees it and goes on."""
+    scripted(monkeypatch, calling(call), ParsedMessage("Sorry."))
+    reply = chats.chat(HELLO, tools=[add, broken], run_tools=True, **SHORT)
+    assert reply.messages[2]["content"].startswith(result)
+    assert reply.content == "Sorry."
+
+
+def test_the_loop_has_a_limit(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After max_tool_rounds the calls are the reply, for the caller to go on with."""
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')))
+    reply = chats.chat(HELLO, tools=[add], run_tools=True, max_tool_rounds=3, **SHORT)
+    assert len(reply.rounds) == 3
+    assert reply.tool_calls[0].name == "add"
+    assert reply.messages[-1]["tool_calls"]
+
+
+def test_a_call_of_a_tool_without_a_function_is_the_callers(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the message is run then."""
+    other = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}'), ("search", "{}")))
+    reply = chats.chat(HELLO, tools=[add, other], run_tools=True, **SHORT)
+    assert [call.name for call in reply.tool_calls] == ["add", "search"]
+    assert reply.rounds == ()
+
+
+def test_a_required_call_is_required_once(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the loop could never end with a reply."""
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), ParsedMessage("Three."))
+    chats.chat(HELLO, tools=[add], run_tools=True, tool_choice=add, **SHORT)
+    wanted = {"type": "function", "function": {"name": "add"}}
+    assert [options.tool_choice for _, options in chats._formats.format.turns] == [wanted, "auto"]
+
+
+def test_lists_run_their_tools_together(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round after round; those without calls are done before."""
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), ParsedMessage("Hi."), ParsedMessage("Three."))
+    first, second = chats.chat([HELLO, HELLO], tools=[add], run_tools=True, **SHORT)
+    assert (first.content, first.index, len(first.rounds)) == ("Three.", 0, 1)
+    assert (second.content, second.index, len(second.rounds)) == ("Hi.", 1, 0)
+
+
+def test_async_functions_need_an_event_loop(chats: FakeChats) -> None:
+    """`LLM` refuses to run them, with the way out."""
+
+    async def wait(seconds: float) -> None:
+        """Wait."""
+
+    with pytest.raises(InvalidParams, match="use AsyncLLM"):
+        chats.chat(HELLO, tools=[wait], run_tools=True)
+
+
+def test_an_exit_in_a_tool_is_no_result(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a tool ends the call, and the engine goes on."""
+
+    def leave() -> None:
+        """Leave."""
+        raise KeyboardInterrupt
+
+    scripted(monkeypatch, calling(("leave", "{}")))
+    with pytest.raises(KeyboardInterrupt):
+        chats.chat(HELLO, tools=[leave], run_tools=True, **SHORT)
+    run: Callable[..., Any] = chats.chat
+    assert run(HELLO, **SHORT)
