@@ -108,11 +108,11 @@ def test_streamed_equals_whole_with_tools(llm: LLM) -> None:
 
 
 def test_a_message_is_continued(llm: LLM) -> None:
-    """The reply has the whole message, in the place of its beginning."""
+    """The reply is what is new; the conversation has the whole message, in the place of its beginning."""
     begun = [*STORY, {"role": "assistant", "content": "There was a red"}]
     reply = llm.chat(begun, continue_final_message=True, **GREEDY, max_tokens=10)
     assert roles(reply) == ["user", "assistant"]
-    assert reply.messages[-1]["content"].startswith("There was a red")
+    assert reply.messages[-1]["content"] == "There was a red" + reply.content
 
 
 def test_templates_come_with_the_llm_or_the_call(llm: LLM) -> None:

@@ -6,7 +6,7 @@ Rendering and parsing take time: not on an event loop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.chat import (
@@ -130,7 +130,13 @@ class ChatCall:
 
     def _with(self, message: ParsedMessage) -> list[Message]:
         """Return the conversation with a message; one that continues the last message has its text, too."""
-        before: list[Mapping[str, Any]] = list(self._messages)
-        if not self._rounds and self._arguments.continues:
-            before = before[:-1]
-        return [*map(dict, before), reply_message(message)]
+        before: list[Message] = [dict(one) for one in self._messages]
+        made = reply_message(message)
+        if self.rendered.is_continued:
+            begun = before.pop()
+            parts = begun["content"]
+            text = parts if isinstance(parts, str) else "\n\n".join(part["text"] for part in parts)
+            made["content"] = text + made["content"]
+            if begun.get("reasoning_content"):
+                made["reasoning_content"] = begun["reasoning_content"] + made.get("reasoning_content", "")
+        return [*before, made]
