@@ -287,3 +287,99 @@ def test_a_call_that_is_cut_off_is_no_content(client: openai.OpenAI) -> None:
         choice = client.chat.completions.create(messages=ASKED, max_tokens=limit, **options).choices[0]
         assert choice.finish_reason == "length"
         assert "weather" not in (choice.message.content or "")
+
+
+def test_tokens_of_a_conversation_are_counted_without_generating(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """As many as a completion of the same body has in its prompt; a body that could not be generated is refused."""
+    body = {"messages": ASKED, "tools": [WEATHER], "max_tokens": 1}
+    usage = client.chat.completions.create(model="tale", **body).usage  # type: ignore[call-overload]
+    with world.client() as raw:
+        for route in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+            response = raw.post(route, json=body)
+            expected = {"object": "response.input_tokens", "input_tokens": usage.prompt_tokens}
+            assert (response.status_code, response.json()) == (200, expected)
+            refused = raw.post(route, json={**body, "tools": [{"type": "function"}]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+def test_logprobs_of_calls_and_thinking_come_once(client: openai.OpenAI) -> None:
+    """Streamed as in the whole: every generated token, marks and control tokens among them."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100, "logprobs": True}
+    whole = client.chat.completions.create(messages=ASKED, **options)
+    assert whole.usage is not None
+    scores = whole.choices[0].logprobs
+    assert scores is not None and scores.content is not None
+    assert len(scores.content) in (whole.usage.completion_tokens, whole.usage.completion_tokens - 1)  # without the end
+    assert "weather" in "".join(one.token for one in scores.content)
+    with client.chat.completions.create(messages=ASKED, stream=True, **options) as stream:
+        parts = [part for chunk in stream for part in chunk.choices]
+    streamed = [one.token for part in parts if part.logprobs for one in part.logprobs.content or ()]
+    assert streamed == [one.token for one in scores.content]
+
+
+def test_several_choices_have_calls_of_their_own(client: openai.OpenAI) -> None:
+    """Each with its ids."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100, "n": 3}
+    whole = client.chat.completions.create(messages=ASKED, **options)
+    calls = [call for choice in whole.choices for call in choice.message.tool_calls or ()]
+    assert [call.function.name for call in calls if call.type == "function"] == ["weather"] * 3
+    assert len({call.id for call in calls}) == 3
+    with client.chat.completions.create(messages=ASKED, stream=True, **options) as stream:
+        parts = [part for chunk in stream for part in chunk.choices]
+    for index in range(3):
+        mine = [part for part in parts if part.index == index]
+        pieces = [call.function for part in mine for call in part.delta.tool_calls or ()]
+        assert json.loads("".join((one and one.arguments) or "" for one in pieces)) == {"city": "Paris"}
+        assert mine[-1].finish_reason == "tool_calls"
+
+
+def test_a_stop_string_counts_in_the_raw_text(client: openai.OpenAI) -> None:
+    """As in llama-server: within thinking and calls, too; what was generated until then is the message."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    choice = client.chat.completions.create(messages=ASKED, stop=["weather"], **options).choices[0]
+    assert choice.model_extra is not None
+    assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", "weather")
+    assert not choice.message.tool_calls
+    assert "weather" not in (choice.message.content or "") + choice.message.model_extra.get("reasoning_content", "")  # type: ignore[union-attr]
+
+
+def test_a_developers_message_is_the_systems(client: openai.OpenAI) -> None:
+    """In templates that know no other role for it."""
+    told = [chat(client, [{**MESSAGES[0], "role": role}, MESSAGES[1]]) for role in ("system", "developer")]
+    assert told[0].usage is not None and told[1].usage is not None
+    assert told[0].usage.prompt_tokens == told[1].usage.prompt_tokens
+
+
+def test_thinking_can_be_left_out_of_a_response(client: openai.OpenAI) -> None:
+    """Streamed or not; it is generated all the same."""
+    options: Any = {"model": "tale", "messages": ASKED, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    hidden: Any = {"extra_body": {"include_reasoning": False}}
+    shown, without = (client.chat.completions.create(**options, **more) for more in ({}, hidden))
+    assert shown.choices[0].message.model_extra["reasoning_content"].strip()
+    assert "reasoning_content" not in (without.choices[0].message.model_extra or {})
+    assert without.usage.completion_tokens == shown.usage.completion_tokens
+    with client.chat.completions.create(stream=True, **options, **hidden) as stream:
+        parts = [part for chunk in stream for part in chunk.choices]
+    assert not any("reasoning_content" in (part.delta.model_extra or {}) for part in parts)
+    assert parts[-1].finish_reason == "tool_calls"
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_a_call_frees_its_slot(world: OpenAIServer) -> None:
+    """Between two parts of arguments that would go on for long."""
+    note = {"type": "object", "properties": {"text": {"type": "string", "minLength": 600}}, "required": ["text"]}
+    tool: Any = {"type": "function", "function": {"name": "note", "parameters": note}}
+
+    async def leave() -> str:
+        options: Any = {"model": "tale", "tools": [tool], "tool_choice": "required", "temperature": 0}
+        async with world.async_openai() as client:
+            stream = await client.chat.completions.create(messages=ASKED, stream=True, max_tokens=800, **options)
+            async with stream:
+                async for chunk in stream:
+                    if any(part.delta.tool_calls for part in chunk.choices):
+                        return chunk.id.removeprefix("chatcmpl-")
+        raise AssertionError("the stream had no call")
+
+    request_id = asyncio.run(leave())
+    world.wait_closed(request_id)
+    assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
+    world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))

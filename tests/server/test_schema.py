@@ -72,6 +72,8 @@ ROUTES = (
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "POST /chat/completions",
+    "POST /v1/chat/completions/input_tokens",
+    "POST /chat/completions/input_tokens",
     "POST /v1/embeddings",
     "POST /v1/responses",
     "POST /responses",
@@ -104,6 +106,7 @@ BOUNDED = {"timeout_s": 15}  # hundreds of choices up to the end of the context 
 NEEDED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Once upon", **BOUNDED},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}], **BOUNDED},
+    "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "Hello."}]},
     "/v1/embeddings": {"input": "Once upon"},
     "/v1/responses": {"input": "Hello.", **BOUNDED},
     "/completion": {"prompt": "Once upon", **BOUNDED},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -22,9 +23,11 @@ from paceline.chat import (
     ToolCallDelta,
     Turn,
     next_turn,
+    prepare_chat,
 )
+from paceline.params import SamplingParams
 from paceline.server.api_errors import naming_param, openai_error_event
-from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
+from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
 from paceline.server.openai.openai_bodies import OpenAIChatBody
 from paceline.server.openai.parsing import CHAT_DEFAULTS, parse_chat
@@ -55,7 +58,7 @@ def routes(service: Service) -> APIRouter:
         """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
         base = service.sampling(CHAT_DEFAULTS)
         streaming = bool(body.stream)
-        with naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs"):
+        with _naming_field(body):
             parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request))
             running = await start_chat(
                 service,
@@ -74,6 +77,7 @@ def routes(service: Service) -> APIRouter:
             id=f"chatcmpl-{running.request_id}",
             object="chat.completion.chunk" if streaming else "chat.completion",
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
+            shows_thinking=body.include_reasoning is not False,
         )
         if streaming:
             return EventStream(running, ChatCompletionStream(options), failure=openai_error_event)
@@ -82,7 +86,31 @@ def routes(service: Service) -> APIRouter:
         content = await asyncio.to_thread(chat_body, options, completion)
         return Response(content, media_type="application/json")
 
+    @router.post(
+        "/chat/completions/input_tokens", summary="As /v1/chat/completions/input_tokens", responses=OPENAI_ERRORS
+    )
+    @router.post(
+        "/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation", responses=OPENAI_ERRORS
+    )
+    async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
+        """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
+        base = service.sampling(CHAT_DEFAULTS)
+        with _naming_field(body):
+            num_tokens = await asyncio.to_thread(_count, service, body, base, service.options(request))
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
     return router
+
+
+def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
+    schema = "json_schema" if body.response_format is None else "response_format"
+    return naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs", json_schema=schema)
+
+
+def _count(service: Service, body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> int:
+    params = parse_chat(body, base, options).params
+    prepared = prepare_chat(service.chat_format(), _turn(service, body), chat_options(service, body), params)
+    return len(prepared.token_ids)
 
 
 def _turn(service: Service, body: OpenAIChatBody) -> Turn:
@@ -182,7 +210,7 @@ def chat_body(options: ResponseOptions, completion: ChatCompletion) -> bytes:
 def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: ChatChoice) -> ChatBodyChoice:
     return ChatBodyChoice(
         index=choice.index,
-        message=_message(choice.message),
+        message=_message(choice.message, shows_thinking=options.shows_thinking),
         logprobs=_chat_logprobs(options, choice.token_ids, choice.logprobs or ()),
         finish_reason=_finish_reason(choice.finish_reason, choice.message),
         stop_reason=UNSET if choice.stop is None else choice.stop,
@@ -191,13 +219,13 @@ def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: C
     )
 
 
-def _message(message: ParsedMessage) -> ChatMessage:
+def _message(message: ParsedMessage, *, shows_thinking: bool) -> ChatMessage:
     calls = [
         MessageToolCall(id=call.id, function=FunctionCall(call.arguments, call.name)) for call in message.tool_calls
     ]
     return ChatMessage(
         content=message.content if message.content or not calls else None,
-        reasoning_content=message.reasoning_content or UNSET,
+        reasoning_content=(message.reasoning_content if shows_thinking else "") or UNSET,
         tool_calls=calls or UNSET,
     )
 
@@ -232,7 +260,8 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
             self._begun.add(chunk.choice)
             extras: dict[str, Any] = prompt_extras(options, prompt, self._scores[prompt].values)
             choices.append(ChatChunkChoice(index=chunk.choice, delta=ChatDelta(role="assistant", content=""), **extras))
-        deltas = [_delta(one) for one in chunk.deltas]
+        shown = (one for one in chunk.deltas if options.shows_thinking or not one.reasoning_content)
+        deltas = [_delta(one) for one in shown]
         if not deltas and self._reports_tokens(chunk):
             deltas = [ChatDelta(content="")]
         choices += [ChatChunkChoice(index=chunk.choice, delta=one) for one in deltas]

@@ -151,6 +151,7 @@ class OpenAIChatBody(GenerationBody):
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
     )
+    include_reasoning: bool | None = Field(None, description="vLLM's: false leaves thinking out of the response.")
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="A variable of the template; none turns thinking off, default leaves it to the template."
     )

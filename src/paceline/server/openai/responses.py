@@ -98,7 +98,8 @@ class ResponseOptions:
     text_pieces, token_pieces: the bytes of every token, without and with those of control tokens. prompts: token ids.
     num_top: the number of most likely tokens reported with each token; None: no log-probabilities.
     wants_prompt_logprobs: report those of the prompt by themselves. echoes: repeat the prompt's text, and with it its
-    log-probabilities if any are reported. clock: for timings in every event; None: in the last one only.
+    log-probabilities if any are reported. shows_thinking: whether thinking is part of a chat's message. clock: for timings
+    in every event; None: in the last one only.
     """
 
     id: str
@@ -113,6 +114,7 @@ class ResponseOptions:
     num_top: int | None = None
     echoes: bool = False
     wants_prompt_logprobs: bool = False
+    shows_thinking: bool = True
     token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False

@@ -8,8 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, RenderedPrompt, chat_completion_of
+from paceline.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    MessageDelta,
+    ParsedMessage,
+    RenderedPrompt,
+    ToolCall,
+    ToolCallDelta,
+    chat_completion_of,
+)
 from paceline.completion import Completion, completion_of
+from paceline.errors import ChatParseError
 from paceline.server.openai.chat_completions import ChatCompletionStream, chat_body
 from paceline.server.openai.completions import CompletionStream, completion_body
 from paceline.server.openai.responses import ResponseOptions
@@ -295,3 +306,85 @@ def test_usage_names_the_source_of_cached_tokens_if_there_is_one() -> None:
     assert usage_body([USAGE, Usage()])["prompt_tokens_details"] == {"cached_tokens": 1, "cached_from": "host"}
     assert usage_body([USAGE, device])["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage_body([device])["completion_tokens_details"] == {"draft_tokens": 4, "accepted_draft_tokens": 2}
+
+
+THOUGHT = (
+    ChatChunk(choice=0, deltas=(MessageDelta(reasoning_content="Hm."),), token_ids=(72, 109, 46)),
+    ChatChunk(
+        choice=0,
+        deltas=(MessageDelta(content="No."),),
+        token_ids=(78, 111, 46),
+        finish_reason=FinishReason.END,
+        usage=USAGE,
+        message=ParsedMessage("No.", "Hm."),
+    ),
+)
+
+
+def test_thinking_is_shown_apart_or_left_out() -> None:
+    """Its tokens are counted and reported all the same."""
+    for shows in (True, False):
+        wanted = options(shows_thinking=shows, token_ids=True)
+        payloads = choices(events(ChatCompletionStream(wanted), THOUGHT))
+        assert "".join(one["delta"].get("content", "") for one in payloads) == "No."
+        thought = "".join(one["delta"].get("reasoning_content", "") for one in payloads)
+        assert thought == ("Hm." if shows else "")
+        assert [token for one in payloads for token in one.get("token_ids", ())] == [72, 109, 46, 78, 111, 46]
+        choice = ChatChoice(
+            index=0, message=ParsedMessage("No.", "Hm."), finish_reason=FinishReason.END, text="", token_ids=()
+        )
+        whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
+        (body,) = msgspec.json.decode(chat_body(wanted, whole))["choices"]
+        assert body["message"].get("reasoning_content", "") == thought
+
+
+def test_parts_of_calls_have_openais_members() -> None:
+    """Id, type and name in the first part of each; arguments in all; null as the content of a message of calls alone."""
+    calls = (ToolCall("f", '{"a":1}', "x"), ToolCall("g", "{}", "y"))
+    parts = (
+        ToolCallDelta(0, "f", '{"a', "x"),
+        ToolCallDelta(0, arguments='":1}'),
+        ToolCallDelta(1, "g", "{}", "y"),
+    )
+    message = ParsedMessage(tool_calls=calls)
+    chunks = [ChatChunk(choice=0, deltas=(MessageDelta(tool_call=part),), token_ids=(1,)) for part in parts]
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, usage=USAGE, message=message)
+    payloads = choices(events(ChatCompletionStream(options()), [*chunks, end]))
+    assert [call for one in payloads for call in one["delta"].get("tool_calls", ())] == [
+        {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a'}},
+        {"index": 0, "function": {"arguments": '":1}'}},
+        {"index": 1, "id": "y", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert payloads[-1]["finish_reason"] == "tool_calls"
+    choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.END, text="", token_ids=())
+    whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
+    (body,) = msgspec.json.decode(chat_body(options(), whole))["choices"]
+    assert body["finish_reason"] == "tool_calls"
+    assert body["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+            {"id": "y", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+
+
+def test_a_message_that_was_cut_off_ended_for_its_length() -> None:
+    """Whatever calls it had begun."""
+    message = ParsedMessage(tool_calls=(ToolCall("f", '{"a', "x"),))
+    end = ChatChunk(choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE, message=message)
+    assert choices(events(ChatCompletionStream(options()), [end]))[-1]["finish_reason"] == "length"
+
+
+def test_a_message_that_could_not_be_read_is_warned_of() -> None:
+    """At the end of a stream, and in the response."""
+    warning = ChatParseError("the text is not of the format")
+    end = ChatChunk(choice=0, finish_reason=FinishReason.END, usage=USAGE, message=ParsedMessage("x"), warning=warning)
+    assert events(ChatCompletionStream(options()), [end])[-1]["warnings"] == [str(warning)]
+    choice = ChatChoice(
+        index=0, message=ParsedMessage("x"), finish_reason=FinishReason.END, text="x", token_ids=(), warning=warning
+    )
+    whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
+    assert msgspec.json.decode(chat_body(options(), whole))["warnings"] == [str(warning)]
