@@ -1,4 +1,4 @@
-"""A server for the tests of OpenAI's API, and clients of the `openai` package for it."""
+"""A server for the tests of OpenAI's and other chat APIs, and clients of their own packages for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import anthropic
 import openai
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import LONG_S, RunningServer
@@ -72,11 +73,11 @@ class Watch(Instrument):
 
 
 class OpenAIServer(RunningServer):
-    """The demo model under two names, with embeddings. watch: what its engine does."""
+    """The demo model under two names, with embeddings. watch: what its engine does; engine: more options of it."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, engine: dict[str, Any] | None = None, **settings: Any) -> None:
         self.watch = Watch()
-        engine = {**DEMO_ENGINE, "instruments": [self.watch]}
+        engine = {**DEMO_ENGINE, "instruments": [self.watch], **(engine or {})}
         super().__init__(ServerSettings(**{"engine_options": engine, "embeddings": True, "aliases": NAMES, **settings}))
         self._closed: set[str] = set()
         self._changed = threading.Condition()
@@ -90,6 +91,14 @@ class OpenAIServer(RunningServer):
     def openai(self, **options: Any) -> openai.OpenAI:
         """A client that does not try again; use it as a context manager."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_S, **options)
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        """Return a client of the `anthropic` package, like `openai`."""
+        return anthropic.Anthropic(base_url=self.url, max_retries=0, timeout=LONG_S, **{"api_key": "none", **options})
+
+    def async_anthropic(self) -> anthropic.AsyncAnthropic:
+        """Return an asynchronous client of the `anthropic` package."""
+        return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=LONG_S)
 
     def async_openai(self, **options: Any) -> openai.AsyncOpenAI:
         """Return an asynchronous client, like `openai`."""

@@ -113,6 +113,10 @@ def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx
         ("/v1/chat/completions", f'{{{message}"a"}}],"chat_template_kwargs":{{"a":{lists}}}}}'),
         ("/v1/chat/completions", f"{{{message}{lists}}}]}}"),
         ("/apply-template", f"{{{message}{lists}}}]}}"),
+        ("/v1/messages", f'{{"max_tokens":1,{message}{lists}}}]}}'),
+        ("/v1/messages", f'{{"max_tokens":1,"system":{lists},{message}"a"}}]}}'),
+        ("/v1/messages", f'{{"max_tokens":1,"tools":[{{"name":"a","input_schema":{objects}}}],{message}"a"}}]}}'),
+        ("/v1/messages/count_tokens", f"{{{message}{lists}}}]}}"),
         ("/detokenize", f'{{"tokens":{lists}}}'),
     ):
         response = client.post(path, content=body)

@@ -248,7 +248,7 @@ def clean_message(text: str) -> str:
     return cut.encode("utf-8", "replace").decode()
 
 
-# ---- the two shapes
+# ---- the shapes of the APIs
 
 
 def openai_error_body(api_error: ApiError) -> dict[str, Any]:
@@ -275,20 +275,54 @@ def openai_status(api_error: ApiError) -> int:
     return 400 if api_error.status == 501 else api_error.status
 
 
+def anthropic_error_body(api_error: ApiError) -> dict[str, Any]:
+    """Return Anthropic's error object."""
+    status = anthropic_status(api_error)
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": api_error.message}}
+
+
+def anthropic_status(api_error: ApiError) -> int:
+    """Return the status in Anthropic's API, in which 429 is a caller's own limit and 529 a server without room."""
+    return {429: 529, 501: 400}.get(api_error.status, api_error.status)
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def is_anthropic_route(path: str) -> bool:
+    """Return whether a path, without the server's prefix, is of Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
 def is_openai_route(path: str) -> bool:
     """Return whether errors of a path, without the server's prefix, have OpenAI's shape."""
-    return path in ("/v1", "/responses") or path.startswith(("/v1/", "/chat/", "/responses/"))
+    is_openai = path in ("/v1", "/responses") or path.startswith(("/v1/", "/chat/", "/responses/"))
+    return is_openai and not is_anthropic_route(path)
+
+
+def _body_and_status(api_error: ApiError, path: str) -> tuple[dict[str, Any], int]:
+    if is_anthropic_route(path):
+        return anthropic_error_body(api_error), anthropic_status(api_error)
+    if is_openai_route(path):
+        return openai_error_body(api_error), openai_status(api_error)
+    return llama_error_body(api_error), api_error.status
 
 
 def error_response(api_error: ApiError, path: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return the response that reports an error to a request of this path, without the server's prefix."""
-    is_openai = is_openai_route(path)
+    body, status = _body_and_status(api_error, path)
     retry = {} if api_error.retry_after_s is None else {"retry-after": str(api_error.retry_after_s)}
     return Response(
-        msgspec.json.encode(openai_error_body(api_error) if is_openai else llama_error_body(api_error)),
-        openai_status(api_error) if is_openai else api_error.status,
-        headers={**(headers or {}), **retry},
-        media_type="application/json",
+        msgspec.json.encode(body), status, headers={**(headers or {}), **retry}, media_type="application/json"
     )
 
 
@@ -300,3 +334,8 @@ def openai_error_event(api_error: ApiError) -> bytes:
 def llama_error_event(api_error: ApiError) -> bytes:
     """Return the same event in llama-server's shape."""
     return msgspec.json.encode(llama_error_body(api_error))
+
+
+def anthropic_error_event(api_error: ApiError) -> bytes:
+    """Return the event, with its name, that reports an error after a stream has begun, in Anthropic's shape."""
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(anthropic_error_body(api_error))

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
 from paceline.errors import PacelineError
+from paceline.server.anthropic import anthropic_routes
 from paceline.server.api_errors import (
     ApiError,
     ApiException,
@@ -82,8 +83,8 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     for own_routes in (health_routes, start_page_routes, *not_the_models):
         app.include_router(own_routes(service))
     sleeps = bool(settings.engine_options.get("sleep_idle_s"))
-    for model_routes in (openai_routes.routes, responses_routes.routes, llama_routes.routes):
-        app.include_router(model_routes(service), dependencies=[Depends(wake)] if sleeps else None)
+    for api in (openai_routes, responses_routes, anthropic_routes, llama_routes):
+        app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
     if settings.docs:
         app.router.routes[:0] = document_routes(app)
     _build_routes(app)

@@ -5,13 +5,15 @@ Tokenising takes time: not for the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SAMPLERS
 from paceline.request import RequestOptions
+from paceline.server.api_errors import clean_message, invalid_request
 
 if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
@@ -159,3 +161,31 @@ def _text_of_part(name: str, part: Any) -> str:
     if not isinstance(text, str):
         raise InvalidType(f"{name}.text must be a text, not {type(text).__name__}")
     return text
+
+
+def check_other_fields(
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    *,
+    ignored: Collection[str],
+    unsupported: Mapping[str, tuple[Any, ...]],
+) -> list[str]:
+    """Return a warning for each unknown field of a body that is ignored. Raises for fields that would change the output.
+
+    known: the body's own fields. unsupported: fields with the values of theirs that ask for nothing. null asks for nothing.
+    """
+    warnings = []
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in ignored:
+            warnings.append(f"{name}: accepted, and without a meaning here")
+        elif name not in unsupported:
+            near = difflib.get_close_matches(name[:80], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "/docs lists those that there are"
+            shown = name if name.isidentifier() and len(name) <= 80 else repr(name[:80])
+            message = f"{shown} is no parameter of this endpoint; {hint}"
+            raise invalid_request(message, clean_message(name[:80]), "unknown_parameter")
+        elif value not in unsupported[name]:
+            raise invalid_request(f"{name} is not supported here; leave it out", name, Unsupported.code)
+    return warnings

@@ -1,4 +1,4 @@
-"""From exceptions to error bodies, in the two shapes."""
+"""From exceptions to error bodies, in the shapes of the APIs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from paceline import errors
 from paceline.errors import PacelineError
 from paceline.server.api_errors import (
     FAILED_FINISH_REASONS,
+    ApiError,
     ModelLoadFailed,
+    anthropic_error_event,
     api_error_of,
     api_error_of_finish,
     clean_message,
@@ -47,6 +49,34 @@ def test_what_is_not_supported_is_the_requests_fault_for_openai_only() -> None:
     api_error = api_error_of(errors.Unsupported("no"))
     assert (api_error.status, llama_error_body(api_error)["error"]["type"]) == (501, "not_supported_error")
     assert (openai_status(api_error), openai_error_body(api_error)["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "kind"),
+    [
+        (400, 400, "invalid_request_error"),
+        (401, 401, "authentication_error"),
+        (403, 403, "permission_error"),
+        (404, 404, "not_found_error"),
+        (405, 405, "invalid_request_error"),
+        (408, 408, "timeout_error"),
+        (413, 413, "request_too_large"),
+        (429, 529, "overloaded_error"),
+        (500, 500, "api_error"),
+        (501, 400, "invalid_request_error"),
+        (503, 503, "api_error"),
+        (504, 504, "timeout_error"),
+    ],
+)
+def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, kind: str) -> None:
+    """As a response and as an event; no room is 529, since 429 is a caller's own limit."""
+    api_error = ApiError(status, "any", "code", "words")
+    body = {"type": "error", "error": {"type": kind, "message": "words"}}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        response = error_response(api_error, path)
+        assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
+    assert anthropic_error_event(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+    assert "param" in msgspec.json.decode(error_response(api_error, "/v1/messagesx").body)["error"]
 
 
 def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:

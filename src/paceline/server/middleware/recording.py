@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api_errors import CLIENT_CLOSED, api_error_of, error_response
+from paceline.server.api_errors import CLIENT_CLOSED, api_error_of, error_response, is_anthropic_route
 from paceline.server.request_context import RequestContext, route_path
 from paceline.server.server_metrics import OTHER, HttpMetrics
 
@@ -38,12 +38,13 @@ class RequestIds:
         request_id = _given_request_id(scope) or secrets.token_hex(12)
         context = RequestContext(request_id)
         context.attach(scope)
-        header = (b"x-request-id", request_id.encode())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                names = [b"x-request-id", *([b"request-id"] if is_anthropic_route(route_path(scope)) else [])]
+                headers = [(name, request_id.encode()) for name in names]
+                message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -1,0 +1,80 @@
+"""The bodies of Anthropic's requests: fields, limits, and the treatment of fields that have no meaning here.
+
+Messages, tools and blocks are checked by `anthropic_messages`, whose errors name the place. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+
+from paceline.server.request_fields import check_other_fields
+
+_IGNORED = frozenset(
+    {
+        "context_management", "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
+        "workspace_id",
+    }
+)  # fmt: skip
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+
+
+class TokenCountBody(BaseModel):
+    """The body of /v1/messages/count_tokens. Unknown fields are kept for `field_warnings`; null counts as absent."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
+    messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
+        description="Each with a role (user, assistant, system) and a content: a text, or a list of blocks of the types text, "
+        "thinking, redacted_thinking, tool_use and tool_result."
+    )
+    system: Annotated[str | list[dict[str, Any]] | None, SkipValidation] = Field(
+        None, description="A text, or a list of text blocks."
+    )
+    tools: Annotated[list[dict[str, Any]] | None, SkipValidation] = Field(
+        None, description="Functions that the model may call: name, description, input_schema."
+    )
+    tool_choice: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None,
+        description='{"type": "auto" | "any" | "tool" | "none"}, with name for a tool, and disable_parallel_tool_use.',
+    )
+    thinking: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None,
+        description='{"type": "enabled" | "adaptive" | "disabled"}, with budget_tokens where it is enabled, and display.',
+    )
+    output_config: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None, description='effort, and format: {"type": "json_schema", "schema": ...}.'
+    )
+    cache_control: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None, description="Accepted; prefixes are cached by themselves."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
+
+
+class MessageBody(TokenCountBody):
+    """The body of /v1/messages."""
+
+    max_tokens: int = Field(ge=0, le=2**31 - 1, description="Most tokens of the message, thinking included.")
+    stop_sequences: Annotated[list[str] | None, SkipValidation] = Field(
+        None, description="Up to 256 texts, which end the message and are not part of it."
+    )
+    stream: bool | None = Field(None, description="Stream the message as server-sent events.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token. 1 by default.")
+    top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+
+
+def field_warnings(body: TokenCountBody) -> list[str]:
+    """Return a warning for each field that is ignored. Raises for fields that would change the output."""
+    return check_other_fields(
+        body.model_extra or {}, type(body).model_fields, ignored=_IGNORED, unsupported=_UNSUPPORTED
+    )

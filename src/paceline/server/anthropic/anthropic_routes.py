@@ -1,0 +1,90 @@
+"""POST /v1/messages and /v1/messages/count_tokens. On the event loop; templates run and messages are parsed in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.chat import Turn, next_turn, prepare_chat
+from paceline.params import SamplingParams
+from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody
+from paceline.server.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedMessages, parse_message_request
+from paceline.server.anthropic.message_events import MESSAGE_FRAMING, MessageEvents, MessageReply, message_body
+from paceline.server.api_errors import anthropic_error_event
+from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, JsonRoute, json_response
+from paceline.server.running_chat import start_chat
+from paceline.server.service import Service
+from paceline.server.sse import EventStream
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes /v1/messages and /v1/messages/count_tokens."""
+    router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
+
+    @router.post("/v1/messages", summary="Generate the next message of a conversation", responses=ANTHROPIC_STREAMS)
+    async def messages(body: MessageBody, request: Request) -> Response:
+        """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
+        base, streaming = service.sampling(MESSAGE_DEFAULTS), bool(body.stream)
+        parsed = await asyncio.to_thread(_parsed, service, body, base)
+        running = await start_chat(
+            service,
+            request,
+            lambda: _turn(service, parsed),
+            parsed.chat,
+            parsed.params,
+            service.options(request),
+            streaming=streaming,
+        )
+        reply = MessageReply(
+            id=f"msg_{running.request_id}",
+            model=body.model or service.names[0],
+            num_prompt=len(running.prompts[0]),
+            max_tokens=parsed.params.max_tokens,
+            stops=parsed.stops,
+            shows_thinking=parsed.shows_thinking,
+            warnings=parsed.warnings,
+        )
+        if streaming:
+            events = MessageEvents(reply)
+            return EventStream(
+                running,
+                events,
+                failure=anthropic_error_event,
+                opening=events.opening(),
+                done=b"",
+                framing=MESSAGE_FRAMING,
+            )
+        async with running:
+            completion = await running.collect()
+        return Response(await asyncio.to_thread(message_body, reply, completion), media_type="application/json")
+
+    @router.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
+    async def count_tokens(body: TokenCountBody) -> Response:
+        """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
+        service.check_accepting()
+        chat_format = service.chat_format()
+
+        def counted() -> int:
+            parsed = _parsed(service, body, SamplingParams())
+            return len(prepare_chat(chat_format, _turn(service, parsed), parsed.chat, parsed.params).token_ids)
+
+        return json_response({"input_tokens": await asyncio.to_thread(counted)})
+
+    return router
+
+
+def _parsed(service: Service, body: TokenCountBody, base: SamplingParams) -> ParsedMessages:
+    parsed = parse_message_request(body, base, service.template_variables, service.settings.reasoning_format)
+    if body.model is None or body.model in service.names:
+        return parsed
+    warning = f"model: the one model here is {service.names[0]!r}; it was used"
+    return replace(parsed, warnings=(*parsed.warnings, warning))
+
+
+def _turn(service: Service, parsed: ParsedMessages) -> Turn:
+    """Return the turn; an assistant's last message is continued, as Anthropic has it."""
+    return next_turn(parsed.conversation, prefills=service.settings.prefill_assistant is not False)

@@ -1,0 +1,117 @@
+"""From the bodies of Anthropic's requests to what a chat is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.chat import template_kwargs
+from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
+from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody
+from paceline.server.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedMessages, parse_message_request
+from paceline.server.api_errors import ApiException
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
+    return template_kwargs({"style": "server's", **given}, effort)
+
+
+def parsed(**body: Any) -> ParsedMessages:
+    read = MessageBody.model_validate({"messages": MESSAGES, "max_tokens": 9, **body})
+    return parse_message_request(read, SamplingParams(**MESSAGE_DEFAULTS), variables, "auto")
+
+
+def test_a_small_body_has_anthropics_defaults() -> None:
+    """Temperature 1, and nothing else; max_tokens is the request's."""
+    found = parsed()
+    params = found.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.stop) == (9, 1, 1, ())
+    assert (found.warnings, found.shows_thinking, found.chat.kwargs) == ((), True, {"style": "server's"})
+
+
+def test_sampling_is_the_requests() -> None:
+    """Under Anthropic's names."""
+    params = parsed(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"]).params
+    assert (params.temperature, params.top_p, params.top_k, params.stop) == (0.5, 0.9, 7, ("a", "b"))
+
+
+def test_max_tokens_is_needed_but_for_counting() -> None:
+    """As Anthropic has it."""
+    with pytest.raises(ValidationError, match="max_tokens"):
+        MessageBody.model_validate({"messages": MESSAGES})
+    counted = TokenCountBody.model_validate({"messages": MESSAGES, "system": "x"})
+    assert len(parse_message_request(counted, SamplingParams(), variables, "auto").conversation) == 2
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected", "is_shown"),
+    [
+        ({"type": "enabled", "budget_tokens": 2000}, True, True),
+        ({"type": "adaptive", "display": "omitted"}, True, False),
+        ({"type": "enabled", "budget_tokens": 5, "display": "summarized"}, True, True),
+        ({"type": "disabled"}, False, True),
+    ],
+)
+def test_thinking_is_a_variable_of_the_template(thinking: Any, expected: bool, is_shown: bool) -> None:
+    """It wins over the request's own variables; without it the template decides."""
+    found = parsed(thinking=thinking, chat_template_kwargs={"enable_thinking": not expected, "style": "mine"})
+    assert found.chat.kwargs == {"style": "mine", "enable_thinking": expected}
+    assert found.shows_thinking is is_shown
+
+
+def test_output_config_has_effort_and_schema() -> None:
+    """The effort reaches the template, the schema constrains the content."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = parsed(output_config={"effort": "high", "format": {"type": "json_schema", "schema": schema}})
+    assert found.chat.kwargs is not None
+    assert found.chat.kwargs["reasoning_effort"] == "high"
+    assert found.params.json_schema is not None
+
+
+def test_fields_without_a_meaning_are_named_in_warnings() -> None:
+    """Others are refused, with the nearest name."""
+    found = parsed(metadata={"user_id": "u"}, service_tier="auto", cache_control={"type": "ephemeral"}, mcp_servers=[])
+    assert [one.partition(":")[0] for one in found.warnings] == ["metadata", "service_tier"]
+    for body, said in (
+        ({"max_token": 5}, "did you mean max_tokens?"),
+        ({"container": "c"}, "container is not supported"),
+        ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
+        ({"x" * 500: 5}, "is no parameter of this endpoint"),
+    ):
+        with pytest.raises(ApiException) as refusal:
+            parsed(**body)
+        assert said in refusal.value.api_error.message
+        assert refusal.value.api_error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"stop_sequences": "x"}, "stop_sequences must be a list"),
+        ({"stop_sequences": ["a", ""]}, r"stop_sequences\[1\]"),
+        ({"stop_sequences": [5]}, r"stop_sequences\[0\]"),
+        ({"stop_sequences": ["x"] * 300}, "stop_sequences must have at most 256"),
+        ({"thinking": True}, "thinking must be an object"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "display": "loud"}}, "thinking.display"),
+        ({"thinking": {"type": "enabled", "tokens": 5}}, "thinking.tokens is not known"),
+        ({"output_config": []}, "output_config must be an object"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"formats": {}}}, "output_config.formats is not known"),
+        ({"system": 5}, "system must be a text or a list of blocks"),
+        ({"system": [{"type": "thinking", "thinking": ""}]}, r"system\[0\].type must be text"),
+    ],
+)
+def test_malformed_options_are_refused_with_their_field(body: dict[str, Any], place: str) -> None:
+    """In Anthropic's terms."""
+    with pytest.raises(InvalidParams, match=place):
+        parsed(**body)
