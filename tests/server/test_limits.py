@@ -216,6 +216,8 @@ def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
     assert response.headers["access-control-allow-origin"] == "https://page.example"
     other = client.get("/health", headers={"origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
+    spelled = {name for name, _ in client.options("/v1/probe", headers=call).headers.raw if b"Access-Control" in name}
+    assert {b"Access-Control-Allow-Origin", b"Access-Control-Allow-Methods"} < spelled
 
 
 def test_ids_of_requests_come_back_and_bad_ones_are_replaced(worlds: Any) -> None:
@@ -263,6 +265,7 @@ def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
     assert "default-src 'none'" in response.headers["content-security-policy"]
     assert "paceline-demo" in response.text
     assert "//" not in response.text
+    assert worlds({"start_page": False}).client.get("/").status_code == 404
 
 
 def test_without_a_key_only_the_servers_own_names_are_served(worlds: Any) -> None:

@@ -161,11 +161,20 @@ def test_messages_that_are_none_are_refused(client: httpx.Client, messages: Any)
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_tools_are_refused_and_no_tools_are_none(client: httpx.Client) -> None:
-    """501, as what this server cannot do yet."""
-    assert template(client, USER, tools=[]).status_code == 200
-    response = template(client, USER, tools=[{"type": "function"}])
-    assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up_the_date", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def test_a_prompt_shows_the_tools_of_a_conversation(client: httpx.Client) -> None:
+    """Those that the choice leaves; malformed ones are refused."""
+    plain = template(client, USER).json()["prompt"]
+    assert template(client, USER, tools=[]).json()["prompt"] == plain
+    assert "look_up_the_date" in template(client, USER, tools=[TOOL], parallel_tool_calls=True).json()["prompt"]
+    for wrong in ({"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": 5}):
+        response = template(client, USER, **wrong)
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 BEGUN = {"role": "assistant", "content": "Today is"}

@@ -28,6 +28,7 @@ from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.json_bodies import PLAIN_TEXT
+from paceline.server.request_context import SpelledHeader
 from paceline.server.server_metrics import (
     HTTP_HELP,
     LLAMA_METRICS,
@@ -159,17 +160,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
-class _HeaderName(bytes):
-    """A header name that is sent as spelled. HTTP ignores its case; uvicorn sends all others in lower case."""
-
-    __slots__ = ()
-
-    def lower(self) -> _HeaderName:
-        """Return itself: uvicorn calls this before it writes a name."""
-        return self
-
-
-_START = _HeaderName(b"Process-Start-Time-Unix")
+_START = SpelledHeader(b"Process-Start-Time-Unix")
 
 
 def metrics_routes(service: Service) -> APIRouter:

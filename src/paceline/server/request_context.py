@@ -48,6 +48,16 @@ class RequestContext:
         scope[_KEY] = self
 
 
+class SpelledHeader(bytes):
+    """A header name that is sent as spelled. HTTP ignores its case; uvicorn sends all others in lower case."""
+
+    __slots__ = ()
+
+    def lower(self) -> SpelledHeader:
+        """Return itself: uvicorn calls this before it writes a name."""
+        return self
+
+
 def route_path(scope: Scope) -> str:
     """Return the path without the server's prefix."""
     path: str = scope["path"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
-from paceline.chat import ChatFormat, ChatOptions, RenderedPrompt, Turn, template_kwargs
+from paceline.chat import ChatFormat, template_kwargs
 from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
@@ -215,14 +215,6 @@ class Service:
         if self._chat is None:
             raise Unsupported(self._why_no_chat)
         return self._chat
-
-    def rendered(self, turn: Turn, variables: Mapping[str, Any], effort: str | None = None) -> RenderedPrompt:
-        """Render a turn as a prompt. Takes time: not on the event loop.
-
-        variables: of the request, for the template; they win over the server's. effort: of the request, see
-        `template_kwargs`; it wins over both.
-        """
-        return self.chat_format().render_turn(turn, ChatOptions(kwargs=self.template_variables(variables, effort)))
 
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
         """Return the server's variables for the template, with a request's own and its reasoning effort over them."""

@@ -48,8 +48,8 @@ class ServerSettings:
     timeout_s (of a whole request; None: none).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
-    `POST /props` is allowed), docs (the OpenAPI pages), responses_store (responses that are kept of each tenant; 0: none) and
-    responses_store_bytes (of each tenant's). Slots are saved where engine_options have a state_folder.
+    `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /), responses_store (responses that are kept of each
+    tenant; 0: none) and responses_store_bytes (of each tenant's). Slots are saved where engine_options have a state_folder.
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
@@ -98,6 +98,7 @@ class ServerSettings:
     slots: bool = True
     props: bool = False
     docs: bool = True
+    start_page: bool = True
     responses_store: int = 0
     responses_store_bytes: int = 256 << 20
 

@@ -39,7 +39,7 @@ def ask(
         asked.append((b"origin", origin.encode()))
     scope: Scope = {"type": "http", "method": method, "path": "/completions", "headers": asked}
     asyncio.run(Cors(app, origins, METHODS, headers, credentials=credentials)(scope, receive, send))
-    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], {bytes(name).lower().decode(): value.decode() for name, value in sent[0]["headers"]}
 
 
 LOCAL = ["http://localhost", "http://localhost:8080", "https://127.0.0.1", "http://127.0.0.1:3000", "http://[::1]:3000"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline.errors import InvalidParams
 from paceline.scheduling.named_strategy import check_strategy_name
@@ -15,7 +15,21 @@ from paceline.server.settings import ApiKey
 _HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-NAMED_TEMPLATES = frozenset({"chatml"})  # of llama-server's built-in names
+_COMMAND_R_ROLES = "{'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}"
+NAMED_TEMPLATES: Final = {  # of llama-server's built-in names
+    "chatml": "chatml",  # llama.cpp's own
+    "llama3": (
+        "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
+        "+ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "command-r": (
+        f"{{% set roles = {_COMMAND_R_ROLES} %}}{{% for message in messages if message['role'] in roles %}}"
+        "{{ '<|START_OF_TURN_TOKEN|><|' + roles[message['role']] + '_TOKEN|>' + message['content'] | trim "
+        "+ '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+    ),
+}
 
 
 def of_file(setter: Setter) -> Setter:
@@ -134,10 +148,11 @@ def chat_template(draft: Draft, value: str, label: str) -> None:
     """Store Jinja source or a template's name. Of llama-server's names only some are supported."""
     if "{" not in value and value not in NAMED_TEMPLATES:
         raise InvalidParams(
-            f"{label} must be chatml or the text of a Jinja template, not {value!r:.80}; other names of templates are not "
-            "supported yet: give the text, or its file to --chat-template-file, or leave it out for the model's own"
+            f"{label} must be {', '.join(NAMED_TEMPLATES)} or the text of a Jinja template, not {value!r:.80}; other names of "
+            "templates are not supported: give the text, or its file to --chat-template-file, or leave it out for the "
+            "model's own"
         )
-    draft.put("server.chat_template", value, label)
+    draft.put("server.chat_template", NAMED_TEMPLATES.get(value, value), label)
 
 
 def template_text(draft: Draft, value: str, label: str) -> None:

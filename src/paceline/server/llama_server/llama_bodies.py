@@ -233,6 +233,9 @@ class TemplateBody(LlamaBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     tools: list[Any] | None = None
+    tool_choice: Any = Field(default=None, description='"auto", "none", "required", or a tool, as in a chat.')
+    parallel_tool_calls: bool | None = None
+    json_schema: dict[str, Any] | None = None
     model: Text | None = None
 
 

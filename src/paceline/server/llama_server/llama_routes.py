@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from paceline import __version__, validation
-from paceline.chat import next_turn
+from paceline.chat import ChatOptions, next_turn
 from paceline.demo import demo_model_path
 from paceline.errors import PacelineError, Unsupported
 from paceline.runtime import Tokenizer
@@ -141,8 +141,6 @@ def _token_routes(service: Service) -> APIRouter:
     @router.post("/apply-template", summary="Messages to the text of a prompt")
     async def apply_template(body: TemplateBody) -> Response:
         """Return `prompt`: the text that the chat template renders."""
-        if body.tools:
-            raise Unsupported("tools are not supported yet; leave them out")
         rendered = await asyncio.to_thread(_render, service, body)
         return await large_json_response({"prompt": rendered} | _warnings(body))
 
@@ -159,7 +157,14 @@ def _render(service: Service, body: TemplateBody) -> str:
         generates=body.add_generation_prompt,
         prefills=service.settings.prefill_assistant is not False,
     )
-    return service.rendered(turn, body.chat_template_kwargs or {}, body.reasoning_effort).text
+    options = ChatOptions(
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        json_schema=body.json_schema,
+        kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
+    )
+    return service.chat_format().render_turn(turn, options).text
 
 
 def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, clean_message, error_response
-from paceline.server.request_context import RequestContext, route_path
+from paceline.server.request_context import RequestContext, SpelledHeader, route_path
 from paceline.server.settings import ApiKey
 
 ANY, LOCALHOST = "*", "localhost"
@@ -100,6 +100,10 @@ def _host_not_allowed(host: str) -> ApiError:
 
 _LOCAL_ORIGINS = frozenset(("localhost", "127.0.0.1", "::1"))
 _EXPOSED_HEADERS = "x-request-id, retry-after"
+_SPELLED = {
+    f"access-control-{name.lower()}".encode(): SpelledHeader(f"Access-Control-{name}".encode())
+    for name in ("Allow-Origin", "Allow-Credentials", "Allow-Methods", "Allow-Headers", "Expose-Headers", "Max-Age")
+}
 _MAX_AGE_S = "600"  # how long a browser may cache a preflight response
 
 
@@ -134,6 +138,7 @@ class Cors:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._add_origin(MutableHeaders(scope=message), origin)
+                message["headers"] = _spelled(message["headers"])
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -151,6 +156,7 @@ class Cors:
         headers.add_vary_header("Access-Control-Request-Headers")
         headers["access-control-max-age"] = _MAX_AGE_S
         headers["content-length"] = "0"
+        message["headers"] = _spelled(message["headers"])
         await send(message)
         await send({"type": "http.response.body", "body": b""})
 
@@ -169,6 +175,11 @@ class Cors:
     def _allows(self, origin: str) -> bool:
         is_local = self._allows_local and _is_local_origin(origin)
         return bool(origin) and (self._allows_any or origin.lower() in self._origins or is_local)
+
+
+def _spelled(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return headers with the names of CORS as the standard spells them, which some programs look for."""
+    return [(_SPELLED.get(name, name), value) for name, value in headers]
 
 
 def _is_local_origin(origin: str) -> bool:

@@ -80,9 +80,9 @@ async def whole_response(
 
 @cache
 def fingerprint(model: bytes) -> str:
-    """Return the system_fingerprint of this version, its llama.cpp and the model."""
+    """Return the system_fingerprint of this version, its llama.cpp and the model; as llama-server's it begins with b."""
     facts = f"{__version__} {build_info().llama_cpp_commit} ".encode() + model
-    return "fp_" + hashlib.sha256(facts).hexdigest()[:12]
+    return "b" + hashlib.sha256(facts).hexdigest()[:12]
 
 
 FINISH_REASONS = {FinishReason.END: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

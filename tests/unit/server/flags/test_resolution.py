@@ -352,7 +352,7 @@ def test_variables_that_look_like_slips_are_noted() -> None:
         (["--allowed-hosts", "http://a"], "such as llm.example.org"),
         (["--allowed-hosts", "a:8080"], "without scheme and port"),
         (["--allowed-hosts", "a.*"], "such as llm.example.org"),
-        (["--chat-template", "llama2"], "other names of templates are not supported yet"),
+        (["--chat-template", "llama2"], "other names of templates are not supported"),
         (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
         (["--chat-template-kwargs", "{"], "must be a JSON object"),
         (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
@@ -502,8 +502,10 @@ def test_hostile_variables_and_files_give_settings_or_one_line(env: dict[str, st
 
 
 def test_a_template_may_be_a_name_that_is_known() -> None:
-    """As in llama-server, where chatml is one."""
+    """As in llama-server; those that llama.cpp's Jinja does not know by name become their text."""
     assert resolved("--chat-template", "chatml").settings.chat_template == "chatml"
+    for name in ("llama3", "command-r"):
+        assert "{% for message in messages" in (resolved("--chat-template", name).settings.chat_template or "")
 
 
 def test_paths_stay_as_they_were_given() -> None:

@@ -196,6 +196,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--slots": ([], {"server.slots": True}),
     "--props": ([], {"server.props": True}),
     "--docs": ([], {"server.docs": True}),
+    "--ui": ([], {"server.start_page": True}),
     "--responses-store": (["20"], {"server.responses_store": 20}),
     "--responses-store-bytes": (["4096"], {"server.responses_store_bytes": 4096}),
     "--slot-save-path": (["states"], {"engine.state_folder": "states"}),
