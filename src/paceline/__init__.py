@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
     from paceline.chat_client.chat_reply import ChatReply
     from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
+    from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
     from paceline.completion import Choice, Completion, Score
     from paceline.demo import demo_model_path
@@ -32,6 +33,7 @@ __version__ = _version("paceline")
 
 _HOMES = {
     "AsyncChatStream": "paceline.chat_client.chat_streams",
+    "AsyncConversation": "paceline.chat_client.conversations",
     "AsyncLLM": "paceline.async_llm",
     "AsyncStream": "paceline.streaming",
     "BatchStrategy": "paceline.scheduling.view",
@@ -40,6 +42,7 @@ _HOMES = {
     "Choice": "paceline.completion",
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
+    "Conversation": "paceline.chat_client.conversations",
     "Embedder": "paceline.runtime",
     "EndRecord": "paceline.scheduling.telemetry",
     "FinishReason": "paceline.streaming",
@@ -66,6 +69,7 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "AsyncChatStream",
+    "AsyncConversation",
     "AsyncLLM",
     "AsyncStream",
     "BatchStrategy",
@@ -75,6 +79,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Choice",
     "Completion",
     "Context",
+    "Conversation",
     "Embedder",
     "EndRecord",
     "EngineError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from paceline import validation
@@ -19,10 +19,12 @@ from paceline.chat_client.chat_methods import (
 )
 from paceline.chat_client.chat_reply import ChatReply
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatAssembly
+from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.client import EngineClient
 from paceline.engine.results import AsyncBatch, batch_outcome
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
+from paceline.runtime import Model
 from paceline.scheduling.sequence import Request
 from paceline.streaming import AsyncStream, StreamChannel
 
@@ -74,19 +76,11 @@ class AsyncChatMethods(ABC):
         With run_tools, functions may be async, and the calls of one message run concurrently: async functions on the loop,
         plain ones in threads.
         """
-        engine = await self._engine()
-        arguments = await asyncio.to_thread(
-            chat_arguments, engine.sampling_defaults, params, options, is_streamed=False
-        )
-        is_many = is_batch_of_chats(messages)
-        calls = [await self._call(one, arguments) for one in (messages if is_many else [messages])]
-        outcomes = await _run_calls(engine, calls, arguments)
-        if is_many:
-            return batch_outcome(outcomes)
-        (outcome,) = outcomes
-        if isinstance(outcome, PacelineError):
-            raise outcome
-        return outcome
+        arguments = await self._arguments(params, options)
+        if not is_batch_of_chats(messages):
+            return await self._run(await self._call(messages, arguments), arguments)
+        calls = [await self._call(one, arguments) for one in messages]
+        return batch_outcome(await _run_calls(await self._engine(), calls, arguments))
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, request_index: int = 0, **options: Any
@@ -100,6 +94,44 @@ class AsyncChatMethods(ABC):
             InvalidParams: `request_index` is invalid.
         """
         index = validation.integer("request_index", request_index, 0)
+        return self._stream(messages, params, options, index)
+
+    async def _chat_model(self) -> Model:
+        """Return the model whose token ids a conversation has."""
+        return (await self._engine()).model
+
+    async def _chat_turn(
+        self, messages: Messages, history: TokenHistory, params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> tuple[ChatReply[Any], TokenHistory]:
+        """Run a turn of an `AsyncConversation` and return the reply, and what is known of its tokens then."""
+        arguments = await self._arguments(params, options)
+        call = await self._call(messages, arguments, history)
+        return await self._run(call, arguments), call.history
+
+    def _stream_turn(
+        self,
+        messages: Messages,
+        make_history: Callable[[Model], TokenHistory],
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        on_end: Callable[[ChatCall, Model], object],
+    ) -> AsyncChatStream:
+        """Stream a turn of an `AsyncConversation`.
+
+        make_history: returns what is known of its tokens. on_end: called with the turn, in a thread, when its terminal chunk is
+        read.
+        """
+        return self._stream(messages, params, options, 0, make_history, on_end)
+
+    def _stream(
+        self,
+        messages: Messages,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        index: int,
+        make_history: Callable[[Model], TokenHistory] = lambda _: TokenHistory(),
+        on_end: Callable[[ChatCall, Model], object] = lambda _, __: None,
+    ) -> AsyncChatStream:
         opened: list[ChatAssembly] = []
 
         async def submit() -> StreamChannel:
@@ -107,18 +139,28 @@ class AsyncChatMethods(ABC):
             arguments = await asyncio.to_thread(
                 streamed_chat_arguments, engine.sampling_defaults, messages, params, options
             )
-            call = await self._call(messages, arguments)
+            call = await self._call(messages, arguments, make_history(engine.model))
             request = await asyncio.to_thread(call.prepare, engine)
-            opened.append(ChatAssembly(call, request.prompt))
+            opened.append(ChatAssembly(call, request.prompt, lambda ended: on_end(ended, engine.model)))
             return engine.accept(request, index)
 
         stream = AsyncStream(submit, interval=options.get("interval", 1), request_index=index, keep_alive=self)
         return AsyncChatStream(stream, lambda: opened[0])
 
-    async def _call(self, messages: object, arguments: ChatArguments) -> ChatCall:
+    async def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
+        defaults = (await self._engine()).sampling_defaults
+        return await asyncio.to_thread(chat_arguments, defaults, params, options, is_streamed=False)
+
+    async def _run(self, call: ChatCall, arguments: ChatArguments) -> ChatReply[Any]:
+        (outcome,) = await _run_calls(await self._engine(), [call], arguments)
+        if isinstance(outcome, PacelineError):
+            raise outcome
+        return outcome
+
+    async def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
         if self._formats is None:
             self._formats = ChatFormats((await self._engine()).model, self._chat_template)
-        return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template))
+        return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template), history)
 
 
 async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments: ChatArguments) -> list[ChatOutcome]:

@@ -47,7 +47,7 @@ class ChatCall:
         self._messages = cast("Sequence[Any]", messages)  # `prepare` checks them
         self._arguments = arguments
         self._format = chat_format
-        self._history = history or TokenHistory()
+        self._history = TokenHistory() if history is None else history
         self._rounds: list[ChatCompletion] = []
         self._request: ChatRequest | None = None
         self._completion: ChatCompletion | None = None
@@ -67,6 +67,11 @@ class ChatCall:
     def messages(self) -> list[Message]:
         """The conversation as far as it is known."""
         return list(self._messages)
+
+    @property
+    def history(self) -> TokenHistory:
+        """Token ids of the conversation, as far as it is known."""
+        return self._history
 
     @property
     def completion(self) -> ChatCompletion | None:

@@ -16,6 +16,7 @@ from paceline.engine.progress_bar import progress_bar
 from paceline.engine.results import Batch, batch_outcome
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
+from paceline.runtime import Model
 from paceline.streaming import Stream
 
 T = TypeVar("T")
@@ -107,11 +108,9 @@ class ChatMethods:
             BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
         """
         validation.boolean("progress", progress)
-        arguments = chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False)
-        if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
-            raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
+        arguments = self._arguments(params, options)
         if not is_batch_of_chats(messages):
-            return self._chat(messages, arguments)
+            return self._run(self._call(messages, arguments), arguments)
         calls = [self._call(one, arguments) for one in messages]
         with progress_bar(len(calls), progress) as advance:
             return batch_outcome(run_calls(self._engine, calls, arguments, advance))
@@ -138,9 +137,40 @@ class ChatMethods:
         arguments = streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options)
         return self._stream(self._call(messages, arguments), validation.integer("request_index", request_index, 0))
 
-    def _chat(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatReply[Any]:
-        """Run one conversation. history: of its tokens."""
-        (outcome,) = run_calls(self._engine, [self._call(messages, arguments, history)], arguments, lambda: None)
+    @property
+    def _chat_model(self) -> Model:
+        """The model whose token ids a conversation has."""
+        return self._engine.model
+
+    def _chat_turn(
+        self, messages: Messages, history: TokenHistory, params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> tuple[ChatReply[Any], TokenHistory]:
+        """Run a turn of a `Conversation` and return the reply, and what is known of its tokens then."""
+        arguments = self._arguments(params, options)
+        call = self._call(messages, arguments, history)
+        return self._run(call, arguments), call.history
+
+    def _stream_turn(
+        self,
+        messages: Messages,
+        history: TokenHistory,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        on_end: Callable[[ChatCall], object],
+    ) -> ChatStream:
+        """Stream a turn of a `Conversation`. on_end: called with it when its terminal chunk has been read."""
+        arguments = streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options)
+        return self._stream(self._call(messages, arguments, history), on_end=on_end)
+
+    def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
+        arguments = chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False)
+        if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
+            raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
+        return arguments
+
+    def _run(self, call: ChatCall, arguments: ChatArguments) -> ChatReply[Any]:
+        """Run one conversation."""
+        (outcome,) = run_calls(self._engine, [call], arguments, lambda: None)
         if isinstance(outcome, PacelineError):
             raise outcome
         return outcome

@@ -157,6 +157,11 @@ class _BaseChatStream:
         return self._whole() if self._has_ended else None
 
     @property
+    def is_open(self) -> bool:
+        """Whether it can still bring something new: not ended, closed or cancelled."""
+        return not (self._is_closed or self._has_ended or self.is_cancelled)
+
+    @property
     def _has_ended(self) -> bool:
         return self._assembly is not None and self._assembly.completion is not None and not self._waiting
 

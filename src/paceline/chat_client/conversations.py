@@ -1,0 +1,344 @@
+"""A conversation that remembers its turns, as messages and as token ids: `Conversation` and `AsyncConversation`."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from paceline import validation
+from paceline.chat import parse_messages
+from paceline.chat_client.async_chat_methods import AsyncChatMethods
+from paceline.chat_client.chat_call import ChatCall
+from paceline.chat_client.chat_methods import ChatMethods
+from paceline.chat_client.chat_reply import ChatReply, Message
+from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
+from paceline.chat_client.token_history import TokenHistory
+from paceline.errors import InvalidParams, StateError
+from paceline.params import SamplingParams
+from paceline.runtime import Model
+
+_VERSION = 1
+
+
+class _BaseConversation:
+    """The base of both kinds: messages, token ids, and turns that are added once they are whole."""
+
+    def __init__(
+        self,
+        system: str | None,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if system is not None:
+            messages = [{"role": "system", "content": validation.text("system", system)}, *messages]
+        self._messages: list[Message] = parse_messages(messages) if messages else []
+        self._params, self._options = params, dict(options)
+        self._history, self._before = TokenHistory(), TokenHistory()
+        self._fingerprint = ""  # of the model whose token ids the history has
+        self._turn = 0
+        self._open: weakref.ref[ChatStream | AsyncChatStream] | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages so far; a copy."""
+        return list(self._messages)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The last prompt and what was generated after it; the next prompt begins so as long as the template allows it."""
+        return self._history.token_ids
+
+    def undo(self) -> str | None:
+        """Take back the last message of the user and what follows it.
+
+        Returns:
+            The text of that message, to be said again or changed; None if there is none.
+        """
+        self._check_turn()
+        places = [index for index, message in enumerate(self._messages) if message["role"] == "user"]
+        if not places:
+            return None
+        said = self._messages[places[-1]]["content"]
+        self._messages = self._messages[: places[-1]]
+        self._history, self._before = self._before, TokenHistory()
+        return said if isinstance(said, str) else "\n\n".join(part["text"] for part in said)
+
+    def clear(self) -> None:
+        """Forget everything but system messages at the beginning."""
+        self._check_turn()
+        kept = next((i for i, one in enumerate(self._messages) if one["role"] != "system"), len(self._messages))
+        self._messages = self._messages[:kept]
+        self._history, self._before = TokenHistory(), TokenHistory()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation to a file, as JSON. Options are not saved.
+
+        Args:
+            path: Of the file, which is replaced at once.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        target = Path(path)
+        record = {
+            "paceline_conversation": _VERSION,
+            "messages": self._messages,
+            "model": self._fingerprint,
+            "text": self._history.text,
+            "token_ids": self._history.token_ids,
+        }
+        written = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        try:
+            written.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+            written.replace(target)
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _restore(self, path: str | os.PathLike[str]) -> None:
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            if record["paceline_conversation"] != _VERSION:
+                raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
+            self._messages = parse_messages(record["messages"]) if record["messages"] else []
+            ids = [validation.integer("token_ids", one, 0) for one in record["token_ids"]]
+            self._history = TokenHistory(ids, validation.text("text", record["text"]))
+            self._fingerprint = validation.text("model", record["model"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StateError(f"{path} is no conversation that was saved: {error}") from None
+
+    def _copy_to(self, other: _BaseConversation) -> None:
+        other._messages = list(self._messages)
+        other._history, other._before, other._fingerprint = self._history, self._before, self._fingerprint
+
+    def _check_turn(self) -> None:
+        running = None if self._open is None else self._open()
+        if running is not None and running.is_open:
+            raise InvalidParams(
+                "the last turn of this conversation has not ended; read its stream to the end, or close it"
+            )
+
+    def _begin(self, text: str) -> list[Message]:
+        """Begin a turn and return its messages."""
+        self._check_turn()
+        self._turn += 1
+        self._open = None
+        return [*self._messages, {"role": "user", "content": validation.text("text", text)}]
+
+    def _known(self, model: Model) -> TokenHistory:
+        """Return a history for a turn to go on with: a new one if the token ids are another model's."""
+        if self._fingerprint != _fingerprint_of(model):
+            return TokenHistory()
+        return TokenHistory(self._history.token_ids, self._history.text)
+
+    def _add(self, turn: int, messages: Sequence[Message], history: TokenHistory, model: Model) -> None:
+        """Add a turn that has ended, unless another has begun meanwhile."""
+        if turn == self._turn:
+            self._messages = list(messages)
+            self._before, self._history = self._history, history
+            self._fingerprint = _fingerprint_of(model)
+
+    def _add_streamed(self, turn: int, call: ChatCall, model: Model) -> None:
+        completion = call.completion
+        if completion is not None and completion.choices[0].error is None:
+            self._add(turn, call.messages, call.history, model)
+
+
+class Conversation(_BaseConversation):
+    """A conversation with a model: what was said is remembered, and only what is new is computed.
+
+    A prompt begins with exactly the tokens of the turn before, prompt and generated, so that the prefix cache has them. Where
+    the chat template renders earlier turns otherwise than they were generated (many leave out their thinking), the prompt is
+    rendered anew, and the cache serves it up to the first difference.
+
+    A turn is added when it is whole: a call that raises, or a stream that is left before its terminal chunk, changes nothing.
+    One thread at a time.
+
+        talk = Conversation(llm, system="You are a pirate.")
+        print(talk.say("Hello!").content)
+        other = talk.fork()
+    """
+
+    def __init__(
+        self,
+        llm: ChatMethods,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] = (),
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> None:
+        """Begin a conversation.
+
+        Args:
+            llm: An `LLM`.
+            system: What the model should be or know; a system message.
+            messages: What was said before.
+            params: The sampling parameters of every turn.
+            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools.
+
+        Raises:
+            InvalidParams: A message is malformed.
+        """
+        super().__init__(system, messages, params, options)
+        self._llm = llm
+
+    def say(self, text: str, **options: Any) -> ChatReply[Any]:
+        """Say something and return the reply.
+
+        Args:
+            text: What the user says.
+            **options: Keywords of `LLM.chat` for this turn, over those of the conversation.
+
+        Returns:
+            The reply.
+
+        Raises:
+            PacelineError: As `LLM.chat`; the conversation is as it was before.
+        """
+        messages, turn = self._begin(text), self._turn
+        reply, history = self._llm._chat_turn(messages, self._known(self._model), self._params, self._options | options)
+        self._add(turn, reply.messages, history, self._model)
+        return reply
+
+    def stream(self, text: str, **options: Any) -> ChatStream:
+        """Say something and stream the reply.
+
+        Args:
+            text: What the user says.
+            **options: Keywords of `LLM.stream_chat` for this turn, over those of the conversation.
+
+        Returns:
+            The stream. Its turn is added when its terminal chunk is read, also that of a stream that was cancelled.
+
+        Raises:
+            PacelineError: As `LLM.stream_chat`; the conversation is as it was before.
+        """
+        messages, turn, model = self._begin(text), self._turn, self._model
+        stream = self._llm._stream_turn(
+            messages,
+            self._known(model),
+            self._params,
+            self._options | options,
+            lambda call: self._add_streamed(turn, call, model),
+        )
+        self._open = weakref.ref(stream)
+        return stream
+
+    def fork(self) -> Conversation:
+        """Return a conversation that goes on from here by itself; both share the cached prefix.
+
+        Returns:
+            The new conversation, with the same options.
+        """
+        other = Conversation(self._llm, params=self._params, **self._options)
+        self._copy_to(other)
+        return other
+
+    @classmethod
+    def load(
+        cls, llm: ChatMethods, path: str | os.PathLike[str], *, params: SamplingParams | None = None, **options: Any
+    ) -> Self:
+        """Read a conversation from a file of `save`. Token ids of another model are left out.
+
+        Args:
+            llm: An `LLM`.
+            path: Of the file.
+            params: As for a new conversation.
+            **options: As for a new conversation.
+
+        Returns:
+            The conversation.
+
+        Raises:
+            StateError: The file is no saved conversation, or is damaged.
+            OSError: The file cannot be read.
+        """
+        made = cls(llm, params=params, **options)
+        made._restore(path)
+        return made
+
+    @property
+    def _model(self) -> Model:
+        return self._llm._chat_model
+
+
+class AsyncConversation(_BaseConversation):
+    """As `Conversation`, for an event loop and an `AsyncLLM`. One task at a time.
+
+    talk = AsyncConversation(llm)
+    print((await talk.say("Hello!")).content)
+    """
+
+    def __init__(
+        self,
+        llm: AsyncChatMethods,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] = (),
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> None:
+        """Begin a conversation, as `Conversation`.
+
+        Args:
+            llm: An `AsyncLLM`.
+            system: What the model should be or know; a system message.
+            messages: What was said before.
+            params: The sampling parameters of every turn.
+            **options: Keywords of `AsyncLLM.chat` for every turn.
+
+        Raises:
+            InvalidParams: A message is malformed.
+        """
+        super().__init__(system, messages, params, options)
+        self._llm = llm
+
+    async def say(self, text: str, **options: Any) -> ChatReply[Any]:
+        """Say something and return the reply, as `Conversation.say` does."""
+        messages, turn = self._begin(text), self._turn
+        model = await self._llm._chat_model()
+        reply, history = await self._llm._chat_turn(messages, self._known(model), self._params, self._options | options)
+        self._add(turn, reply.messages, history, model)
+        return reply
+
+    def stream(self, text: str, **options: Any) -> AsyncChatStream:
+        """Say something and stream the reply, as `Conversation.stream` does; submitted when it is entered or first read."""
+        messages, turn = self._begin(text), self._turn
+        stream = self._llm._stream_turn(
+            messages,
+            self._known,
+            self._params,
+            self._options | options,
+            lambda call, model: self._add_streamed(turn, call, model),
+        )
+        self._open = weakref.ref(stream)
+        return stream
+
+    def fork(self) -> AsyncConversation:
+        """Return a conversation that goes on from here by itself, as `Conversation.fork` does."""
+        other = AsyncConversation(self._llm, params=self._params, **self._options)
+        self._copy_to(other)
+        return other
+
+    @classmethod
+    def load(
+        cls,
+        llm: AsyncChatMethods,
+        path: str | os.PathLike[str],
+        *,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Self:
+        """Read a conversation from a file, as `Conversation.load` does."""
+        made = cls(llm, params=params, **options)
+        made._restore(path)
+        return made
+
+
+def _fingerprint_of(model: Model) -> str:
+    return model.fingerprint.hex()
