@@ -77,7 +77,8 @@ class ResponseEvents:
         """Return the events of a chunk."""
         self._num_generated += len(chunk.token_ids)
         self._aligner.add(chunk.token_ids, chunk.logprobs)
-        events = [event for delta in chunk.deltas for event in self._of_delta(delta)]
+        deltas = sorted(chunk.deltas, key=lambda delta: not self._goes_on(delta.tool_call))
+        events = [event for delta in deltas for event in self._of_delta(delta)]
         if chunk.finish_reason in _ENDS and chunk.usage is not None:  # one choice: its end is that of the stream
             events += self._ending(chunk, chunk.finish_reason, chunk.usage)
         return events
@@ -89,6 +90,11 @@ class ResponseEvents:
         body = self._head.body("failed", output, error=failure_of(api_error))
         number = self._num_events
         return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
+
+    def _goes_on(self, call: ToolCallDelta | None) -> bool:
+        """Return whether a delta belongs to the call that is open. Text behind it in the same chunk comes after it."""
+        known = None if self._open is None else self._open.call
+        return call is not None and known is not None and known.index == call.index
 
     def _of_delta(self, delta: MessageDelta) -> list[bytes]:
         if delta.tool_call is not None:
@@ -119,7 +125,7 @@ class ResponseEvents:
         self._aligner.clear()
         events: list[bytes] = []
         item = self._open
-        if item is None or item.call is None or item.call.index != call.index:
+        if item is None or not self._goes_on(call):
             events = self._close("completed")
             item = self._begin("function_call", call)
             events.append(self._added(item))

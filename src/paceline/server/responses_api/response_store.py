@@ -65,12 +65,12 @@ class ResponseStore:
                 "--responses-store-bytes; it was not stored"
             )
         with self._lock:
+            self._remove(tenant, entry.id)
             entries = self._by_tenant.setdefault(tenant, OrderedDict())
             entries[entry.id] = entry
             self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + entry.num_bytes
             while len(entries) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
-                _, oldest = entries.popitem(last=False)
-                self._num_bytes[tenant] -= oldest.num_bytes
+                self._remove(tenant, next(iter(entries)))
         return None
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -85,10 +85,7 @@ class ResponseStore:
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; return whether there was one. Later responses of its conversation keep its items."""
         with self._lock:
-            found = self._by_tenant.get(tenant, OrderedDict()).pop(response_id, None)
-            if found is not None:
-                self._num_bytes[tenant] -= found.num_bytes
-            return found is not None
+            return self._remove(tenant, response_id)
 
     def find_items(self, tenant: str, wanted: Iterable[str]) -> dict[str, Item]:
         """Return the stored items with these ids, by id. Takes time: not for the event loop."""
@@ -103,3 +100,9 @@ class ResponseStore:
                     missing.discard(item["id"])
                     found[item["id"]] = item
         return found
+
+    def _remove(self, tenant: str, response_id: str) -> bool:
+        found = self._by_tenant.get(tenant, OrderedDict()).pop(response_id, None)
+        if found is not None:
+            self._num_bytes[tenant] -= found.num_bytes
+        return found is not None

@@ -1,0 +1,185 @@
+"""Bodies of responses as chats: tools, choices, structure, parameters, warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidParams, Unsupported
+from paceline.params import SamplingParams
+from paceline.server.api_errors import ApiException
+from paceline.server.openai.parsing import CHAT_DEFAULTS
+from paceline.server.responses_api.input_items import parse_items
+from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody
+from paceline.server.responses_api.responses_parsing import ResponsesRequest, parse_responses, parse_tool_fields
+
+BASE = SamplingParams(**CHAT_DEFAULTS)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
+
+
+def parsed(body: Any = None, **options: Any) -> ResponsesRequest:
+    return parse_responses(ResponsesBody.model_validate({"input": "Hello.", **(body or {})}), BASE, {}, **options)
+
+
+def test_parameters_have_their_names_of_this_api() -> None:
+    """Others are those of chat completions."""
+    params = parsed({"max_output_tokens": 7, "temperature": 0.5, "top_k": 3, "stop": "x", "seed": 4}).parsed.params
+    assert (params.max_tokens, params.temperature, params.top_k, params.stop, params.seed) == (7, 0.5, 3, ("x",), 4)
+    assert parsed().parsed.params == BASE
+    assert parsed({"max_tokens": 7}).parsed.params.max_tokens == 7
+    with pytest.raises(InvalidParams, match="max_output_tokens"):
+        parsed({"max_tokens": 7, "max_output_tokens": 8})
+
+
+def test_log_probabilities_need_include() -> None:
+    """top_logprobs alone is a warning."""
+    assert parsed({"include": [LOGPROBS]}).parsed.params.logprobs == 0
+    assert parsed({"include": [LOGPROBS], "top_logprobs": 5}).parsed.params.logprobs == 5
+    alone = parsed({"top_logprobs": 5}).parsed
+    assert alone.params.logprobs is None
+    assert [warning.partition(":")[0] for warning in alone.warnings] == ["top_logprobs"]
+    assert parsed({"top_logprobs": 0}).parsed.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, SamplingParams(json_schema={"type": "object"}).json_schema),
+        ({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, SamplingParams(json_schema=SCHEMA).json_schema),
+    ],
+)  # fmt: skip
+def test_text_format_is_a_schema(form: Any, schema: Any) -> None:
+    """It stands flat here."""
+    assert parsed({"text": {"format": form}}).parsed.params.json_schema == schema
+
+
+def test_tools_stand_flat() -> None:
+    """With what OpenAI's package sends along."""
+    choice, (tool,) = parse_tool_fields([{**TOOL, "strict": True, "description": None, "defer_loading": False}], None)
+    assert (choice, tool.name, tool.description, tool.parameters) == (None, "weather", "", SCHEMA)
+    assert parse_tool_fields(None, "none") == ("none", [])
+
+
+def test_a_choice_names_a_function_or_those_that_are_allowed() -> None:
+    """Those that are not are not offered."""
+    other = {**TOOL, "name": "other"}
+    named, offered = parse_tool_fields([TOOL, other], {"type": "function", "name": "other"})
+    assert (named, len(offered)) == ({"type": "function", "function": {"name": "other"}}, 2)
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
+    mode, offered = parse_tool_fields([TOOL, other], allowed)
+    assert (mode, [tool.name for tool in offered]) == ("auto", ["other"])
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "error", "place"),
+    [
+        ("x", None, InvalidParams, "tools must"),
+        ([5], None, InvalidParams, "tools[0] must"),
+        ([{"type": "web_search_preview"}], None, Unsupported, "tools[0].type 'web_search_preview'"),
+        ([{"type": "custom", "name": "x"}], None, Unsupported, "tools[0].type 'custom'"),
+        ([{"name": "x"}], None, Unsupported, "tools[0].type None"),
+        ([{**TOOL, "name": 5}], None, InvalidParams, "tools[0].name"),
+        ([{**TOOL, "strict": 5}], None, InvalidParams, "tools[0].strict"),
+        ([{**TOOL, "arguments": {}}], None, InvalidParams, "tools[0].arguments"),
+        ([{**TOOL, "defer_loading": True}], None, Unsupported, "tools[0].defer_loading"),
+        ([TOOL], 5, InvalidParams, "tool_choice must"),
+        ([TOOL], {}, Unsupported, "tool_choice.type"),
+        ([TOOL], {"type": "function"}, InvalidParams, "tool_choice.name"),
+        ([TOOL], {"type": "allowed_tools", "mode": "none", "tools": []}, InvalidParams, "tool_choice.mode"),
+        ([TOOL], {"type": "allowed_tools", "mode": "auto"}, InvalidParams, "tool_choice.tools"),
+        ([TOOL], {"type": "allowed_tools", "mode": "auto", "tools": [{**TOOL, "name": "x"}]}, InvalidParams, "tool_choice.tools"),
+        ([TOOL], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, Unsupported, "tool_choice.tools[0]"),
+    ],
+)  # fmt: skip
+def test_malformed_tools_are_refused_by_their_place(tools: Any, choice: Any, error: type, place: str) -> None:
+    """Tools that OpenAI runs by their name."""
+    with pytest.raises(error) as caught:
+        parse_tool_fields(tools, choice)
+    assert str(caught.value).startswith(place)
+
+
+def test_reasoning_is_a_variable_of_the_template() -> None:
+    """Its effort; a summary is a warning, since none is made."""
+    asked = parsed({"reasoning": {"effort": "high"}, "chat_template_kwargs": {"x": 1}})
+    assert asked.chat_options.kwargs == {"x": 1, "reasoning_effort": "high"}
+    assert parsed({"reasoning": {"effort": "none"}}).chat_options.kwargs == {"enable_thinking": False}
+    assert parsed({"reasoning": {}}).parsed.warnings == ()
+    (warning,) = parsed({"reasoning": {"summary": "auto"}}).parsed.warnings
+    assert warning.startswith("reasoning.summary")
+
+
+def test_instructions_come_before_everything_and_truncation_behind_the_systems() -> None:
+    """What is left out begins with the user's first message."""
+    said = [{"role": "system", "content": "S"}, *({"role": "user", "content": text} for text in "abc")]
+    asked = parsed({"input": said, "instructions": "I", "truncation": "auto"})
+    assert [message["role"] for message in asked.turn().messages] == ["system", "system", "user", "user", "user"]
+    assert asked.turn().messages[0]["content"] == "I"
+    assert asked.may_truncate
+    assert asked.truncations() == [1, 2]
+    left = asked.turn(num_left_out=2).messages
+    assert [message["role"] for message in left] == ["system", "system", "user"]
+    assert left[-1]["content"] == [{"type": "text", "text": "c"}]
+
+
+def test_the_conversation_before_comes_first() -> None:
+    """And is input enough."""
+    earlier = parse_items("Before.")
+    assert len(parsed(earlier=earlier).turn().messages) == 2
+    body = ResponsesBody.model_validate({"previous_response_id": "x"})
+    assert len(parse_responses(body, BASE, {}, earlier=earlier).turn().messages) == 1
+    with pytest.raises(InvalidParams, match="^input must be given"):
+        parse_responses(body, BASE, {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"background": True},
+        {"background_options": {}},
+        {"conversation": {"id": "x"}},
+        {"prompt": {"id": "x"}},
+        {"context_management": [{"type": "compaction"}]},
+        {"moderation": {"model": "x"}},
+        {"something": 1},
+    ],
+)
+def test_fields_that_would_change_the_output_are_refused_by_name(body: dict[str, Any]) -> None:
+    """As are unknown ones."""
+    with pytest.raises(ApiException) as caught:
+        parsed(body)
+    assert caught.value.api_error.param == next(iter(body))
+
+
+def test_fields_that_ask_for_nothing_are_no_matter() -> None:
+    """Null, and the defaults."""
+    names = (
+        "background",
+        "conversation",
+        "prompt",
+        "metadata",
+        "tools",
+        "text",
+        "reasoning",
+        "include",
+        "truncation",
+        "user",
+    )
+    empty: dict[str, Any] = dict.fromkeys(names)
+    assert parsed(empty).parsed.warnings == ()
+    defaults = {"background": False, "service_tier": "auto", "truncation": "disabled", "store": False, "tools": []}
+    assert parsed(defaults).parsed.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{str(number): "x" for number in range(17)}, {"x" * 65: "x"}, {"x": "y" * 513}, {"x": 1}],
+)
+def test_metadata_has_bounds(metadata: Any) -> None:
+    """OpenAI's."""
+    with pytest.raises(InvalidParams, match="^metadata"):
+        parsed({"metadata": metadata})
+    assert parsed({"metadata": {"x" * 64: "y" * 512}}).parsed.warnings == ()
