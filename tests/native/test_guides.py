@@ -26,7 +26,7 @@ PAGES = (
     "index.md",
     "quickstart.md",
 )
-AGAINST_A_SERVER = {"guide/openai.md"}  # tests/server/test_openai_guide.py
+AGAINST_A_SERVER = {"guide/openai.md", "guide/responses.md"}  # tests/server/test_openai_guide.py, test_responses.py
 
 pytestmark = pytest.mark.native
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -286,6 +288,19 @@ def test_timings_come_with_deltas_on_request(world: OpenAIServer) -> None:
     assert all("predicted_per_second" in event["timings"] for event in events if event["type"].endswith(".delta"))
     assert events[-1]["timings"]["predicted_n"] == 8
     assert "[DONE]" not in text
+
+
+def test_the_python_of_the_guide_prints_two_responses(world: OpenAIServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole and as a stream, with the URL of the tests' server in place of the guide's."""
+    page, address = Path(__file__).parents[2] / "docs" / "guide" / "responses.md", "http://127.0.0.1:8080"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert address in block
+    names: dict[str, Any] = {}
+    exec(compile(block.replace(address, world.url), str(page), "exec"), names)
+    names["client"].close()
+    whole, _, streamed_text = capsys.readouterr().out.partition("\n")
+    assert whole.strip()
+    assert streamed_text.strip()
 
 
 # ---- the store
