@@ -200,9 +200,10 @@ def test_only_the_first_call_counts_where_one_is_wanted(is_one_call: bool) -> No
 
 
 def test_content_passes_without_the_parser() -> None:
-    """Which takes time: the chunks in between need no thread."""
+    """Which takes time for a long text: the chunks in between need no thread, and those of a short text neither."""
     reader = ChatReader(rendered())
-    pieces = ["It", " rains", " in", " Bonn", "."]
+    assert not reader.needs_parser(StreamChunk(index=0, text="It", token_ids=(1,)))
+    pieces = ["It rains. " * 200, " rains", " in", " Bonn", "."]
     needs = []
     for piece in pieces:
         chunk = StreamChunk(index=0, text=piece, token_ids=(1,))

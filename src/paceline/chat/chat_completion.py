@@ -18,6 +18,7 @@ from paceline.completion import Choice, Completion
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
+_SHORT_CHARS = 1024  # that are parsed faster than a thread is found for it
 _WHOLE = (FinishReason.END, FinishReason.STOP)
 
 
@@ -149,8 +150,11 @@ class ChatReader:
         self._messages = [_OpenMessage(rendered, make_call_id) for _ in range(num_choices)]
 
     def needs_parser(self, chunk: StreamChunk) -> bool:
-        """Return whether reading this chunk takes time, because the parser is called."""
-        return chunk.finish_reason is not None or self._messages[chunk.choice].stream.needs_parser(chunk.text)
+        """Return whether reading this chunk takes time, because the parser is called on more than a short text."""
+        stream = self._messages[chunk.choice].stream
+        if chunk.usage is None and len(stream.text) + len(chunk.text) <= _SHORT_CHARS:
+            return False
+        return chunk.finish_reason is not None or stream.needs_parser(chunk.text)
 
     def read(self, chunk: StreamChunk) -> list[ChatChunk]:
         """Return what a chunk brings; where it ends several choices at once, a chunk for each, its own last."""

@@ -162,15 +162,13 @@ def _with_schema(
 
 def _with_grammar(params: SamplingParams, rendered: RenderedPrompt, tokenizer: Tokenizer) -> SamplingParams:
     """Return the params with the grammar of the format in place of a schema."""
-    free = params.replace(json_schema=None)
-    if rendered.grammar is None:
-        return free
-    if not rendered.is_grammar_lazy:
-        return free.replace(grammar=rendered.grammar, grammar_prefix=rendered.generation_prompt)
+    grammar = rendered.grammar
+    if grammar is not None and not rendered.is_grammar_lazy:
+        return params.replace(json_schema=None, grammar=grammar, grammar_prefix=rendered.generation_prompt)
     triggers = tuple(_trigger(one, tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern"))
-    if not triggers:
-        return free
-    return free.replace(grammar=rendered.grammar, grammar_lazy=True, grammar_triggers=triggers)
+    if grammar is None or not triggers:
+        return params.replace(json_schema=None)
+    return params.replace(json_schema=None, grammar=grammar, grammar_lazy=True, grammar_triggers=triggers)
 
 
 def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int:

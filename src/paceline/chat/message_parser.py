@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.runtime.chat_layer import ChatParser
+
+MAX_KEPT_CHARS = 4096
+"""Characters of the largest parser that is kept: those of chats without tools, which depend on the template alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,19 @@ class ParsedMessage:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+@lru_cache(maxsize=32)
+def _kept_parser(parser: str, name: str, generation_prompt: str) -> ChatParser:
+    return ChatParser(parser, name, generation_prompt)
+
+
 class MessageParser:
     """The parser of the format that a prompt was rendered in. Constant once made; any thread."""
 
     def __init__(self, prompt: RenderedPrompt) -> None:
         """Prepare the parser of one prompt; another prompt, with other tools, has another parser."""
-        self._native = ChatParser(prompt.parser, prompt.format, prompt.generation_prompt)
+        size = len(prompt.parser) + len(prompt.generation_prompt)
+        make = _kept_parser if size <= MAX_KEPT_CHARS and not prompt.is_continued else ChatParser
+        self._native = make(prompt.parser, prompt.format, prompt.generation_prompt)
 
     def parse(self, text: str, *, is_partial: bool = False) -> ParsedMessage:
         """Parse the whole text that was generated so far. Takes time in proportion to it; the GIL is released meanwhile.

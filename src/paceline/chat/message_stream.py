@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
-from paceline.chat.message_parser import MessageParser, ParsedMessage, ToolCall
+from paceline.chat.message_parser import MAX_KEPT_CHARS, MessageParser, ParsedMessage, ToolCall
 from paceline.errors import ChatParseError, Closed
 
 _FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
@@ -63,7 +64,7 @@ class MessageStream:
         self._is_whole = is_whole
         self._is_one_call = prompt.is_one_call
         self._parser = MessageParser(prompt)
-        self._ends = _ends_of_text(prompt.parser)
+        self._ends, self._beginnings, self._first_characters = _ends_of_text(prompt.parser)
         self._longest_end = max(map(len, self._ends), default=0)
         self._text = ""
         self._prefill = _message_so_far(self._parser) if prompt.is_continued else ParsedMessage()
@@ -152,7 +153,7 @@ class MessageStream:
         if any(end in recent for end in self._ends):
             self._passing = None
             return self._parse_some()
-        length = _length_without_beginnings(self._held, self._ends)
+        length = self._length_without_beginnings(self._held)
         passed, self._held = self._held[:length], self._held[length:]
         self._num_passed = len(self._text) - len(self._held)
         if not passed:
@@ -162,6 +163,14 @@ class MessageStream:
             return [MessageDelta(content=passed)]
         self._sent = ParsedMessage(self._sent.content, self._sent.reasoning_content + passed, self._sent.tool_calls)
         return [MessageDelta(reasoning_content=passed)]
+
+    def _length_without_beginnings(self, text: str) -> int:
+        """Return how much of a text comes before a beginning of one of the ends, and before blanks at its end."""
+        first, beginnings = self._first_characters, self._beginnings
+        for start in range(max(0, len(text) - self._longest_end), len(text)):
+            if text[start] in first and text[start:] in beginnings:
+                return len(text[:start].rstrip())
+        return len(text.rstrip())
 
     def _parse_some(self) -> list[MessageDelta]:
         """Parse the text so far, unless that would be out of proportion, and find out whether text can go through."""
@@ -242,18 +251,16 @@ def _added(sent: str, now: str) -> str:
     return now[len(sent) :] if now.startswith(sent) else ""
 
 
-def _length_without_beginnings(text: str, ends: frozenset[str]) -> int:
-    """Return how much of a text comes before a beginning of one of the ends, and before blanks at its end."""
-    for start in range(max(0, len(text) - max(map(len, ends), default=0)), len(text)):
-        if any(end.startswith(text[start:]) for end in ends):
-            return len(text[:start].rstrip())
-    return len(text.rstrip())
+def _ends_of_text(parser: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the texts that may end content or thinking by a serialised parser, their beginnings and first characters."""
+    return _kept_ends(parser) if len(parser) <= MAX_KEPT_CHARS else _kept_ends.__wrapped__(parser)
 
 
-def _ends_of_text(parser: str) -> frozenset[str]:
-    """Return the texts that may end content or thinking by a serialised parser."""
+@lru_cache(maxsize=32)
+def _kept_ends(parser: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     arena: dict[str, Any] = json.loads(parser) if parser else {}
     nodes: list[dict[str, Any]] = arena.get("parsers", [])
-    return frozenset(
-        delimiter for node in nodes if node["type"] == "until" for delimiter in node["delimiters"] if delimiter
-    )
+    untils = (node["delimiters"] for node in nodes if node["type"] == "until")
+    ends = frozenset(delimiter for delimiters in untils for delimiter in delimiters if delimiter)
+    beginnings = frozenset(end[:length] for end in ends for length in range(1, len(end) + 1))
+    return ends, beginnings, frozenset(end[0] for end in ends)

@@ -73,7 +73,8 @@ class RunningChat:
 
     async def batches(self) -> AsyncIterator[ChatBatch]:
         """Yield all chunks that are available, whenever there are any, up to the terminal one."""
-        reader = ChatReader(self.request.rendered, self.request.params.n)
+        # Takes time where there are tools; the prompt is computed meanwhile.
+        reader = await asyncio.to_thread(ChatReader, self.request.rendered, self.request.params.n)
         async for batch in self._running.batches():
             chunks = [chunk for _, chunk in batch]
             if any(reader.needs_parser(chunk) for chunk in chunks):
