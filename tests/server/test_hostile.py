@@ -117,6 +117,23 @@ def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx
         ("/v1/messages", f'{{"max_tokens":1,"system":{lists},{message}"a"}}]}}'),
         ("/v1/messages", f'{{"max_tokens":1,"tools":[{{"name":"a","input_schema":{objects}}}],{message}"a"}}]}}'),
         ("/v1/messages/count_tokens", f"{{{message}{lists}}}]}}"),
+        *(
+            ("/v1/responses", body)
+            for body in (
+                f'{{"input":{lists}}}',
+                f'{{"input":[{{"role":"user","content":{lists}}}]}}',
+                f'{{"input":[{{"type":"function_call","call_id":"a","name":"b","arguments":{objects}}}]}}',
+                f'{{"input":"a","metadata":{objects}}}',
+                f'{{"input":"a","tools":[{{"type":"function","name":"a","parameters":{objects}}}]}}',
+                f'{{"input":"a","tools":[{{"type":"function","name":"a","output_schema":{objects}}}]}}',
+                f'{{"input":"a","tool_choice":{{"type":"function","name":"a","more":{objects}}}}}',
+                f'{{"input":"a","tool_choice":{lists}}}',
+                f'{{"input":"a","text":{{"format":{{"type":"text","more":{objects}}}}}}}',
+                f'{{"input":"a","text":{{"format":{{"type":"json_schema","schema":{objects}}}}}}}',
+                f'{{"input":"a","reasoning":{objects}}}',
+                f'{{"input":"a","image":{objects}}}',
+            )
+        ),
         ("/detokenize", f'{{"tokens":{lists}}}'),
     ):
         response = client.post(path, content=body)
@@ -138,6 +155,9 @@ def test_huge_texts_are_refused_with_their_length(client: httpx.Client, text: st
             assert re.search(r"\d{5,} (tokens|characters)", refusal(response))
     chat = {"messages": [{"role": "user", "content": text}]}
     assert re.search(r"\d{5,} (tokens|characters)", refusal(client.post("/v1/chat/completions", json=chat)))
+    for truncation in ("auto", "disabled"):
+        body = {"input": text, "truncation": truncation}
+        assert re.search(r"\d{5,} (tokens|characters)", refusal(client.post("/v1/responses", json=body)))
 
 
 def test_many_small_things_are_refused_before_they_cost_anything(client: httpx.Client) -> None:
@@ -161,6 +181,16 @@ def test_many_small_things_are_refused_before_they_cost_anything(client: httpx.C
         refusal(client.post(path, content=b'{"%b": [%b5]}' % (field.encode(), b"5," * 3_000_000)))
     messages = [{"role": "user", "content": "a"}] * 100_000
     refusal(client.post("/v1/chat/completions", json={"messages": messages}))
+    for items in (
+        [{"role": "user", "content": "a"}] * 100_000,
+        [{"type": "item_reference", "id": f"msg_{index}"} for index in range(100_000)],
+        [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 100_000}],
+        [{"type": "function_call_output", "call_id": "a", "output": "b"}] * 10_000,
+    ):
+        refusal(client.post("/v1/responses", json={"input": items}))
+    tool = {"type": "function", "name": "a"}
+    refusal(client.post("/v1/responses", json={"input": "a", "tools": [tool] * 10_000}))
+    refusal(client.post("/v1/responses", json={"input": "a", "previous_response_id": "x" * 1_000_000}))
     refusal(client.post("/lora-adapters", json=[{"id": 0, "scale": 1}] * 100_000))
 
 

@@ -277,6 +277,19 @@ def test_the_routes_without_a_version_are_the_same(world: OpenAIServer) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_output_tokens")
 
 
+def test_a_stream_is_read_again_by_its_conversation(world: OpenAIServer) -> None:
+    """With the header X-Conversation-Id, from any byte; its numbers are as without."""
+    body = {"input": STORY, "max_output_tokens": 8, "stream": True}
+    with world.client() as client:
+        sent = client.post("/v1/responses", json=body, headers={"X-Conversation-Id": "talk"}).content
+        again = client.get("/v1/stream", params={"conv_id": "talk", "from": 7}).content
+        client.delete("/v1/stream", params={"conv_id": "talk"})
+    assert again == sent[7:]
+    lines = [line for line in sent.decode().splitlines() if line.startswith("data: ")]
+    numbers = [json.loads(line.removeprefix("data: "))["sequence_number"] for line in lines]
+    assert numbers == list(range(len(numbers)))
+
+
 def test_timings_come_with_deltas_on_request(world: OpenAIServer) -> None:
     """As llama-server has them: beside the delta, and beside the last response."""
     body = {"input": STORY, "max_output_tokens": 8, "stream": True, "timings_per_token": True}

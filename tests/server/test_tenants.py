@@ -48,6 +48,7 @@ def num_cached(server: RunningServer, key: str, path: str, **body: Any) -> int:
     [
         ("/v1/completions", {"prompt": "By completions. " + TEXT, "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "In a chat. " + TEXT}], "max_tokens": 1}),
+        ("/v1/responses", {"input": "By responses. " + TEXT, "max_output_tokens": 1}),
         ("/completion", {"prompt": "By llama-server's. " + TEXT, "n_predict": 1}),
         ("/infill", {"input_prefix": "In a gap. " + TEXT, "input_suffix": TEXT, "n_predict": 1}),
     ],

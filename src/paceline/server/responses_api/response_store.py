@@ -14,11 +14,15 @@ from paceline.server.responses_api.input_items import Item
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response. body: its JSON. items: of the whole conversation, as JSON: the input's, then the output's."""
+    """A response.
+
+    body: its JSON. items: of the whole conversation, as JSON: the input's, then the output's. item_ids: of each of them.
+    """
 
     id: str
     body: bytes
     items: tuple[bytes, ...]
+    item_ids: tuple[str, ...]
     num_output: int
 
     @property
@@ -57,8 +61,14 @@ class ResponseStore:
 
         earlier, asked, output: the items of the conversation before, of the input, and of the output.
         """
-        items = tuple(msgspec.json.encode(item) for item in (*earlier, *asked, *output))
-        entry = StoredResponse(response["id"], msgspec.json.encode(response), items, len(output))
+        conversation = (*earlier, *asked, *output)
+        entry = StoredResponse(
+            response["id"],
+            msgspec.json.encode(response),
+            tuple(msgspec.json.encode(item) for item in conversation),
+            tuple(item["id"] for item in conversation),
+            len(output),
+        )
         if entry.num_bytes > self._max_bytes:
             return (
                 f"store: the response and its conversation have {entry.num_bytes} bytes, more than the {self._max_bytes} of "
@@ -95,10 +105,10 @@ class ResponseStore:
         for entry in reversed(entries):
             if not missing:
                 break
-            for item in entry.conversation():
-                if item["id"] in missing:
-                    missing.discard(item["id"])
-                    found[item["id"]] = item
+            for item_id, item in zip(entry.item_ids, entry.items, strict=True):
+                if item_id in missing:
+                    missing.discard(item_id)
+                    found[item_id] = msgspec.json.decode(item)
         return found
 
     def _remove(self, tenant: str, response_id: str) -> bool:

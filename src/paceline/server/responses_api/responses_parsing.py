@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,11 @@ _EMPTY_TOOL_MEMBERS: Mapping[str, tuple[Any, ...]] = {
     "async": (None, False),
     "defer_loading": (None, False),
     "output_schema": (None,),
+}
+_FORMAT_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "text": ("type",),
+    "json_object": ("type",),
+    "json_schema": ("type", "name", "schema", "description", "strict"),
 }
 _TOOL_MEMBERS = ("type", "name", "description", "parameters", "strict")
 
@@ -72,7 +77,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     base: SamplingParams,
     options: Mapping[str, Any],
     *,
-    reasoning_format: str = "auto",
+    chat_defaults: ChatOptions | None = None,
     template_variables: Callable[[Mapping[str, Any], str | None], dict[str, Any]] = template_kwargs,
     earlier: Sequence[Item] = (),
     find: Callable[[str], Item | None] = lambda _: None,
@@ -83,7 +88,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         body: The body.
         base: Defaults of the sampling parameters.
         options: Keywords of `RequestOptions` from outside the body.
-        reasoning_format: The default.
+        chat_defaults: The server's.
         template_variables: Completes the variables of the chat template by the server's, and by the effort.
         earlier: The items of the conversation before the input.
         find: Returns a stored item by its id.
@@ -99,14 +104,16 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     items = parse_items([] if body.input is None else body.input, earlier, find)
     choice, tools = parse_tool_fields(body.tools, body.tool_choice)
     parsed = parse_generation(body, base, options, _sampling_changes(body))
+    defaults = chat_defaults or ChatOptions()
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponsesRequest(
         parsed=replace(parsed, warnings=(*warnings, *parsed.warnings)),
-        chat_options=ChatOptions(
+        chat_options=replace(
+            defaults,
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls,
-            reasoning_format=body.reasoning_format or reasoning_format,
+            reasoning_format=body.reasoning_format or defaults.reasoning_format,
             kwargs=template_variables(body.chat_template_kwargs or {}, effort),
         ),
         items=items,
@@ -135,16 +142,26 @@ def _sampling_changes(body: ResponsesBody) -> dict[str, Any]:
 
 def _schema(given: Mapping[str, Any] | None) -> Any:
     """Return the JSON schema of a text.format; None for text."""
-    kind = "text" if given is None else given.get("type")
-    if given is None or kind == "text":
+    if given is None:
         return None
-    if kind == "json_object":
-        return {"type": "object"}
+    kind = validation.choice("text.format.type", given.get("type"), tuple(_FORMAT_MEMBERS))
+    _check_known("text.format", given, _FORMAT_MEMBERS[kind])
     if kind != "json_schema":
-        raise InvalidParams(f"text.format.type must be 'text', 'json_object' or 'json_schema', not {kind!r:.80}")
+        return None if kind == "text" else {"type": "object"}
+    for name in ("name", "description"):
+        if given.get(name) is not None:
+            validation.text(f"text.format.{name}", given[name])
+    if given.get("strict") is not None:
+        validation.boolean("text.format.strict", given["strict"])
     if not isinstance(given.get("schema"), Mapping):
         raise InvalidType("text.format.schema must be a JSON schema, an object")
     return given["schema"]
+
+
+def _check_known(place: str, given: Mapping[Any, Any], names: Collection[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; it has {', '.join(names)}")
 
 
 def parse_tool_fields(tools: object, choice: object) -> tuple[object, list[Tool]]:
@@ -166,11 +183,13 @@ def parse_tool_fields(tools: object, choice: object) -> tuple[object, list[Tool]
             f"tool_choice.type {kind!r:.80} is not supported; it is 'function' or 'allowed_tools', or tool_choice is 'auto', "
             "'none' or 'required'"
         )
+    _check_known("tool_choice", choice, ("type", "name"))
     name = validation.text("tool_choice.name", choice.get("name"))
     return {"type": "function", "function": {"name": name}}, offered
 
 
 def _parse_allowed(choice: Mapping[Any, Any], offered: Sequence[Tool]) -> tuple[str, list[Tool]]:
+    _check_known("tool_choice", choice, ("type", "mode", "tools"))
     mode = validation.choice("tool_choice.mode", choice.get("mode"), ("auto", "required"))
     allowed = choice.get("tools")
     if not isinstance(allowed, list):
@@ -180,6 +199,7 @@ def _parse_allowed(choice: Mapping[Any, Any], offered: Sequence[Tool]) -> tuple[
         place = f"tool_choice.tools[{index}]"
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
             raise Unsupported(f"{place} must be a function with its name: other tools are not supported")
+        _check_known(place, tool, ("type", "name"))
         names.add(validation.text(f"{place}.name", tool.get("name")))
     missing = names - {tool.name for tool in offered}
     if missing:

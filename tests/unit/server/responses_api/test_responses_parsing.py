@@ -57,6 +57,24 @@ def test_text_format_is_a_schema(form: Any, schema: Any) -> None:
     assert parsed({"text": {"format": form}}).parsed.params.json_schema == schema
 
 
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ({}, "text.format.type"),
+        ({"type": "xml"}, "text.format.type"),
+        ({"type": "text", "schema": {}}, "text.format.schema"),
+        ({"type": "json_schema", "name": "x"}, "text.format.schema"),
+        ({"type": "json_schema", "name": 5, "schema": SCHEMA}, "text.format.name"),
+        ({"type": "json_schema", "strict": 5, "schema": SCHEMA}, "text.format.strict"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "text.format.json_schema"),
+    ],
+)
+def test_a_malformed_text_format_is_refused_by_its_place(form: Any, place: str) -> None:
+    """Members of chat completions' response_format among them."""
+    with pytest.raises(InvalidParams, match=f"^{place}"):
+        parsed({"text": {"format": form}})
+
+
 def test_tools_stand_flat() -> None:
     """With what OpenAI's package sends along."""
     choice, (tool,) = parse_tool_fields([{**TOOL, "strict": True, "description": None, "defer_loading": False}], None)
@@ -89,6 +107,7 @@ def test_a_choice_names_a_function_or_those_that_are_allowed() -> None:
         ([TOOL], 5, InvalidParams, "tool_choice must"),
         ([TOOL], {}, Unsupported, "tool_choice.type"),
         ([TOOL], {"type": "function"}, InvalidParams, "tool_choice.name"),
+        ([TOOL], {"type": "function", "name": "weather", "x": 1}, InvalidParams, "tool_choice.x"),
         ([TOOL], {"type": "allowed_tools", "mode": "none", "tools": []}, InvalidParams, "tool_choice.mode"),
         ([TOOL], {"type": "allowed_tools", "mode": "auto"}, InvalidParams, "tool_choice.tools"),
         ([TOOL], {"type": "allowed_tools", "mode": "auto", "tools": [{**TOOL, "name": "x"}]}, InvalidParams, "tool_choice.tools"),
