@@ -120,6 +120,14 @@ def test_a_named_tool_is_the_only_one_that_is_offered(prepare: Prepare) -> None:
     assert '"name": "weather"' not in request.rendered.text
 
 
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "LFM2-8B-A1B"])
+def test_a_required_call_cannot_be_put_off(prepare: Prepare, name: str) -> None:
+    """Nothing but thinking may come in front of it: a story would have no end."""
+    params = prepare(name, tools=TOOLS, tool_choice="required").params
+    with Sampler(params, demo()) as sampler, pytest.raises(InvalidParams, match="does not allow"):
+        accept_all(sampler, demo().tokenizer.encode("Once upon a time", add_special=False))
+
+
 def test_tools_that_may_not_be_called_are_rendered_all_the_same(prepare: Prepare) -> None:
     """As llama.cpp does: the conversation may have calls of them. The parser leaves what looks like a call in the content."""
     request = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="none")

@@ -164,7 +164,8 @@ def _with_grammar(params: SamplingParams, rendered: RenderedPrompt, tokenizer: T
     """Return the params with the grammar of the format in place of a schema."""
     grammar = rendered.grammar
     if grammar is not None and not rendered.is_grammar_lazy:
-        return params.replace(json_schema=None, grammar=grammar, grammar_prefix=rendered.generation_prompt)
+        direct = _TEXT_BEFORE_CALLS.sub("", grammar)  # a call that is required could be put off by text without end
+        return params.replace(json_schema=None, grammar=direct, grammar_prefix=rendered.generation_prompt)
     triggers = tuple(_trigger(one, tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern"))
     if grammar is None or not triggers:
         return params.replace(json_schema=None)
