@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import anthropic
+import ollama
 import openai
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import LONG_S, RunningServer
@@ -99,6 +100,14 @@ class OpenAIServer(RunningServer):
     def async_anthropic(self) -> anthropic.AsyncAnthropic:
         """Return an asynchronous client of the `anthropic` package."""
         return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=LONG_S)
+
+    def ollama(self) -> ollama.Client:
+        """Return a client of the `ollama` package; close it, or use it as a context manager."""
+        return ollama.Client(host=self.url, timeout=LONG_S)
+
+    def async_ollama(self) -> ollama.AsyncClient:
+        """Return an asynchronous client of the `ollama` package."""
+        return ollama.AsyncClient(host=self.url, timeout=LONG_S)
 
     def async_openai(self, **options: Any) -> openai.AsyncOpenAI:
         """Return an asynchronous client, like `openai`."""

@@ -303,6 +303,21 @@ def is_anthropic_route(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
+def ollama_error_body(api_error: ApiError) -> dict[str, Any]:
+    """Return Ollama's error object."""
+    return {"error": api_error.message}
+
+
+def ollama_status(api_error: ApiError) -> int:
+    """Return the status in Ollama's API, where a full queue is a server that is not available."""
+    return {429: 503, 501: 400}.get(api_error.status, api_error.status)
+
+
+def is_ollama_route(path: str) -> bool:
+    """Return whether a path, without the server's prefix, is of Ollama's API."""
+    return path == "/api" or path.startswith("/api/")
+
+
 def is_openai_route(path: str) -> bool:
     """Return whether errors of a path, without the server's prefix, have OpenAI's shape."""
     is_openai = path in ("/v1", "/responses") or path.startswith(("/v1/", "/chat/", "/responses/"))
@@ -312,6 +327,8 @@ def is_openai_route(path: str) -> bool:
 def _body_and_status(api_error: ApiError, path: str) -> tuple[dict[str, Any], int]:
     if is_anthropic_route(path):
         return anthropic_error_body(api_error), anthropic_status(api_error)
+    if is_ollama_route(path):
+        return ollama_error_body(api_error), ollama_status(api_error)
     if is_openai_route(path):
         return openai_error_body(api_error), openai_status(api_error)
     return llama_error_body(api_error), api_error.status
@@ -339,3 +356,14 @@ def llama_error_event(api_error: ApiError) -> bytes:
 def anthropic_error_event(api_error: ApiError) -> bytes:
     """Return the event, with its name, that reports an error after a stream has begun, in Anthropic's shape."""
     return b"event: error\ndata: %b\n\n" % msgspec.json.encode(anthropic_error_body(api_error))
+
+
+def ollama_error_event(api_error: ApiError) -> bytes:
+    """Return the line that reports an error after a stream has begun, in Ollama's shape."""
+    return msgspec.json.encode(ollama_error_body(api_error))
+
+
+def ollama_error_response(api_error: ApiError) -> Response:
+    """Return an error of Ollama's API with the status that it has."""
+    content = msgspec.json.encode(ollama_error_body(api_error))
+    return Response(content, api_error.status, media_type="application/json")

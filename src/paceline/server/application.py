@@ -31,6 +31,7 @@ from paceline.server.llama_server import llama_routes, stream_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
+from paceline.server.ollama import ollama_routes
 from paceline.server.openai import openai_routes
 from paceline.server.pages import document_routes, start_page_routes
 from paceline.server.request_context import route_path
@@ -84,7 +85,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     for own_routes in (health_routes, *pages, *not_the_models):
         app.include_router(own_routes(service))
     sleeps = bool(settings.engine_options.get("sleep_idle_s"))
-    for api in (openai_routes, responses_routes, anthropic_routes, llama_routes):
+    for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
         app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
     if settings.docs:
         app.router.routes[:0] = document_routes(app)

@@ -6,10 +6,11 @@ Tokenising takes time: not for the event loop.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
+from paceline.engine.prompts import Prompt
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SAMPLERS
 from paceline.request import RequestOptions
@@ -189,3 +190,19 @@ def check_other_fields(
         elif value not in unsupported[name]:
             raise invalid_request(f"{name} is not supported here; leave it out", name, Unsupported.code)
     return warnings
+
+
+def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
+    """Return prompts that have the model fill in what stands before the suffix.
+
+    Tokenises: not for the event loop. Raises `Unsupported`.
+    """
+    fim = tokenizer.fim
+    if not fim.can_fill:
+        raise Unsupported("suffix needs a model with tokens for filling in the middle, and this one has none")
+    bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+    after = [fim.suffix, *tokenizer.encode(suffix, add_special=False), fim.middle]
+    return [
+        [*bos, fim.prefix, *(tokenizer.encode(one, add_special=False) if isinstance(one, str) else one), *after]
+        for one in prompts
+    ]

@@ -18,6 +18,7 @@ from paceline.server.api_errors import (
     clean_message,
     error_response,
     llama_error_body,
+    ollama_error_event,
     openai_error_body,
     openai_status,
     strip_folders,
@@ -77,6 +78,19 @@ def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, 
         assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
     assert anthropic_error_event(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
     assert "param" in msgspec.json.decode(error_response(api_error, "/v1/messagesx").body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(400, 400), (401, 401), (404, 404), (429, 503), (501, 400), (503, 503)]
+)
+def test_errors_of_ollamas_routes_are_a_text(status: int, expected: int) -> None:
+    """As a response and as a line; a full queue is 503 there."""
+    api_error = ApiError(status, "any", "code", "words")
+    for path in ("/api/chat", "/api"):
+        response = error_response(api_error, path)
+        assert (response.status_code, msgspec.json.decode(response.body)) == (expected, {"error": "words"})
+    assert ollama_error_event(api_error) == b'{"error":"words"}'
+    assert error_response(api_error, "/apix").body != response.body
 
 
 def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:

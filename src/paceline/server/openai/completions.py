@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
-from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.errors import InvalidParams, InvalidType
 from paceline.server.api_errors import naming_param, openai_error_event
 from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import LogprobColumns, LogprobColumnsBuilder
@@ -29,6 +29,7 @@ from paceline.server.openai.responses import (
     wants_prompt_logprobs,
     whole_response,
 )
+from paceline.server.request_fields import add_suffix
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -85,22 +86,6 @@ def list_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
         if not isinstance(one, (str, list)):
             raise InvalidType(f"prompt[{index}] must be a text or token ids, not {one!r:.80}")
     return list(prompts)
-
-
-def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
-    """Return prompts that have the model fill in what stands before the suffix.
-
-    Tokenises: not for the event loop. Raises `Unsupported`.
-    """
-    fim = tokenizer.fim
-    if not fim.can_fill:
-        raise Unsupported("suffix needs a model with tokens for filling in the middle, and this one has none")
-    bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-    after = [fim.suffix, *tokenizer.encode(suffix, add_special=False), fim.middle]
-    return [
-        [*bos, fim.prefix, *(tokenizer.encode(one, add_special=False) if isinstance(one, str) else one), *after]
-        for one in prompts
-    ]
 
 
 class CompletionChoice(ChoiceBase, kw_only=True):

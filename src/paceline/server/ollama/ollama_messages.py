@@ -1,0 +1,121 @@
+"""Map Ollama's messages to the conversation that a chat template renders. Pure; any thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from paceline import validation
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH
+from paceline.chat.json_values import checked_json
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+
+ROLES = ("system", "user", "assistant", "tool")
+_FIELDS = ("role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id")
+_CALL_FIELDS = ("id", "type", "function")
+_FUNCTION_FIELDS = ("index", "name", "arguments", "description")
+
+
+def ollama_conversation(messages: object) -> list[dict[str, Any]]:
+    """Return a conversation as `parse_messages` takes it.
+
+    Calls in Ollama's API need no ids: a result without one belongs to the next call that has none yet, by the tool's name if
+    it is given.
+
+    Raises:
+        InvalidParams: A message is malformed, or a result has no call.
+        Unsupported: A message has images.
+    """
+    if not isinstance(messages, list):
+        raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
+    converted, open_calls = [], _OpenCalls()
+    for index, message in enumerate(messages):
+        converted.append(_message(f"messages[{index}]", message, open_calls))
+    return converted
+
+
+class _OpenCalls:
+    """The calls that have no result yet: their ids and names, in order."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, str] = {}
+        self._known: set[str] = set()
+
+    def add(self, place: str, call_id: object, name: str) -> str:
+        """Add a call and return its id; of one without, the place is it."""
+        given = f"call_{len(self._known)}" if call_id in (None, "") else validation.text(f"{place}.id", call_id)
+        self._calls[given] = name
+        self._known.add(given)
+        return given
+
+    def take(self, place: str, call_id: object, name: object) -> str:
+        """Return the id of the call that a result is of."""
+        if call_id not in (None, ""):
+            wanted = validation.text(f"{place}.tool_call_id", call_id)
+            if wanted not in self._known:
+                raise InvalidParams(f"{place}.tool_call_id is {wanted[:80]!r}, and no earlier message has that call")
+            self._calls.pop(wanted, None)
+            return wanted
+        named = [one for one, other in self._calls.items() if name in (None, "", other)]
+        if not named:
+            what = f"of the tool {str(name)[:80]!r}" if name else "of a tool"
+            raise InvalidParams(f"{place} is a result {what}, and no earlier message has a call without one")
+        del self._calls[named[0]]
+        return named[0]
+
+
+def _message(place: str, message: object, open_calls: _OpenCalls) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
+    _check_members(place, message, _FIELDS)
+    role = validation.choice(f"{place}.role", message.get("role"), ROLES)
+    if message.get("images"):
+        raise Unsupported(f"{place}.images: image input is not supported; leave images out")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content is None and role != "assistant":
+        raise InvalidParams(f"{place}.content is missing; it is a text")
+    text = "" if content is None else validation.text(f"{place}.content", content)
+    converted: dict[str, Any] = {"role": role, "content": text}
+    if role == "tool":
+        name = message.get("tool_name") or message.get("name")
+        if name is not None:
+            converted["name"] = validation.text(f"{place}.tool_name", name)
+        converted["tool_call_id"] = open_calls.take(place, message.get("tool_call_id"), name)
+    if message.get("thinking"):
+        converted["reasoning_content"] = validation.text(f"{place}.thinking", message["thinking"])
+    if calls:
+        converted["tool_calls"] = _calls(f"{place}.tool_calls", role, calls, open_calls)
+    return converted
+
+
+def _calls(place: str, role: str, calls: object, open_calls: _OpenCalls) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r}")
+    if not isinstance(calls, list):
+        raise InvalidType(f"{place} must be a list of calls, not {type(calls).__name__}")
+    return [_call(f"{place}[{index}]", call, open_calls) for index, call in enumerate(calls)]
+
+
+def _call(place: str, call: object, open_calls: _OpenCalls) -> dict[str, Any]:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise InvalidType(f"{place} must be an object with function")
+    _check_members(place, call, _CALL_FIELDS)
+    function = call["function"]
+    _check_members(f"{place}.function", function, _FUNCTION_FIELDS)
+    name = validation.text(f"{place}.function.name", function.get("name"))
+    arguments = function.get("arguments") or {}
+    if not isinstance(arguments, Mapping):
+        raise InvalidType(f"{place}.function.arguments must be an object, not {type(arguments).__name__}")
+    plain = checked_json(f"{place}.function.arguments", arguments, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
+    return {
+        "id": open_calls.add(place, call.get("id"), name),
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(plain, ensure_ascii=False)},
+    }
+
+
+def _check_members(place: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    for name, member in value.items():
+        if name not in known and member is not None:
+            raise InvalidParams(f"{place}.{name[:80]} is not known; there are {', '.join(known)}")

@@ -1,0 +1,213 @@
+"""The model as Ollama's API describes it, and what Ollama does with models and this server does not. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.chat import ChatFormat, Turn
+from paceline.errors import PacelineError
+from paceline.server.api_errors import ApiError, ollama_error_response
+from paceline.server.json_bodies import OLLAMA_ERRORS, JsonRoute, json_response
+from paceline.server.ollama.ollama_bodies import OllamaModelBody
+from paceline.server.ollama.ollama_events import timestamp
+from paceline.server.service import Service
+from paceline.server.vectors import can_embed
+
+FOLLOWED_VERSION = "0.12.6"
+"""The version of Ollama whose API this is; clients compare it with the one they need."""
+
+_LATEST = ":latest"
+_FOREVER = "9999-12-31T23:59:59Z"
+_LONG = 1000  # characters of a value of the metadata that only a verbose description has
+_ADMINISTRATION = (
+    ("POST", "/api/push"),
+    ("POST", "/api/create"),
+    ("POST", "/api/copy"),
+    ("DELETE", "/api/delete"),
+    ("HEAD", "/api/blobs/{digest}"),
+    ("POST", "/api/blobs/{digest}"),
+)
+
+
+def is_model_name(service: Service, name: str) -> bool:
+    """Return whether a name, with or without Ollama's default tag, is one of the model's."""
+    return name in service.names or name.removesuffix(_LATEST) in service.names
+
+
+def routes(service: Service) -> APIRouter:
+    """Return /api/tags, /api/ps, /api/show, /api/version, and refusals of what changes models."""
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+    _add_descriptions(router, service)
+    _add_administration(router, service)
+
+    async def alive() -> Response:
+        """200, as the page at / has it."""
+        return Response()
+
+    router.add_api_route("/", alive, methods=["HEAD"], include_in_schema=False)
+    return router
+
+
+def _add_descriptions(router: APIRouter, service: Service) -> None:
+
+    @router.get("/api/tags", summary="The models")
+    async def tags() -> Response:
+        """List the model under its first name."""
+        return json_response({"models": [_listed(service)]})
+
+    @router.get("/api/ps", summary="The models that are loaded")
+    async def running() -> Response:
+        """List the model if it is loaded; it stays so."""
+        if not service.is_loaded:
+            return json_response({"models": []})
+        engine = service.engine()
+        more = {
+            "expires_at": _FOREVER,
+            "size_vram": engine.model.size_bytes,
+            "context_length": engine.limits.max_positions,
+        }
+        return json_response({"models": [_listed(service) | more]})
+
+    @router.post("/api/show", summary="Describe the model")
+    async def show(body: OllamaModelBody) -> Response:
+        """Describe the model under one of its names; 404 for any other."""
+        name = body.model or body.name
+        if not name:
+            return ollama_error_response(ApiError(400, "invalid_request_error", None, "model is required"))
+        if not is_model_name(service, name):
+            return ollama_error_response(_not_found(service, name))
+        return json_response(await asyncio.to_thread(_shown, service, verbose=bool(body.verbose)))
+
+    @router.get("/api/version", summary="The version of Ollama's API")
+    async def version() -> Response:
+        """Return the version of Ollama whose API this is, and paceline's own."""
+        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+
+
+def _add_administration(router: APIRouter, service: Service) -> None:
+    @router.post("/api/pull", include_in_schema=False)
+    async def pull(body: OllamaModelBody) -> Response:
+        """Succeed for the model that is here."""
+        name = body.model or body.name or ""
+        if is_model_name(service, name):
+            return json_response({"status": "success"})
+        return ollama_error_response(_refusal("models are not downloaded by this server"))
+
+    async def refuse() -> Response:
+        """Refuse what would change models."""
+        return ollama_error_response(_refusal("models are not created, copied, deleted or uploaded by this server"))
+
+    for method, path in _ADMINISTRATION:
+        router.add_api_route(path, refuse, methods=[method], include_in_schema=False)
+
+
+def _refusal(reason: str) -> ApiError:
+    message = f"{reason}: it has the one model that it was started with, see GET /api/tags"
+    return ApiError(501, "not_supported_error", "unsupported", message)
+
+
+def _not_found(service: Service, name: str) -> ApiError:
+    message = f"model {name[:200]!r} not found; the one model here is {service.names[0]!r}"
+    return ApiError(404, "not_found_error", "model_not_found", message)
+
+
+def _listed(service: Service) -> dict[str, Any]:
+    """Return an entry of a list of models. Before it is loaded there are no facts."""
+    name = service.names[0]
+    size, digest = 0, ""
+    if service.is_loaded:
+        model = service.engine().model
+        size, digest = model.size_bytes, hashlib.sha256(model.fingerprint).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(service.created),
+        "size": size,
+        "digest": digest,
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": ""}
+    if not service.is_loaded:
+        return {**details, "quantization_level": ""}
+    model = service.engine().model
+    family = model.metadata.get("general.architecture", "")
+    facts = {"family": family, "families": [family], "parameter_size": _parameter_size(model.n_params)}
+    return {**details, **facts, "quantization_level": model.ftype}
+
+
+def _parameter_size(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def _shown(service: Service, *, verbose: bool) -> dict[str, Any]:
+    """Return the description of the model. Takes time: not on the event loop."""
+    engine = service.engine()
+    try:
+        chat_format: ChatFormat | None = service.chat_format()
+    except PacelineError:
+        chat_format = None
+    return {
+        "license": engine.model.metadata.get("general.license", ""),
+        "modelfile": "",
+        "parameters": "",
+        "template": "" if chat_format is None else chat_format.source,
+        "details": _details(service),
+        "model_info": {
+            **_model_info(engine.model.metadata, verbose=verbose),
+            "general.parameter_count": engine.model.n_params,
+        },
+        "capabilities": _capabilities(service, chat_format),
+        "modified_at": timestamp(service.created),
+    }
+
+
+def _model_info(metadata: Mapping[str, str], *, verbose: bool) -> dict[str, Any]:
+    """Return the metadata with numbers as numbers. Long values, and the tokenizer's, only if it is verbose."""
+    return {
+        name: _value(text)
+        for name, text in metadata.items()
+        if verbose or not (name.startswith("tokenizer.") or len(text) > _LONG)
+    }
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text) if len(text) < 40 and text.isascii() and text.lower() not in ("nan", "inf") else text
+        except ValueError:
+            continue
+    return text
+
+
+def _capabilities(service: Service, chat_format: ChatFormat | None) -> list[str]:
+    engine = service.engine()
+    has = {
+        "completion": engine.model.has_decoder,
+        "tools": chat_format is not None and bool(chat_format.capabilities["supports_tools"]),
+        "thinking": chat_format is not None and _thinks(chat_format),
+        "insert": engine.tokenizer.fim.can_fill,
+        "embedding": can_embed(service),
+    }
+    return [name for name, is_so in has.items() if is_so]
+
+
+def _thinks(chat_format: ChatFormat) -> bool:
+    try:
+        return chat_format.render_turn(Turn([{"role": "user", "content": "Hi"}])).supports_thinking
+    except PacelineError:  # a template that needs other messages
+        return False

@@ -1,0 +1,91 @@
+"""From Ollama's messages to a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.chat import parse_messages
+from paceline.errors import InvalidParams, Unsupported
+from paceline.server.ollama.ollama_messages import ollama_conversation
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def call(name: str, call_id: str | None = None, **arguments: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}} | ({"id": call_id} if call_id else {})
+
+
+def called(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": list(calls), **more}
+
+
+def result(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **more}
+
+
+def converted(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    conversation = ollama_conversation(list(messages))
+    parse_messages(conversation)
+    return conversation
+
+
+def test_plain_messages_stay() -> None:
+    """With their thinking; null is nothing."""
+    system = {"role": "system", "content": "Be kind."}
+    thought = {"role": "assistant", "content": "Yes.", "thinking": "Hm.", "images": None, "tool_calls": []}
+    assert converted(system, USER, thought) == [
+        system,
+        USER,
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    ]
+
+
+def test_results_belong_to_calls_by_id_by_name_or_in_order() -> None:
+    """Ollama's calls may have no ids; templates need them."""
+    conversation = converted(
+        USER,
+        called(call("a", x=1), call("b"), call("b", "mine"), call("a")),
+        result("1", tool_name="b"),
+        result("2"),
+        result("3", tool_call_id="mine"),
+        result("4", tool_name="a"),
+    )
+    ids = [one["id"] for one in conversation[1]["tool_calls"]]
+    assert len(set(ids)) == 4
+    assert ids[2] == "mine"
+    assert [one["tool_call_id"] for one in conversation[2:]] == [ids[1], ids[0], ids[2], ids[3]]
+    assert conversation[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
+    assert conversation[2]["name"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ({}, "messages must be a list"),
+        (["x"], r"messages\[0\] must be an object"),
+        ([{"role": "bot", "content": "x"}], r"messages\[0\].role"),
+        ([{"role": "user"}], r"messages\[0\].content is missing"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\].content"),
+        ([{**USER, "size": 3}], r"messages\[0\].size is not known"),
+        ([USER, result("x")], r"messages\[1\] is a result of a tool, and no earlier message"),
+        ([called(call("a")), result("x", tool_name="b")], r"messages\[1\] is a result of the tool 'b'"),
+        ([called(call("a")), result("x"), result("y")], r"messages\[2\] is a result of a tool"),
+        ([called(call("a")), result("x", tool_call_id="z")], r"messages\[1\].tool_call_id is 'z'"),
+        ([{**USER, "tool_calls": [call("a")]}], r"messages\[0\].tool_calls is for messages of the role assistant"),
+        ([called({"name": "a"})], r"messages\[0\].tool_calls\[0\] must be an object with function"),
+        ([called({"function": {"arguments": {}}})], r"messages\[0\].tool_calls\[0\].function.name"),
+        ([called({"function": {"name": "a", "arguments": "x"}})], r"\[0\].function.arguments must be an object"),
+    ],
+)
+def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str) -> None:
+    """In the terms of the body that was sent."""
+    with pytest.raises(InvalidParams, match=place):
+        ollama_conversation(messages)
+
+
+def test_images_are_refused() -> None:
+    """By their place."""
+    with pytest.raises(Unsupported, match=r"messages\[0\].images: image input is not supported"):
+        ollama_conversation([{**USER, "images": ["aGk="]}])
