@@ -28,6 +28,7 @@ from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, Usage
 
 _encode = msgspec.json.Encoder().encode
+_MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
 _ENDS = (FinishReason.END, FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -58,7 +59,7 @@ class ResponseEvents:
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
-        self._aligner = TokenAligner(head.pieces, head.num_top)
+        self._aligner = TokenAligner(head.pieces, head.num_top, _MAX_UNFOUND_BYTES)
         self._num_events = 0
         self._num_generated = 0
         self._num_reasoning = 0

@@ -16,9 +16,12 @@ class TokenAligner:
     the first. Where a text is not to be found, since the format escapes it or a character was cut, it has no tokens.
     """
 
-    def __init__(self, pieces: Pieces, num_top: int | None = None) -> None:
-        """pieces: the bytes of every token. num_top: of log-probabilities, with each token; None: none are reported."""
-        self._pieces, self._num_top = pieces, num_top
+    def __init__(self, pieces: Pieces, num_top: int | None = None, max_bytes: int | None = None) -> None:
+        """pieces: the bytes of every token. num_top: of log-probabilities, with each token; None: none are reported.
+
+        max_bytes: beyond which tokens are dropped when a text is not found among them; None: none are.
+        """
+        self._pieces, self._num_top, self._max_bytes = pieces, num_top, max_bytes
         self._bytes = bytearray()
         self._tokens: deque[tuple[int, int, TokenLogprobs | None]] = deque()  # where it ends, its id, its logprobs
         self._num_dropped = 0  # bytes that were found or skipped
@@ -35,6 +38,8 @@ class TokenAligner:
         wanted = text.encode()
         at = self._bytes.find(wanted)
         if at < 0 or not wanted:
+            if self._max_bytes is not None and len(self._bytes) > self._max_bytes:
+                self.clear()
             return 0, []
         start, end = self._num_dropped + at, self._num_dropped + at + len(wanted)
         while self._tokens and self._tokens[0][0] <= start:

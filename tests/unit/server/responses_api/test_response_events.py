@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
+from paceline.errors import ChatParseError
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
 from paceline.server.responses_api.response_events import ResponseEvents
@@ -234,6 +235,16 @@ def test_only_whole_responses_are_kept() -> None:
     )
     streamed([of(said("Yes"))], keep=keep)
     assert len(kept) == 2
+
+
+def test_a_message_that_cannot_be_read_is_its_text_with_a_warning() -> None:
+    """Streamed or not."""
+    warning = ChatParseError("no message of this format")
+    last = streamed([of(said("<x>")), end(warning=warning)])[-1]["response"]
+    body = whole(ParsedMessage(content="<x>"), warning=warning)
+    for one in (last, body):
+        assert one["warnings"] == [str(warning)]
+        assert text_of(one["output"][0]) == "<x>"
 
 
 def test_timings_come_with_every_delta_on_request() -> None:

@@ -63,6 +63,15 @@ def test_what_is_not_to_be_found_has_no_tokens() -> None:
     assert values(tokens.take("Hm")[1]) == [1]
 
 
+def test_what_is_long_and_not_to_be_found_is_dropped() -> None:
+    """Where there is a limit, so that looking stays fast."""
+    for max_bytes, count in ((None, 1), (8, 1), (2, 0)):
+        tokens = TokenAligner(PIECES, None, max_bytes)
+        tokens.add([5, 2], [])
+        assert tokens.take("Ha") == (0, [])
+        assert tokens.take("Yes") == (count, [])
+
+
 def test_without_log_probabilities_tokens_are_counted() -> None:
     """None are reported."""
     assert aligner(1, 2, num_top=None).take("Hm.") == (2, [])
