@@ -37,6 +37,8 @@ public:
     void filter(Candidates & list) const;     // drops tokens that are not allowed next, keeping the order
     void filter(float * row, size_t n) const; // the same for a whole row: -inf
     bool allows(int32_t token) const;
+    bool may_end() const { return waiting_ || matcher_.complete(); } // text before a trigger is free
+    bool is_complete() const { return !waiting_ && matcher_.exhausted(); }
     bool accept(int32_t token); // false where the token is not allowed next; nothing changed
 
 private:

@@ -30,6 +30,8 @@ public:
     explicit GrammarMatcher(std::shared_ptr<const GrammarRules> rules);
 
     bool complete() const { return levels_[0].complete && steps_[0].missing == 0; }
+    // Whether the text is whole and no character may follow.
+    bool exhausted() const { return complete() && levels_[0].items.empty(); }
     // Whether these bytes, or this token where the grammar names tokens, are allowed next. Reuses the prefix in common with
     // the previous call. SamplingError beyond max_work since `begin`.
     bool takes(int32_t token, std::string_view bytes);

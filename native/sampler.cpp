@@ -161,7 +161,7 @@ int32_t Sampler::draw_by_strategy(Pending & pending) {
 
 void Sampler::require_some() const {
     if (list_.size() == 0) {
-        fail("SamplingError", "no token is allowed here: masks, bans and grammar together leave none");
+        fail("NoTokenAllowed", "no token is allowed here: masks, bans and grammar together leave none");
     }
 }
 

@@ -89,7 +89,7 @@ public:
     // Draws from one row of n_vocab logits, which it copies first: a concurrent write to it changes the draw and corrupts
     // nothing. `mask`: null, or mask_words() words, bit set =
     // allowed. num_logprobs: -1 none, 0 the chosen token's alone, k the k most likely as well. Does not accept: the same
-    // row gives the same token again. SamplingError if nothing is allowed or a logit is NaN or +inf; nothing changed.
+    // row gives the same token again. NoTokenAllowed if nothing is allowed, SamplingError if a logit is NaN or +inf; nothing changed.
     Draw sample(const float * logits, const uint32_t * mask, int32_t num_logprobs);
 
     // A generated token: history, grammar, k and the state of mirostat and adaptive-p move on. InvalidParams if it is no
@@ -109,6 +109,9 @@ public:
     std::shared_ptr<Sampler> clone(std::optional<uint32_t> choice) const;
     std::string              state() const;
     void                     restore(const std::string & state); // StateError; nothing changed
+
+    bool may_end() const;     // whether the text follows the grammar as it is; true without one
+    bool is_complete() const; // whether the grammar allows nothing more
 
     uint64_t seed() const;
     uint32_t choice() const;

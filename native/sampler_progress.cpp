@@ -132,6 +132,16 @@ uint32_t Sampler::num_generated() const {
     return progress_.k;
 }
 
+bool Sampler::may_end() const {
+    const std::lock_guard lock(mutex_);
+    return !grammar_ || grammar_->may_end();
+}
+
+bool Sampler::is_complete() const {
+    const std::lock_guard lock(mutex_);
+    return grammar_ && grammar_->is_complete();
+}
+
 std::string Sampler::state() const {
     const std::lock_guard lock(mutex_);
     StateWriter           out(fingerprint());

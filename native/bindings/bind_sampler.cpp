@@ -138,6 +138,8 @@ void bind_sampler(nb::module_ & m) {
                  return nb::bytes(bytes.data(), bytes.size());
              },
              nb::arg("token_id"))
+        .def("may_end", &waiting<&Sampler::may_end>)
+        .def("is_complete", &waiting<&Sampler::is_complete>)
         .def("allowed_mask",
              [](Sampler & self) {
                  std::vector<uint32_t> mask;

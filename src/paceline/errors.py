@@ -21,6 +21,7 @@
     │   ├── DecodeError       llama.cpp failed on a valid batch
     │   ├── Aborted           a running call was aborted
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
+    │   │   └── NoTokenAllowed    masks, bans and grammar leave none
     │   ├── StrategyError     a batch strategy failed or returned an invalid plan
     │   ├── EngineStopped     the engine takes no requests any more
     │   ├── EngineDied        the worker process died
@@ -194,6 +195,12 @@ class SamplingError(EngineError):
     """No token can be drawn: every token is masked, or the logits hold NaN."""
 
     code = "sampling_error"
+
+
+class NoTokenAllowed(SamplingError):
+    """No token may come next: masks, bans and grammar together leave none."""
+
+    code = "no_token_allowed"
 
 
 class StrategyError(EngineError):

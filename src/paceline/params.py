@@ -79,7 +79,51 @@ _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
     "bad_words": (1024, 256),
     "dry_sequence_breakers": (64, 40),
 }
-_CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
+_CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
+_MAX_CHOICE_CHARS = 2**18
+_MAX_TAG_CHARS = 256
+_MAX_MESSAGE_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingParams:
+    """Where a model's thinking begins and ends, and how long it may be.
+
+    Attributes:
+        start: The text that begins thinking, such as "<think>"; empty if only the prompt can begin it.
+        ends: The texts that end it; any of them. The first is written where the budget is used up.
+        is_open: Whether the prompt ends inside thinking already.
+        budget: Most tokens of thinking; 0: none at all; None: no limit.
+        message: Text that is written before the end where the budget is used up.
+
+    Raises:
+        InvalidParams: A value is out of its range; the message names the field.
+        InvalidType: A value has the wrong type, or a field is unknown.
+    """
+
+    start: str = ""
+    ends: tuple[str, ...] = ()
+    is_open: bool = False
+    budget: int | None = None
+    message: str = ""
+
+    def __new__(cls, **options: Any) -> Self:
+        """Refuse unknown options, naming the nearest known one."""
+        validation.reject_unknown(options, [one.name for one in dataclasses.fields(cls)], "ThinkingParams")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, most in (("start", _MAX_TAG_CHARS), ("message", _MAX_MESSAGE_CHARS)):
+            if len(validation.text(f"thinking.{name}", getattr(self, name))) > most:
+                raise InvalidParams(f"thinking.{name} must have at most {most} characters")
+        object.__setattr__(self, "ends", _texts("thinking.ends", self.ends, 16, _MAX_TAG_CHARS))
+        if not self.ends:
+            raise InvalidParams("thinking.ends must have at least one text, such as '</think>'")
+        validation.boolean("thinking.is_open", self.is_open)
+        if not (self.start or self.is_open):
+            raise InvalidParams("thinking.start must not be empty where the prompt does not end inside thinking")
+        if self.budget is not None:
+            object.__setattr__(self, "budget", validation.integer("thinking.budget", self.budget, 0, _INT32, "or None"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +167,21 @@ class SamplingParams:
         dry_sequence_breakers: Texts at which a repetition ends.
         logit_bias: Token id to what is added to its logit; kept as pairs in order of the ids.
         seed: The same seed draws the same tokens, whatever else runs; None or -1 is a fresh one for every sampler.
-        grammar: A GBNF grammar. At most one of grammar, json_schema, regex and choice.
+        grammar: A GBNF grammar. At most one of grammar, json_schema, regex, choice, lark and constraint.
         grammar_root: The rule that it begins with.
         grammar_prefix: Text of the prompt's end that the grammar begins with; it has a match before the first token.
         grammar_lazy: Text is free until one of grammar_triggers has come, with which the grammar begins.
         grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; or token ids.
         json_schema: A JSON schema as text, a mapping or a bool.
-        regex: Reserved. A sampler cannot follow one yet and raises `Unsupported`.
+        regex: A regular expression that the whole text matches, in the syntax of Rust's regex crate: without look-around and
+            back references.
         choice: The text is one of these.
+        lark: A grammar in llguidance's variant of Lark's syntax; the text is what its rule `start` derives.
+        constraint: A constraint of your own: an object with the methods of `paceline.constraints.Constraint`, of which each
+            choice gets a copy; a function that makes one of a `TokenTable`; or the name of one, as "module:attr", which
+            isolation="process" needs.
+        thinking: Where thinking begins and ends, as `ThinkingParams` or a mapping of its fields: a constraint holds for what
+            comes outside of it, and its length can be limited. None: all text is alike.
         allowed_token_ids: The only tokens that may come; None: all.
         bad_words: Texts that may not come, as the tokens they are encoded to, with and without a space in front.
         logprobs: None for none, 0 for each token's own log-probability, k for the k most likely as well; natural logarithms.
@@ -188,6 +239,9 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+    lark: str | None = None
+    constraint: Any = None
+    thinking: ThinkingParams | Mapping[str, Any] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
 
@@ -252,13 +306,19 @@ class SamplingParams:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidParams(f"{' and '.join(given)} exclude each other: set one of {', '.join(_CONSTRAINTS)}")
-        for name in ("grammar", "regex"):
+        for name in ("grammar", "regex", "lark"):
             if getattr(self, name) is not None:
                 self._set(name, validation.text(name, getattr(self, name)))
         if self.choice is not None:
             self._set("choice", _texts("choice", self.choice, 10_000, 4096))
             if not self.choice:
                 raise InvalidParams("choice must have at least one text to choose")
+            if sum(map(len, self.choice)) > _MAX_CHOICE_CHARS:
+                raise InvalidParams(f"choice must have at most {_MAX_CHOICE_CHARS} characters in all")
+        if self.constraint is not None:
+            _check_own_constraint(self.constraint)
+        if self.thinking is not None:
+            self._set("thinking", _thinking(self.thinking))
         if self.json_schema is not None:
             self._set("json_schema", _schema(self.json_schema))
         self._set("grammar_root", validation.text("grammar_root", self.grammar_root))
@@ -343,6 +403,26 @@ def _trigger(name: str, trigger: object) -> str | int:
     if not 1 <= size <= _MAX_TRIGGER_CHARS:
         raise InvalidParams(f"{name} must have 1 to {_MAX_TRIGGER_CHARS} characters (besides a ^), not {size}")
     return text
+
+
+def _check_own_constraint(constraint: object) -> None:
+    if isinstance(constraint, str):
+        module, colon, attribute = validation.text("constraint", constraint).partition(":")
+        if not (module and colon and attribute):
+            raise InvalidParams(
+                f"constraint must be of the form 'module:attr' where it is a text, not {constraint!r:.80}"
+            )
+    elif not (callable(constraint) or hasattr(constraint, "fill_mask")):
+        raise InvalidType(
+            "constraint must be an object with fill_mask and accept, a function that makes one, or the name of one as "
+            f"'module:attr', not {type(constraint).__name__}"
+        )
+
+
+def _thinking(thinking: object) -> ThinkingParams:
+    if isinstance(thinking, Mapping):
+        return ThinkingParams(**thinking)
+    return validation.instance("thinking", thinking, ThinkingParams)
 
 
 def _schema(schema: object) -> str:

@@ -9,13 +9,18 @@ import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from functools import partial
 from typing import Any
 
+from paceline.constraints import ConstraintCompiler, TokenTable
 from paceline.engine.backend import Lora
+from paceline.engine.constrained_sampler import ConstrainedSampler
+from paceline.engine.executor import as_paceline_error
+from paceline.engine.mask_filler import MaskFiller, MaskJob
 from paceline.errors import PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler
+from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.plan import Row, RowOutput
@@ -23,6 +28,7 @@ from paceline.streaming.chunk import TokenLogprobs
 
 _CALIBRATION_SIZES = (1, 1, 4, 32, 64, 128, 512)
 _CALIBRATION_S = 0.5
+_MASK_TIMEOUT_S = 10.0
 
 
 class LlamaBackend:
@@ -48,6 +54,8 @@ class LlamaBackend:
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
+        self._compiler = ConstraintCompiler(token_table(model.tokenizer))
+        self._masks: MaskFiller | None = None
 
     def calibrate(self, cost_model: TickCostModel) -> None:
         """Time passes of growing size, for half a second, so that the cost model begins with measurements.
@@ -72,25 +80,33 @@ class LlamaBackend:
                 samples.append((size, size, last_s))
         cost_model.calibrate(samples)
 
-    def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler, ...]:
-        """Make one for each choice, all with the same seed. Compiles the grammar, which may take long."""
-        first = Sampler(params, self._model)
+    def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler | ConstrainedSampler, ...]:
+        """Make one for each choice, all with the same seed. Compiles grammar and constraint, which may take long."""
+        first = Sampler(params, self._model, is_masked=True)
         first.accept_prompt(prompt)
-        return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
+        constraint = self._compiler.compile(params)
+        if constraint is None and params.grammar is None:
+            return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
+        leading = ConstrainedSampler(first, constraint)
+        return (leading, *(leading.copy(choice) for choice in range(1, params.n)))
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
         """Let it accept the tokens, or restore its state."""
-        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
-        if state is not None:
+        assert isinstance(sampler, (Sampler, ConstrainedSampler))  # noqa: S101 - made above
+        if state is None:
+            for token_id in token_ids:
+                sampler.accept(token_id)
+        elif isinstance(sampler, Sampler):
             sampler.restore(state)
-            return
-        for token_id in token_ids:
-            sampler.accept(token_id)
+        else:
+            sampler.sampler.restore(state)
+            for token_id in token_ids:
+                sampler.follow(token_id)
 
     def sampler_state(self, sampler: object) -> bytes:
         """Return the state of Mirostat and adaptive-p, whose draws depend on earlier ones."""
-        assert isinstance(sampler, Sampler)  # noqa: S101 - made above
-        return sampler.state()
+        assert isinstance(sampler, (Sampler, ConstrainedSampler))  # noqa: S101 - made above
+        return sampler.state() if isinstance(sampler, Sampler) else sampler.sampler.state()
 
     def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
         """Make the context for this pooling and texts of this size. Raises `Unsupported`, `NotEnoughMemory`."""
@@ -123,9 +139,39 @@ class LlamaBackend:
         if lora != self._lora:
             context.set_adapters({self._adapters[name]: scale for name, scale in lora})
             self._lora = lora
+        if any([row.sequence.sampler.__class__ is ConstrainedSampler for row in rows]):  # noqa: C419 - the faster way
+            return self._constrained_step(context, rows)
         if any([row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
             return [_row_output(row) for row in context.step([_step_row(row) for row in rows]).rows]
         return _plain_step(context, rows)
+
+    def _constrained_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
+        """Run a pass whose masks are filled meanwhile."""
+        filler = self._mask_filler(context)
+        samplers = [_constrained(row) for row in rows]
+        masked = [one for one in samplers if one is not None and one.constraint is not None]
+        jobs = filler.begin([one.fill_mask for one in masked])
+        slots = dict(zip(map(id, masked), range(len(masked)), strict=True))
+        try:
+            found = context.step(
+                [_step_row(row, slots.get(id(one), -1)) for row, one in zip(rows, samplers, strict=True)],
+                masks=filler.slots,
+                mask_timeout_s=_MASK_TIMEOUT_S,
+            )
+        finally:
+            if not filler.finish(jobs, _MASK_TIMEOUT_S):
+                self._masks = None  # a thread is still writing to it
+        failed = {id(one): job for one, job in zip(masked, jobs, strict=True)}
+        outputs = map(_row_output, found.rows)
+        return [
+            output if one is None else _settled(one, output, failed.get(id(one)))
+            for one, output in zip(samplers, outputs, strict=True)
+        ]
+
+    def _mask_filler(self, context: Context) -> MaskFiller:
+        if self._masks is None:
+            self._masks = MaskFiller(context.n_seq_max, len(self.vocabulary.pieces))
+        return self._masks
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         """Return vectors, float32 (dimension,); with pooling "none" float32 (tokens, dimension). Not normalised."""
@@ -151,6 +197,7 @@ class LlamaBackend:
             for one in (self._context, *self._embedders.values(), *self._adapters.values()):
                 if one is not None:
                     one.close()
+        self._masks = None
 
     @property
     def _generating(self) -> Context:
@@ -174,16 +221,41 @@ def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:
     ]
 
 
-def _step_row(row: Row) -> StepRow:
+def token_table(tokenizer: Tokenizer) -> TokenTable:
+    """Return the vocabulary as constraints read it."""
+    return TokenTable(
+        pieces=tokenizer.pieces(True),
+        control_ids=frozenset(one for one in range(tokenizer.n_vocab) if tokenizer.is_control(one)),
+        eog_ids=tokenizer.eog_ids,
+        encode=partial(tokenizer.encode, add_special=False, parse_special=True),
+    )
+
+
+def _constrained(row: Row) -> ConstrainedSampler | None:
+    """Return the sampler of a row that draws, if it is constrained."""
+    sampler = row.sequence.sampler
+    return sampler if row.draws and isinstance(sampler, ConstrainedSampler) else None
+
+
+def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None) -> RowOutput:
+    if job is not None and job.error is not None:
+        return RowOutput(scored=output.scored, error=as_paceline_error(job.error))
+    return sampler.settle(output)
+
+
+def _step_row(row: Row, mask_slot: int = -1) -> StepRow:
     sequence = row.sequence
     assert sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
+    sampler: Any = sequence.sampler
+    native = sampler.sampler if isinstance(sampler, ConstrainedSampler) else sampler
     return StepRow(
         seq_id=sequence.seq_id,
         position=row.position,
         token_ids=row.token_ids,
-        samplers=(sequence.sampler,) if row.draws else (),  # type: ignore[arg-type]
+        samplers=(native,) if row.draws else (),
         targets=row.targets,
         num_logprobs=row.num_logprobs,
+        mask_slots=(mask_slot,) if row.draws and mask_slot >= 0 else (),
     )
 
 

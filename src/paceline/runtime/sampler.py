@@ -94,17 +94,23 @@ class Sampler(Closeable):
     `sample` only chooses; accept each generated token exactly once. A call that raises leaves the sampler
     as it was. Keeps the model's vocabulary alive. Safe to call from several threads; they wait for each other.
 
-    choice: index among the `n` choices of a request; each draws independently.
+    choice: index among the `n` choices of a request; each draws independently. is_masked: whether every row comes with a mask
+    for json_schema, regex, choice and lark (see `paceline.constraints`); otherwise it follows json_schema and choice
+    by itself, by way of a GBNF grammar.
     Raises `InvalidParams` for a token id outside the vocabulary, `GrammarError` for a grammar that does not compile,
     `Unsupported` for what the model or this version cannot do.
     """
 
-    def __init__(self, params: SamplingParams, model: HasNative | _native.Model, *, choice: int = 0) -> None:
+    def __init__(
+        self, params: SamplingParams, model: HasNative | _native.Model, *, choice: int = 0, is_masked: bool = False
+    ) -> None:
         if not isinstance(params, SamplingParams):
             raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
         validation.integer("choice", choice, 0, 2**32 - 1)
         self._params = params
-        self._native: _native.Sampler | None = _native.Sampler(_native_model(model), _options(params, choice))
+        self._native: _native.Sampler | None = _native.Sampler(
+            _native_model(model), _options(params, choice, is_masked)
+        )
 
     @property
     def native(self) -> _native.Sampler:
@@ -177,6 +183,16 @@ class Sampler(Closeable):
         """Return whether a token ends generation."""
         return bool(self.native.is_eog(validation.integer("token_id", token_id, 0, self.n_vocab - 1)))
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the text is valid by the grammar as it is; True without one."""
+        return bool(self.native.may_end())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar allows nothing more."""
+        return bool(self.native.is_complete())
+
     def allowed_mask(self) -> TokenMask:
         """Return the tokens allowed next by grammar, bans, bad_words and min_tokens, as a mask for `sample`."""
         mask: TokenMask = self.native.allowed_mask()
@@ -241,7 +257,7 @@ def _native_model(model: object) -> _native.Model:
     return native
 
 
-def _options(params: SamplingParams, choice: int) -> _native.SamplerOptions:
+def _options(params: SamplingParams, choice: int, is_masked: bool) -> _native.SamplerOptions:
     options = _native.SamplerOptions()
     options.seed = secrets.randbits(64) if params.seed is None else params.seed
     options.choice = choice
@@ -251,15 +267,19 @@ def _options(params: SamplingParams, choice: int) -> _native.SamplerOptions:
     options.samplers = [getattr(_native.SamplerKind, name) for name in params.samplers]
     options.sampled_logprobs = params.logprobs_mode == "sampled"
     options.allowed_token_ids = None if params.allowed_token_ids is None else list(params.allowed_token_ids)
-    options.grammar = _grammar(params)
+    options.grammar = _grammar(params, is_masked)
     return options
 
 
-def _grammar(params: SamplingParams) -> _native.GrammarOptions | None:
-    if params.regex is not None:
-        raise Unsupported("regex is not supported yet; write it as a grammar (GBNF)")
+def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions | None:
     text = params.grammar
-    if params.choice is not None:
+    if is_masked:
+        pass
+    elif params.regex is not None or params.lark is not None or params.constraint is not None:
+        raise Unsupported(
+            "a Sampler alone follows grammar, json_schema and choice; use an LLM, or mask the rows yourself"
+        )
+    elif params.choice is not None:
         text = "root ::= " + " | ".join(map(_literal, params.choice))
     elif isinstance(params.json_schema, str):  # SamplingParams keeps it as text
         check_keywords(json.loads(params.json_schema))

@@ -34,7 +34,8 @@ class Row(msgspec.Struct):
 class RowOutput(msgspec.Struct):
     """The outcome of a row: drawn tokens with their logprobs (empty if not requested), scored targets; or an error.
 
-    With `computed` and an error, the tokens are in the KV cache and the draw failed.
+    With `computed` and an error, the tokens are in the KV cache and the draw failed. is_complete: nothing may follow, so that
+    the choice ends; without a token if none was left to draw.
     """
 
     token_ids: SequenceOf[int] = ()
@@ -42,6 +43,7 @@ class RowOutput(msgspec.Struct):
     scored: SequenceOf[TokenLogprobs] = ()
     error: PacelineError | None = None
     computed: bool = True
+    is_complete: bool = False
 
 
 class StepPlan(msgspec.Struct):

@@ -275,7 +275,7 @@ class Scheduler:
             if result.token_ids:
                 self._accept(sequence, result, now_s)
             elif sequence.num_uncomputed_tokens == 0:
-                sequence.end(FinishReason.LENGTH)
+                sequence.end(FinishReason.STOP if result.is_complete else FinishReason.LENGTH)
         if result.error is not None:
             sequence.end(FinishReason.ERROR, result.error)
         if sequence.request.cancelled:
@@ -301,7 +301,9 @@ class Scheduler:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 sequence.end(reason)
-                return
+                break
+        if result.is_complete:
+            sequence.end(FinishReason.STOP)
 
     def _flush_by_interval(self) -> None:
         """Emit what a smaller interval lets out; after the rows, so that a chunk and the tokens drawn are of one moment."""

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.engine.backend import Lora
+from paceline.engine.executor import as_paceline_error
 from paceline.engine.prompts import check_adapters
-from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.errors import InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
+
+if TYPE_CHECKING:
+    from paceline.constraints import Constraint, ConstraintCompiler
 
 EOS, BOS = 256, 257
 
@@ -55,11 +60,16 @@ class FakeCost:
 class FakeSampler:
     """Draws from a hash. Honours seed, temperature 0, ignore_eos, min_tokens, stop_token_ids and allowed_token_ids.
 
-    With mirostat a draw depends on all draws before, as in the real sampler.
+    With mirostat a draw depends on all draws before, as in the real sampler. Follows constraints, but for GBNF grammars.
     """
 
-    def __init__(self, params: SamplingParams, choice: int, eos_every: int) -> None:
+    _constraint: Constraint | None = None
+
+    def __init__(
+        self, params: SamplingParams, choice: int, eos_every: int, constraint: Constraint | None = None
+    ) -> None:
         self._params, self._eos_every = params, eos_every
+        self._constraint = constraint
         self._key = 0 if params.temperature == 0 else mix((params.seed or 0) * 1000 + choice + 1)
         self.num_generated = 0
         self.mood = 0
@@ -74,6 +84,39 @@ class FakeSampler:
             value = mix(value + 1)
         self.num_generated += 1
         return token
+
+    def draw_constrained(self, history: int) -> tuple[int | None, bool]:
+        """Return the next token that the constraint allows, and whether nothing may follow it.
+
+        None if bans leave no token, and the text may end. Raises `NoTokenAllowed` if it may not.
+        """
+        import numpy as np
+
+        constraint = self._constraint
+        words = np.zeros((BOS + 32) // 32, dtype=np.uint32)
+        if constraint is None or not constraint.fill_mask(words):
+            token = self.draw(history)
+            self.follow(token)
+            return token, constraint is not None and token != EOS and constraint.is_complete
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: BOS + 1]
+        listed = self._params.allowed_token_ids
+        found = set(np.flatnonzero(bits).tolist()) - self._banned()
+        allowed = sorted(found if listed is None else found & set(listed))
+        if not allowed:
+            if constraint.may_end:
+                return None, True
+            raise NoTokenAllowed("no token is allowed here: masks and bans together leave none")
+        value = mix(history ^ self._key ^ self.mood)
+        likely = [token for token in allowed if token in set(_LETTERS)] or allowed
+        token = self._token(value) if self._token(value) in allowed else likely[value % len(likely)]
+        self.num_generated += 1
+        self.follow(token)
+        return token, token != EOS and constraint.is_complete
+
+    def follow(self, token_id: int) -> None:
+        """Advance the constraint by a token that was drawn."""
+        if self._constraint is not None and token_id != EOS:
+            self._constraint.accept(token_id)
 
     def _banned(self) -> set[int]:
         params = self._params
@@ -141,6 +184,19 @@ class FakeBackend:
         self._fail, self._fail_row = fail, fail_row
         self._adapters = frozenset(adapters)
 
+    @cached_property
+    def _compiler(self) -> ConstraintCompiler:
+        from paceline.constraints import ConstraintCompiler, TokenTable
+
+        return ConstraintCompiler(
+            TokenTable(
+                pieces=self.vocabulary.pieces_special,
+                control_ids=frozenset({EOS, BOS}),
+                eog_ids=self.vocabulary.eog_ids,
+                encode=self.encode,
+            )
+        )
+
     @property
     def adapters(self) -> frozenset[str]:
         """The names that `lora` may use."""
@@ -151,15 +207,21 @@ class FakeBackend:
         return list(text.encode())
 
     def make_samplers(self, params: SamplingParams, _prompt: list[int]) -> tuple[FakeSampler, ...]:
-        """Make a sampler for each choice. Raises `Unsupported` for grammars and schemas."""
-        if params.grammar or params.json_schema or params.regex or params.choice:
-            raise Unsupported("the fake backend supports no grammars")
-        return tuple(FakeSampler(params, choice, self._eos_every) for choice in range(params.n))
+        """Make a sampler for each choice. Raises `Unsupported` for GBNF grammars."""
+        if params.grammar:
+            raise Unsupported("the fake backend supports no GBNF grammars")
+        constraint = self._compiler.compile(params)
+        return tuple(
+            FakeSampler(params, choice, self._eos_every, None if constraint is None else constraint.copy())
+            for choice in range(params.n)
+        )
 
     def resume_sampler(self, sampler: object, token_ids: Sequence[int], state: bytes | None) -> None:
         """Advance a sampler: its draws depend on their number, with mirostat on its state as well."""
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         sampler.num_generated = len(token_ids)
+        for token_id in token_ids:
+            sampler.follow(token_id)
         if state is not None:
             sampler.num_generated, sampler.mood = map(int, state.split(b" "))
 
@@ -241,7 +303,12 @@ class FakeBackend:
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
-            token = sequence.sampler.draw(history)
+            try:
+                token, output.is_complete = sequence.sampler.draw_constrained(history)
+            except Exception as raised:  # noqa: BLE001 - the row fails, and no other
+                return RowOutput(scored=output.scored, error=as_paceline_error(raised))
+            if token is None:
+                return output
             output.token_ids = [token]
             if row.num_logprobs is not None:
                 output.logprobs = [self._logprobs(history, token, row)]

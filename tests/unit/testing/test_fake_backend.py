@@ -145,9 +145,9 @@ def test_passes_take_their_time_on_the_clock() -> None:
 
 
 def test_what_it_cannot_do_raises_unsupported() -> None:
-    """Grammars are refused; text is bytes; embeddings depend on text and pooling."""
+    """GBNF is refused; text is bytes; embeddings depend on text and pooling."""
     backend = FakeBackend()
-    with pytest.raises(Unsupported, match="no grammars"):
+    with pytest.raises(Unsupported, match="no GBNF grammars"):
         backend.make_samplers(SamplingParams(grammar='root ::= "a"'), [])
     assert backend.encode("\u00e9") == [0xC3, 0xA9]
     assert backend.vocabulary.pieces[BOS] == b""

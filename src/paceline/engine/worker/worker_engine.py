@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 
 from paceline import validation
 from paceline.clock import MonotonicClock
+from paceline.constraints import check_constraint
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, open_trace
 from paceline.engine.inbox import FrontInbox
@@ -32,7 +33,7 @@ from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
-from paceline.errors import Aborted, EngineStopped, InvalidParams
+from paceline.errors import Aborted, EngineStopped, InvalidParams, Unsupported
 from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
@@ -91,8 +92,8 @@ class LlamaFrontModel:
         self.sampling_defaults = sampling_defaults(self.model.metadata)
 
     def check(self, params: SamplingParams) -> None:
-        """Make a sampler, which compiles the grammar, and drop it."""
-        Sampler(params, self.model).close()
+        """Make a sampler, which compiles the grammar, and drop it. The worker compiles the constraint for its vocabulary."""
+        Sampler(params, self.model, is_masked=True).close()
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """See `FrontModel`."""
@@ -268,5 +269,11 @@ class WorkerEngine(BaseEngine):
 
 def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
     """Return none, as the worker makes them; raise what is wrong with the params."""
+    if params.constraint is not None and not isinstance(params.constraint, str):
+        raise Unsupported(
+            'constraint: an object does not go to the worker of isolation="process"; give a function that makes it by name, '
+            "as 'module:attr'"
+        )
+    check_constraint(params)
     front.check(params)
     return ()

@@ -1,0 +1,284 @@
+"""Compiles the constraints of `SamplingParams`, by llguidance, for one vocabulary.
+
+    json_schema ─┐
+    regex        ├─ grammar (text) ── LLMatcher, cached ── a copy for each choice
+    choice       │
+    lark        ─┘
+
+Any thread. llguidance is imported when the first grammar is compiled; making its trie of a large vocabulary takes about a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline import validation
+from paceline.constraints.constraint import Constraint, TokenTable
+from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
+from paceline.constraints.json_schema_rules import place_of, prepared_schema
+from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
+from paceline.errors import GrammarError, InvalidType, PacelineError
+from paceline.params import SamplingParams, ThinkingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+Spec = tuple[str, str]
+"""A kind and its text: what a compiled grammar is cached by."""
+
+_CACHED_GRAMMARS = 64
+_CACHED_CHARS = 2**22
+_MAX_GRAMMAR_CHARS = 2**20
+_JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own x-guidance changes nothing
+    "lenient": False,
+    "coerce_one_of": False,
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
+    "item_separator": ",",
+    "key_separator": ":",
+    # One spelling of each character: a name could else be spelt so that its property's schema would not apply.
+    "json_allowed_escapes": '"\\bfnrt',
+    "json_allow_general_unicode_escapes": False,
+}
+_LIMITS: Final[dict[str, Any]] = {"max_items_in_row": 8000, "verbose_errors": False}
+_KEYWORD_HINTS: Final = (  # of llguidance's errors, and the keywords that they are about
+    ("oneOf", ("oneOf",)),
+    ("Unknown format", ("format",)),
+    ("regex", ("pattern", "patternProperties")),
+    ("Properties", ("minProperties", "maxProperties")),
+    ("Resource", ("$ref",)),
+    ("Pointer", ("$ref",)),
+    ("required", ("required",)),
+    ("minimum", ("minimum", "exclusiveMinimum")),
+    ("range", ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")),
+    ("anyOf is empty", ("enum", "anyOf")),
+    ("Invalid type", ("type",)),
+    ("incompatible types", ("type",)),
+)
+
+
+def check_constraint(params: SamplingParams) -> None:
+    """Raise what is wrong with the constraint of params that no vocabulary is needed for.
+
+    Raises:
+        GrammarError: The grammar does not compile, is too large, or no text satisfies it. Names the field; for a schema the
+            keyword and its JSON pointer as well.
+    """
+    spec = spec_of(params)
+    if spec is not None:
+        _bytes_compiler().matcher(spec)
+
+
+class ConstraintCompiler:
+    """Makes the constraints of requests; one for each vocabulary, with a cache of compiled grammars."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[Spec, LLMatcher] = OrderedDict()
+        self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
+
+    def compile(self, params: SamplingParams) -> Constraint | None:
+        """Return the constraint of one choice; None where the params have none, or only a GBNF grammar.
+
+        Raises:
+            GrammarError: As `check_constraint`.
+            InvalidType: The params' own constraint does not have the methods of one.
+        """
+        spec = spec_of(params)
+        inner: Constraint | None = None
+        if spec is not None:
+            inner = GrammarConstraint(self.matcher(spec))
+        elif params.constraint is not None:
+            inner = self._own(params.constraint)
+        if isinstance(params.thinking, ThinkingParams):
+            return ThinkingConstraint(params.thinking, self._thinking_tokens(params.thinking), inner)
+        return inner
+
+    def matcher(self, spec: Spec) -> LLMatcher:
+        """Return a new matcher at the beginning of a grammar."""
+        with self._lock:
+            found = self._matchers.get(spec)
+            if found is None:
+                found = self._matchers[spec] = self._compiled(spec)
+                while len(self._matchers) > _CACHED_GRAMMARS or self._num_cached_chars() > _CACHED_CHARS:
+                    self._matchers.popitem(last=False)
+            else:
+                self._matchers.move_to_end(spec)
+            return found.deep_copy()
+
+    def _num_cached_chars(self) -> int:
+        return sum(len(text) for _, text in self._matchers) if len(self._matchers) > 1 else 0
+
+    def _compiled(self, spec: Spec) -> LLMatcher:
+        import llguidance
+
+        kind, text = spec
+        grammar = _grammar(kind, text)
+        if len(grammar) > _MAX_GRAMMAR_CHARS:
+            raise GrammarError(f"{kind} has {len(grammar)} characters as a grammar, and may have {_MAX_GRAMMAR_CHARS}")
+        found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        if found.is_error():
+            raise _grammar_error(kind, text, found.get_error())
+        first = found.deep_copy()
+        if not any(first.compute_bitmask()) or is_dead(first):
+            raise GrammarError(f"{kind}: no text satisfies it{': #' if kind == 'json_schema' else ''}")
+        return found
+
+    def _own(self, given: Any) -> Constraint:
+        if isinstance(given, str):
+            given = validation.import_named(given)
+        if not isinstance(given, type) and hasattr(given, "fill_mask"):
+            return _checked_own(given).copy()
+        return _checked_own(given(self.table))
+
+    def _thinking_tokens(self, params: ThinkingParams) -> ThinkingTokens:
+        with self._lock:
+            key = (params.start, params.ends, params.message)
+            found = self._thinking.get(key)
+            if found is None:
+                found = self._thinking[key] = ThinkingTokens(params, self._index)
+                while len(self._thinking) > _CACHED_GRAMMARS:
+                    self._thinking.popitem(last=False)
+            return found
+
+    @cached_property
+    def _index(self) -> PieceIndex:
+        return PieceIndex(self.table)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        import llguidance
+
+        vocabulary = _Vocabulary(self.table, lambda: self._index)
+        return llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(vocabulary),
+            n_vocab=len(self.table.pieces),
+            eos_token=sorted(self.table.eog_ids),
+        )
+
+
+class _Vocabulary:
+    """A vocabulary as llguidance reads it: control tokens begin with the byte 0xFF, which no text has.
+
+    Where a grammar leaves one text, llguidance allows the tokens alone that `__call__` returns for it.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, index: Callable[[], PieceIndex]) -> None:
+        special = table.control_ids | table.eog_ids
+        self.eos_token_id = min(table.eog_ids)
+        self.special_token_ids = sorted(special)
+        self.tokens = [b"\xff" + piece if one in special else piece for one, piece in enumerate(table.pieces)]
+        self._table, self._index = table, index
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Encode a text to tokens that have just its bytes; nothing where the vocabulary cannot."""
+        data = text.encode() if isinstance(text, str) else text
+        try:
+            found = self._table.encode(data.decode())
+        except (PacelineError, UnicodeDecodeError):
+            found = []
+        if b"".join(self._table.pieces[one] for one in found) == data:
+            return found
+        try:
+            return self._index().split(data)
+        except PacelineError:
+            return []
+
+
+def spec_of(params: SamplingParams) -> Spec | None:
+    """Return which grammar the params ask for; None if none that is compiled here."""
+    if isinstance(params.json_schema, str):  # SamplingParams keeps it as text
+        return "json_schema", params.json_schema
+    if params.choice is not None:
+        return "choice", json.dumps(params.choice)
+    for kind in ("regex", "lark"):
+        text = getattr(params, kind)
+        if text is not None:
+            return kind, text
+    return None
+
+
+def _grammar(kind: str, text: str) -> str:
+    from llguidance import LLMatcher
+
+    if kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(prepared_schema(text), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+    if kind == "choice":
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
+    return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(_with_schemas(text))
+
+
+_JSON_RULE = re.compile(r"%json\s*")
+
+
+def _with_schemas(lark: str) -> str:
+    """Return a Lark grammar whose JSON schemas are prepared as others are."""
+    found, start = [], 0
+    for match in _JSON_RULE.finditer(lark):
+        if match.start() < start:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, match.end())
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"lark: what follows %json is no JSON schema: {error}") from None
+        prepared = json.loads(prepared_schema(json.dumps(schema)))
+        found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": _JSON_OPTIONS})]
+        start = end
+    return "".join([*found, lark[start:]])
+
+
+def _literal(text: str) -> str:
+    """Return a regular expression of one text."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _limits() -> LLParserLimits:
+    import llguidance
+
+    return llguidance.LLParserLimits(**_LIMITS)
+
+
+def _grammar_error(kind: str, text: str, message: str) -> GrammarError:
+    reason = short_message(message)
+    if kind != "json_schema":
+        return GrammarError(f"{kind}: {reason}")
+    keywords = next((keywords for sign, keywords in _KEYWORD_HINTS if sign in message), ())
+    unknown = re.search(r'Unimplemented keys: \["([^"]*)"', message)
+    place = place_of(text, (unknown.group(1),) if unknown else keywords)
+    return GrammarError(f"json_schema: {place}: {reason}")
+
+
+def _checked_own(given: Any) -> Constraint:
+    methods = ("fill_mask", "accept", "rollback", "copy")
+    missing = [name for name in methods if not callable(getattr(given, name, None))]
+    missing += [name for name in ("is_complete", "may_end") if not hasattr(given, name)]
+    if missing:
+        raise InvalidType(
+            f"constraint: {type(given).__name__} has no {missing[0]}; see paceline.constraints.Constraint"
+        )
+    own: Constraint = given
+    return own
+
+
+_bytes_lock = threading.Lock()
+_bytes: list[ConstraintCompiler] = []
+
+
+def _bytes_compiler() -> ConstraintCompiler:
+    """Return the compiler of a vocabulary of single bytes, for checks; made once."""
+    with _bytes_lock:
+        if not _bytes:
+            pieces = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+            end = frozenset({256})
+            table = TokenTable(pieces=pieces, control_ids=end, eog_ids=end, encode=lambda text: list(text.encode()))
+            _bytes.append(ConstraintCompiler(table))
+        return _bytes[0]

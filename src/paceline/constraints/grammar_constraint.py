@@ -1,0 +1,76 @@
+"""A constraint that llguidance matches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.constraints.constraint import TokenWords
+from paceline.errors import InvalidParams, SamplingError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_ERROR_CHARS = 300
+
+
+class GrammarConstraint:
+    """Follows a compiled grammar; see `Constraint`. Takes its own matcher, which no other object may use."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._num_accepted = 0
+
+    def fill_mask(self, words: TokenWords) -> bool:
+        """See `Constraint`. Releases the GIL. Raises `SamplingError` where the grammar is too ambiguous to follow."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise SamplingError(f"the constraint cannot be followed here: {short_error(self._matcher)}")
+        if is_dead(self._matcher):
+            raise SamplingError("the constraint cannot be followed here: no text that goes on from here satisfies it")
+        return True
+
+    def accept(self, token_id: int) -> None:
+        """See `Constraint`. Raises `InvalidParams` for a token that may not come, and does not advance."""
+        if self._matcher.try_consume_tokens([token_id]) != 1:
+            reason = f": {short_error(self._matcher)}" if self._matcher.is_error() else ""
+            raise InvalidParams(f"token_id: the constraint does not allow token {token_id} here{reason}")
+        self._num_accepted += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted."""
+        if not 0 <= num_tokens <= self._num_accepted or not self._matcher.rollback(num_tokens):
+            raise InvalidParams(
+                f"num_tokens must be from 0 to {self._num_accepted}, which were accepted, not {num_tokens}"
+            )
+        self._num_accepted -= num_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """See `Constraint`."""
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
+
+    @property
+    def may_end(self) -> bool:
+        """See `Constraint`."""
+        return self._matcher.is_accepting()
+
+    def copy(self) -> GrammarConstraint:
+        """See `Constraint`."""
+        copied = GrammarConstraint(self._matcher.deep_copy())
+        copied._num_accepted = self._num_accepted
+        return copied
+
+
+def is_dead(matcher: LLMatcher) -> bool:
+    """Return whether nothing may follow although the text is not whole; llguidance would let it end all the same."""
+    return matcher.is_stopped() and not matcher.is_accepting()
+
+
+def short_error(matcher: LLMatcher) -> str:
+    """Return what llguidance says is wrong, without its dump of states."""
+    return short_message(matcher.get_error())
+
+
+def short_message(message: str) -> str:
+    """Return a message of llguidance in one line, without its dump of states."""
+    return " ".join(message.partition("<state>")[0].split())[:_ERROR_CHARS]

@@ -1,0 +1,231 @@
+"""Prepares a JSON schema for llguidance: drops what restricts nothing, and refuses what it would not enforce.
+
+llguidance refuses keywords of the standard that it does not implement, and ignores names that it does not know; the latter,
+and a few combinations that it follows only in part, are refused here, each by its name and JSON pointer. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from paceline.errors import GrammarError
+
+Schema = dict[str, Any]
+
+ANNOTATIONS: Final = frozenset(
+    (
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"),
+        *("contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"),
+        *("nullable", "discriminator", "xml", "externalDocs"),  # OpenAPI's; they allow more, or describe
+    )
+)
+"""What says nothing about which values are valid; so does every name that begins with x-."""
+
+_ENFORCED: Final = frozenset(
+    (
+        *("$schema", "$id", "id", "$ref", "$defs", "definitions", "$anchor", "type", "enum", "const"),
+        *("allOf", "anyOf", "oneOf", "items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+        *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format"),
+    )
+)
+_UNENFORCED: Final = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+    )
+)
+_NO_LIMIT: Final[Mapping[str, tuple[Any, ...]]] = {  # values with which a keyword restricts nothing
+    "uniqueItems": (False,),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "propertyNames": ({}, True, {"type": "string"}),
+    "unevaluatedProperties": ({}, True),
+    "unevaluatedItems": ({}, True),
+    "not": (False,),
+    "$recursiveAnchor": (False,),
+}
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_STANDARD_FORMATS: Final = FORMATS | frozenset(
+    (
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
+        *("relative-json-pointer", "regex"),
+    )
+)
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE: Final = ("items", "additionalItems", "additionalProperties")
+_ESCAPED: Final = frozenset("\b\f\n\r\t")  # control characters that have an escape of one letter
+
+
+def prepared_schema(text: str) -> str:
+    """Return the JSON text of an equivalent schema that llguidance enforces whole, or refuses.
+
+    Raises `GrammarError`, which names the keyword and where it stands as a JSON pointer.
+    """
+    schema = json.loads(text)
+    if schema is False:
+        raise GrammarError("json_schema: #: false allows no value; give a schema that some value satisfies")
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, dict):
+        raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
+    return json.dumps(_prepared("#", schema))
+
+
+def place_of(text: str, keywords: tuple[str, ...]) -> str:
+    """Return the JSON pointer of the first of these keywords in a schema; of the schema itself if it has none."""
+    for path, node in _nodes("#", json.loads(text)):
+        for keyword in keywords:
+            if keyword in node:
+                return f"{path}/{_escaped(keyword)}"
+    return "#"
+
+
+def _nodes(path: str, node: Any) -> Iterator[tuple[str, Schema]]:
+    """Yield every schema object with its pointer, from the root down."""
+    if not isinstance(node, dict):
+        return
+    yield path, node
+    for keyword in node:
+        for at, child in _children(path, keyword, node[keyword]):
+            yield from _nodes(at, child)
+
+
+def _children(path: str, keyword: str, value: Any) -> list[tuple[str, Any]]:
+    at = f"{path}/{_escaped(keyword)}"
+    if keyword in _MAPS and isinstance(value, dict):
+        return [(f"{at}/{_escaped(name)}", child) for name, child in value.items()]
+    if keyword in _LISTS and isinstance(value, list):
+        return [(f"{at}/{index}", child) for index, child in enumerate(value)]
+    return [(at, value)] if keyword in _SINGLE and isinstance(value, dict) else []
+
+
+def _prepared(path: str, node: Any) -> Any:
+    """Return a copy without what restricts nothing."""
+    if not isinstance(node, dict):
+        return node
+    _check_combinations(path, node)
+    found: Schema = {}
+    for keyword, value in node.items():
+        if _says_nothing(path, keyword, value):
+            continue
+        name = "anyOf" if keyword == "oneOf" and _are_distinct_values(value) and "anyOf" not in node else keyword
+        children = [_prepared(at, child) for at, child in _children(path, keyword, value)]
+        if not children:
+            found[name] = value
+        elif keyword in _MAPS:
+            found[name] = dict(zip(value, children, strict=True))
+        else:
+            found[name] = children if isinstance(value, list) else children[0]
+    return found
+
+
+def _says_nothing(path: str, keyword: str, value: Any) -> bool:
+    """Return whether a keyword restricts nothing. Raises `GrammarError` for one that would be ignored."""
+    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        return True
+    if any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ())):
+        return True
+    if keyword == "format" and isinstance(value, str):
+        if value in _STANDARD_FORMATS - FORMATS:
+            raise _refused(path, keyword, f"{value!r} is not enforced; formats are {', '.join(sorted(FORMATS))}")
+        return value not in FORMATS  # others are annotations, such as OpenAPI's int32
+    if keyword not in _ENFORCED:
+        known = keyword in _UNENFORCED
+        raise _refused(
+            path,
+            keyword,
+            "this keyword is not enforced; leave it out, or write what it says with others"
+            if known
+            else "this is no keyword that is known; leave it out, or call it x-... if it only describes",
+        )
+    return False
+
+
+def _check_combinations(path: str, node: Schema) -> None:
+    for check in _COMBINATIONS:
+        check(path, node)
+
+
+def _check_reference(path: str, node: Schema) -> None:
+    if path != "#" and isinstance(node.get("$id", node.get("id")), str):
+        keyword = "$id" if "$id" in node else "id"
+        raise _refused(path, keyword, f"references are looked up from the root alone; leave {keyword} out")
+
+
+def _check_min_properties(path: str, node: Schema) -> None:
+    """Refuse a count that a name which comes twice would reach."""
+    least, required = node.get("minProperties"), node.get("required")
+    named = len({str(name) for name in required}) if isinstance(required, list) else 0
+    if isinstance(least, (int, float)) and least > named + 1:
+        raise _refused(path, "minProperties", f"it is enforced up to {named + 1} here; require the properties by name")
+
+
+def _check_constants(path: str, node: Schema) -> None:
+    for keyword in ("const", "enum"):
+        if keyword in node and any(not _ESCAPED.issuperset(_controls(text)) for text in _texts_in(node[keyword])):
+            raise _refused(
+                path, keyword, "texts with control characters other than \\b, \\f, \\n, \\r and \\t cannot come"
+            )
+
+
+_COMBINATIONS: Final[tuple[Callable[[str, Schema], None], ...]] = (
+    _check_reference,
+    _check_min_properties,
+    _check_constants,
+)
+
+
+def _are_distinct_values(alternatives: Any) -> bool:
+    """Return whether exactly one alternative holds wherever one does: each is a list of values, and none has two."""
+    if not isinstance(alternatives, list):
+        return False
+    keys: list[str] = []
+    for one in alternatives:
+        if not isinstance(one, dict) or not one.keys() & {"const", "enum"}:
+            return False
+        values = [one["const"]] if "const" in one else one["enum"]
+        if not isinstance(values, list):
+            return False
+        keys += {_key(value) for value in values}
+    return len(keys) == len(set(keys))
+
+
+def _key(value: Any) -> str:
+    """Return a text that equal JSON values share; 1 and 1.0 are equal."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for child in value.values():
+            yield from _texts_in(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _texts_in(child)
+
+
+def _controls(text: str) -> set[str]:
+    return {character for character in text if character < " "}
+
+
+def _escaped(name: str) -> str:
+    """Return a name as JSON pointers write it."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _refused(path: str, keyword: str, reason: str) -> GrammarError:
+    return GrammarError(f"json_schema: {path}/{_escaped(keyword)}: {reason}")

@@ -1,0 +1,404 @@
+"""A constraint that lets another one sleep while a model thinks, and that ends thinking at a budget of tokens.
+
+    BEFORE ──start──> THINKING ──end──> AFTER ──> CONTENT        is_open begins with THINKING
+      │                  │ budget          ^
+      │                  └──> FORCED ──────┘                     message and end, token by token
+      └──other text──> CONTENT
+
+Tags are matched in bytes, since a token may hold part of a tag, or a tag and what comes after it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import enum
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.constraints.constraint import Constraint, TokenTable, TokenWords, clear_tokens, set_tokens
+from paceline.errors import InvalidParams, PacelineError
+from paceline.params import ThinkingParams
+
+_ALL = np.uint32(0xFFFFFFFF)
+_MAX_BLANKS = 8
+"""Bytes of white space that may come between the end of thinking and content that does not begin with any."""
+_MAX_ROLLBACK = 256
+_MAX_PIECE = 64  # bytes of a token, where a text is split greedily
+_UTF8_LENGTHS = ((0xF0, 4), (0xE0, 3), (0xC0, 2))
+
+
+class _Phase(enum.Enum):
+    BEFORE = enum.auto()
+    THINKING = enum.auto()
+    FORCED = enum.auto()
+    AFTER = enum.auto()
+    CONTENT = enum.auto()
+
+
+class PieceIndex:
+    """A vocabulary's tokens by their bytes. Constant; any thread. Sorting a large one takes a few tenths of a second."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+        self._by_piece = sorted((piece, one) for one, piece in enumerate(table.pieces) if piece)
+        self._ids: dict[bytes, list[int]] = {}
+        for piece, one in self._by_piece:
+            self._ids.setdefault(piece, []).append(one)
+        self.blanks = [one for piece, one in self._by_piece if len(piece) <= _MAX_BLANKS and piece.isspace()]
+        short = [(piece, one) for piece, one in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
+        self.continuations = [[one for piece, one in short if len(piece) <= most] for most in range(4)]
+        """Tokens that continue a character of which so many bytes are missing, and hold no more."""
+
+    def of(self, pieces: Iterable[bytes]) -> list[int]:
+        """Return the tokens that have just these bytes."""
+        return [one for piece in pieces for one in self._ids.get(piece, ())]
+
+    def beginning_with(self, prefix: bytes) -> list[int]:
+        """Return the tokens whose bytes begin so."""
+        found = []
+        for piece, one in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
+            if not piece.startswith(prefix):
+                break
+            found.append(one)
+        return found
+
+    def containing(self, part: bytes) -> list[int]:
+        """Return the tokens that have these bytes anywhere."""
+        return [one for piece, one in self._by_piece if part in piece]
+
+    def encode(self, text: str) -> list[int]:
+        """Return tokens whose bytes are those of the text: the vocabulary's own, if it adds none."""
+        try:
+            found = self.table.encode(text) if text else []
+        except PacelineError:
+            found = []
+        is_exact = b"".join(self.table.pieces[one] for one in found) == text.encode()
+        return found if is_exact else self.split(text.encode())
+
+    def split(self, data: bytes) -> list[int]:
+        """Return tokens of these bytes, the longest first. Raises `InvalidParams` where the vocabulary cannot spell them."""
+        found: list[int] = []
+        at = 0
+        while at < len(data):
+            end = next((e for e in range(min(len(data), at + _MAX_PIECE), at, -1) if data[at:e] in self._ids), None)
+            if end is None:
+                raise InvalidParams(f"thinking: the vocabulary cannot spell {data.decode(errors='replace')!r:.80}")
+            found.append(self._ids[data[at:end]][0])
+            at = end
+        return found
+
+
+class ThinkingTokens:
+    """Which tokens matter to the tags of thinking, in one vocabulary. Constant; any thread."""
+
+    def __init__(self, params: ThinkingParams, index: PieceIndex) -> None:
+        self._index, self.table = index, index.table
+        self.start = params.start.encode()
+        self.ends = tuple(one.encode() for one in params.ends)
+        self.message, self.end = index.encode(params.message), index.encode(params.ends[0])
+        self.blanks, self.continuations = index.blanks, index.continuations
+        rests = [self.start[at:] for at in range(len(self.start))]
+        self.completing = [index.beginning_with(rest) for rest in rests]
+        """Tokens that complete the start tag, by how many of its bytes have come."""
+        self.spelling = [
+            [*index.of(rest[:end] for end in range(1, len(rest))), *completing]
+            for rest, completing in zip(rests, self.completing, strict=True)
+        ]
+        """Tokens that continue or complete it."""
+        self._passing = {(tag, at): self._passing_end(tag, at) for tag in self.ends for at in range(len(tag))}
+
+    def passing(self, tail: bytes) -> list[int]:
+        """Return the tokens that hold content after an end of thinking, where the text so far ends with `tail`."""
+        found = [token_ids for (tag, at), token_ids in self._passing.items() if tail.endswith(tag[:at])]
+        return list(itertools.chain.from_iterable(found))
+
+    def rest_of_end(self, tail: bytes) -> list[int]:
+        """Return the tokens that end thinking, where the text so far may have begun the tag."""
+        tag = self.ends[0]
+        begun = next((at for at in range(len(tag) - 1, 0, -1) if tail.endswith(tag[:at])), 0)
+        return self._index.split(tag[begun:]) if begun else self.end
+
+    def _passing_end(self, tag: bytes, at: int) -> list[int]:
+        pieces = self.table.pieces
+        if at:
+            rest = len(tag) - at
+            return [one for one in self._index.beginning_with(tag[at:]) if not _is_blank(pieces[one][rest:])]
+        return [one for one in self._index.containing(tag) if not _is_blank(pieces[one].partition(tag)[2])]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where in the text it is. num_matched: bytes of the start tag; num_thinking: tokens; tail: the last bytes of thinking."""
+
+    phase: _Phase
+    num_matched: int = 0
+    num_thinking: int = 0
+    tail: bytes = b""
+    forced: tuple[int, ...] = ()
+    is_limited: bool = True
+    in_message: bool = False
+    num_blanks: int = 0
+
+
+class ThinkingConstraint:
+    """Thinking in front of constrained or free text; see `Constraint`.
+
+    inner: what holds for the content; None: nothing. It must be at its beginning, and belongs to this object from then on.
+    """
+
+    def __init__(self, params: ThinkingParams, tokens: ThinkingTokens, inner: Constraint | None) -> None:
+        self._budget, self._tokens, self._inner = params.budget, tokens, inner
+        self._longest = max(map(len, tokens.ends))
+        # Text before thinking may be content: a copy follows it, and is dropped where thinking begins after all.
+        self._content = inner if inner is None or params.is_open else inner.copy()
+        self._is_content = not params.is_open  # whether the text so far can be content
+        self._state = _State(_Phase.THINKING if params.is_open else _Phase.BEFORE)
+        self._undo: deque[tuple[_State, Constraint | None, bool, Constraint | None]] = deque(maxlen=_MAX_ROLLBACK)
+        self._scratch = np.zeros(tokens.table.num_words, dtype=np.uint32) if inner is not None else None
+        self._force_at_budget()
+
+    # ---- what the engine looks at
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next token belongs to thinking."""
+        return self._state.phase in (_Phase.THINKING, _Phase.FORCED)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The one token that may come, at the end of the budget."""
+        return self._state.forced[0] if self._state.phase is _Phase.FORCED else None
+
+    def refuse_forced(self) -> None:
+        """Do without the forced token, as something else forbids it: without the message, then without the budget."""
+        state = self._state
+        if state.in_message:
+            self._state = replace(state, forced=tuple(self._tokens.end), in_message=False)
+        else:
+            self._state = replace(state, phase=_Phase.THINKING, forced=(), is_limited=False)
+
+    @property
+    def is_complete(self) -> bool:
+        """See `Constraint`."""
+        return self._state.phase is _Phase.CONTENT and self._content is not None and self._content.is_complete
+
+    @property
+    def may_end(self) -> bool:
+        """See `Constraint`."""
+        if self.is_thinking or self._content is None:
+            return self._inner is None
+        return self._is_content and self._content.may_end
+
+    def fill_mask(self, words: TokenWords) -> bool:
+        """See `Constraint`."""
+        match self._state.phase:
+            case _Phase.BEFORE:
+                return self._fill_before(words)
+            case _Phase.THINKING:
+                return self._fill_thinking(words)
+            case _Phase.FORCED:
+                words.fill(0)
+                set_tokens(words, self._state.forced[:1])
+                return True
+            case _Phase.AFTER:
+                return self._fill_after(words)
+            case _Phase.CONTENT:
+                return self._content is not None and self._content.fill_mask(words)
+
+    def _fill_before(self, words: TokenWords) -> bool:
+        at, tokens = self._state.num_matched, self._tokens
+        is_forbidden = self._budget == 0
+        if self._content is None:
+            if is_forbidden:
+                words.fill(_ALL)
+                clear_tokens(words, tokens.completing[at])
+            return is_forbidden
+        if not self._is_content:
+            words.fill(0)
+        elif not self._content.fill_mask(words):
+            words.fill(_ALL)
+        if is_forbidden:
+            clear_tokens(words, tokens.completing[at])
+        else:
+            set_tokens(words, tokens.spelling[at])
+        return True
+
+    def _fill_thinking(self, words: TokenWords) -> bool:
+        missing = _num_missing(self._state.tail) if self._is_used_up(self._state) else 0
+        if missing:
+            words.fill(0)
+            set_tokens(words, self._tokens.continuations[missing])
+            return True
+        if self._inner is None:
+            return False
+        words.fill(_ALL)
+        clear_tokens(words, [*self._tokens.passing(self._state.tail), *self._tokens.table.eog_ids])
+        return True
+
+    def _fill_after(self, words: TokenWords) -> bool:
+        assert self._content is not None  # noqa: S101 - else the phase is CONTENT
+        if not self._content.fill_mask(words):
+            return False
+        set_tokens(words, self._tokens.blanks)
+        return True
+
+    # ---- advancing
+
+    def accept(self, token_id: int) -> None:
+        """See `Constraint`. Raises what the inner constraint raises; nothing changed then."""
+        before = (self._state, self._content, self._is_content)
+        advanced = self._advance(token_id)
+        self._undo.append((*before, advanced))
+        self._force_at_budget()
+
+    def _advance(self, token_id: int) -> Constraint | None:
+        """Advance, and return the constraint that accepted the token, if one did."""
+        while self._state.phase is _Phase.FORCED:
+            if token_id == self._state.forced[0]:
+                self._advance_forced()
+                return None
+            self.refuse_forced()
+        match self._state.phase:
+            case _Phase.BEFORE:
+                return self._advance_before(token_id)
+            case _Phase.THINKING:
+                self._think(self._tokens.table.pieces[token_id])
+                return None
+            case _Phase.AFTER:
+                return self._advance_after(token_id)
+            case _:
+                return self._advance_content(token_id)
+
+    def _advance_content(self, token_id: int) -> Constraint | None:
+        if self._content is not None:
+            self._content.accept(token_id)
+        self._state = replace(self._state, phase=_Phase.CONTENT)
+        return self._content
+
+    def _advance_before(self, token_id: int) -> Constraint | None:
+        tokens, state = self._tokens, self._state
+        piece, rest = tokens.table.pieces[token_id], tokens.start[state.num_matched :]
+        is_start = piece.startswith(rest) and self._budget != 0
+        if is_start:
+            self._state = _State(_Phase.THINKING)
+            self._content, self._is_content = self._inner, False
+            self._think(piece[len(rest) :], counts=False)
+            return None
+        if self._content is None and state.num_matched == 0 and piece.isspace():
+            return None
+        spells = bool(piece) and rest.startswith(piece)
+        if not spells:
+            return self._advance_content(token_id)
+        accepted = None
+        if self._content is not None and self._is_content:
+            self._is_content = self._allows(self._content, token_id)
+            if self._is_content:
+                self._content.accept(token_id)
+                accepted = self._content
+        self._state = replace(state, num_matched=state.num_matched + len(piece))
+        return accepted
+
+    def _think(self, data: bytes, *, counts: bool = True) -> None:
+        state = self._state
+        text = state.tail + data
+        ends = [text.index(tag) + len(tag) for tag in self._tokens.ends if tag in text]
+        if ends:
+            self._end_thinking(len(text) - min(ends))
+            return
+        self._state = replace(
+            state, num_thinking=state.num_thinking + counts, tail=text[-max(self._longest - 1, 3) :] if text else b""
+        )
+
+    def _end_thinking(self, num_blanks: int = 0) -> None:
+        self._content, self._is_content = self._inner, True
+        phase = _Phase.CONTENT if self._inner is None else _Phase.AFTER
+        self._state = replace(self._state, phase=phase, forced=(), num_blanks=num_blanks)
+
+    def _advance_forced(self) -> None:
+        state = self._state
+        rest = state.forced[1:]
+        if rest:
+            still = state.in_message and len(rest) > len(self._tokens.end)
+            self._state = replace(state, forced=rest, in_message=still)
+        else:
+            self._end_thinking()
+
+    def _advance_after(self, token_id: int) -> Constraint | None:
+        assert self._content is not None  # noqa: S101 - else the phase is CONTENT
+        piece, state = self._tokens.table.pieces[token_id], self._state
+        if piece.isspace() and not self._allows(self._content, token_id):
+            num_blanks = state.num_blanks + len(piece)
+            phase = _Phase.CONTENT if num_blanks >= _MAX_BLANKS else _Phase.AFTER
+            self._state = replace(state, phase=phase, num_blanks=num_blanks)
+            return None
+        return self._advance_content(token_id)
+
+    def _allows(self, constraint: Constraint, token_id: int) -> bool:
+        words = self._scratch
+        assert words is not None  # noqa: S101 - made with the inner constraint
+        return not constraint.fill_mask(words) or bool(words[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1))
+
+    def _is_used_up(self, state: _State) -> bool:
+        budget = self._budget
+        return budget is not None and state.is_limited and state.num_thinking >= budget
+
+    def _force_at_budget(self) -> None:
+        """Begin to force the end where the budget is used up, but not in the middle of a character."""
+        state, tokens = self._state, self._tokens
+        if state.phase is not _Phase.THINKING or not self._is_used_up(state):
+            return
+        missing = _num_missing(state.tail)
+        if missing and tokens.continuations[missing]:
+            return
+        forced = (*tokens.message, *tokens.end) if tokens.message else (*tokens.rest_of_end(state.tail),)
+        self._state = replace(state, phase=_Phase.FORCED, forced=forced, in_message=bool(tokens.message))
+
+    # ---- copies and rollback
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted, or more than 256."""
+        if not 0 <= num_tokens <= len(self._undo):
+            raise InvalidParams(f"num_tokens must be from 0 to {len(self._undo)}, not {num_tokens}")
+        for _ in range(num_tokens):
+            self._state, self._content, self._is_content, advanced = self._undo.pop()
+            if advanced is not None:
+                advanced.rollback(1)
+
+    def copy(self) -> ThinkingConstraint:
+        """See `Constraint`. The copy cannot roll back what was accepted before."""
+        copied = copy.copy(self)
+        copied._take_copies()  # noqa: SLF001 - of our own
+        return copied
+
+    def _take_copies(self) -> None:
+        is_shared = self._content is self._inner
+        self._undo = deque(maxlen=_MAX_ROLLBACK)
+        self._inner = None if self._inner is None else self._inner.copy()
+        self._content = self._inner if is_shared else None if self._content is None else self._content.copy()
+        self._scratch = None if self._scratch is None else self._scratch.copy()
+
+
+def _is_blank(data: bytes) -> bool:
+    """Return whether nothing comes after a tag, or a little white space."""
+    return not data or (data.isspace() and len(data) <= _MAX_BLANKS)
+
+
+def _is_continuation(piece: bytes) -> bool:
+    return all(0x80 <= byte < 0xC0 for byte in piece)
+
+
+def _num_missing(tail: bytes) -> int:
+    """Return how many bytes the character at the end of a text needs to be whole."""
+    for back in range(1, min(3, len(tail)) + 1):
+        byte = tail[-back]
+        if byte >= 0xC0:
+            length = next(length for low, length in _UTF8_LENGTHS if byte >= low)
+            return max(0, length - back)
+        if byte < 0x80:
+            return 0
+    return 0
