@@ -104,7 +104,7 @@ void Grammar::filter(float * row, size_t) const {
 
 bool Grammar::accept(int32_t token) {
     if (waiting_) {
-        return accept_waiting(token);
+        return asleep_ || accept_waiting(token);
     }
     if (llama_vocab_is_eog(model_->vocab(), token)) {
         return matcher_.complete();

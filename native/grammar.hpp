@@ -39,6 +39,9 @@ public:
     bool allows(int32_t token) const;
     bool may_end() const { return waiting_ || matcher_.complete(); } // text before a trigger is free
     bool is_complete() const { return !waiting_ && matcher_.exhausted(); }
+    // Whether the text is thinking, in which no trigger is looked for; without an effect where the grammar has begun.
+    void set_asleep(bool asleep) { asleep_ = asleep; }
+    bool asleep() const { return asleep_ && waiting_.has_value(); }
     bool accept(int32_t token); // false where the token is not allowed next; nothing changed
 
 private:
@@ -64,6 +67,7 @@ private:
     std::shared_ptr<const TokenTexts> texts_;
     mutable GrammarMatcher            matcher_;
     std::optional<Waiting>            waiting_;
+    bool                              asleep_ = false;
 };
 
 } // namespace paceline

@@ -110,6 +110,8 @@ public:
     std::string              state() const;
     void                     restore(const std::string & state); // StateError; nothing changed
 
+    // Whether the next tokens are thinking, which a lazy grammar that has not begun pays no attention to.
+    void set_grammar_asleep(bool asleep);
     bool may_end() const;     // whether the text follows the grammar as it is; true without one
     bool is_complete() const; // whether the grammar allows nothing more
 

@@ -33,7 +33,7 @@ void Sampler::accept(int32_t token) {
     }
     pending_ = {};
     ++progress_.k;
-    if (grammar_) {
+    if (grammar_ && !grammar_->asleep()) {
         progress_.generated.push_back(token);
     }
     remember(token);
@@ -130,6 +130,13 @@ uint32_t Sampler::choice() const {
 uint32_t Sampler::num_generated() const {
     const std::lock_guard lock(mutex_);
     return progress_.k;
+}
+
+void Sampler::set_grammar_asleep(bool asleep) {
+    const std::lock_guard lock(mutex_);
+    if (grammar_) {
+        grammar_->set_asleep(asleep);
+    }
 }
 
 bool Sampler::may_end() const {

@@ -138,6 +138,7 @@ void bind_sampler(nb::module_ & m) {
                  return nb::bytes(bytes.data(), bytes.size());
              },
              nb::arg("token_id"))
+        .def("set_grammar_asleep", &Sampler::set_grammar_asleep, nb::arg("asleep"), nb::call_guard<Unlocked>())
         .def("may_end", &waiting<&Sampler::may_end>)
         .def("is_complete", &waiting<&Sampler::is_complete>)
         .def("allowed_mask",

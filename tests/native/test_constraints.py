@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.constraints.test_engine import PERSON, Own
 
-from paceline import LLM, Model, demo_model_path
+from paceline import LLM, Model, Sampler, demo_model_path
 from paceline.constraints import ConstraintCompiler
+from paceline.engine.constrained_sampler import ConstrainedSampler
 from paceline.engine.llama_backend import token_table
 from paceline.errors import GrammarError, PacelineError, Unsupported
 from paceline.params import SamplingParams
@@ -234,3 +235,35 @@ def test_in_a_worker_process() -> None:
             llm.generate("A", json_schema={"not": {}})
         with pytest.raises(Unsupported, match="module:attr"):
             llm.generate("A", constraint=Own())
+
+
+def test_triggers_within_thinking_begin_no_grammar(llm: LLM) -> None:
+    """A lazy grammar looks at what comes after; copies, saved states and replays do the same."""
+    thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True}
+    params = SamplingParams(
+        grammar='root ::= "call" [0-9]', grammar_lazy=True, grammar_triggers=("call",), thinking=thinking, mirostat=2
+    )
+    model = llm.model
+    compiler = ConstraintCompiler(token_table(model.tokenizer))
+    encode = compiler.table.encode
+
+    def make() -> ConstrainedSampler:
+        return ConstrainedSampler(Sampler(params, model, is_masked=True), compiler.compile(params))
+
+    first = make()
+    thought = encode("call me") + encode("</t>") + encode("\n")
+    for token in thought:
+        first.accept(token)
+    restored = make()
+    restored.sampler.restore(first.sampler.state())
+    for token in thought:
+        restored.follow(token)
+    for one in (first, first.copy(1), restored):
+        for token in encode("call"):
+            one.accept(token)
+        allowed = one.sampler.allowed_mask()
+        pieces = [
+            compiler.table.pieces[token]
+            for token in np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
+        ]
+        assert set(pieces) == {bytes([digit]) for digit in b"0123456789"}

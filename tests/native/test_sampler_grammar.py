@@ -173,7 +173,20 @@ def test_a_schema_that_cannot_be_translated_is_refused(vocabulary: Model) -> Non
         Sampler(SamplingParams(json_schema={"type": "nonsense"}), vocabulary)
 
 
-def test_regex_is_named_as_missing(vocabulary: Model) -> None:
-    """A valid request for what is not there yet raises Unsupported."""
-    with pytest.raises(Unsupported, match="regex"):
+def test_what_an_engine_alone_can_follow_is_named(vocabulary: Model) -> None:
+    """A sampler without one refuses it instead of drawing freely."""
+    with pytest.raises(Unsupported, match="a Sampler alone"):
         Sampler(SamplingParams(regex="a+"), vocabulary)
+    assert Sampler(SamplingParams(regex="a+"), vocabulary, is_masked=True).is_complete is False
+
+
+def test_a_grammar_that_allows_nothing_more_is_complete(vocabulary: Model) -> None:
+    """Text that may end, and text that has to."""
+    sampler = Sampler(SamplingParams(grammar='root ::= "1" ("2")?'), vocabulary)
+    assert (sampler.may_end, sampler.is_complete) == (False, False)
+    accept_all(sampler, vocabulary.tokenizer.encode("1", add_special=False)[-1:])
+    assert (sampler.may_end, sampler.is_complete) == (True, False)
+    accept_all(sampler, vocabulary.tokenizer.encode("2", add_special=False)[-1:])
+    assert (sampler.may_end, sampler.is_complete) == (True, True)
+    free = Sampler(SamplingParams(), vocabulary)
+    assert (free.may_end, free.is_complete) == (True, False)

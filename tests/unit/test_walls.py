@@ -55,6 +55,13 @@ def test_only_the_server_imports_the_web_framework(name: str) -> None:
     assert {path for path in found if not path.startswith("server/")} == allowed
 
 
+def test_only_the_constraints_import_llguidance() -> None:
+    """Whatever else follows a constraint knows its protocol alone."""
+    found = importers("llguidance")
+    assert found
+    assert {path for path in found if not path.startswith("constraints/")} == set()
+
+
 WAITS = {"threading", "asyncio", "time", "logging", "MonotonicClock"}
 
 

@@ -73,6 +73,8 @@ class ChatOptions:
         skip_parsing: Whether all generated text stays in the content, thinking and tool calls as the model spells them; tools
             are rendered, and nothing makes the model call them.
         json_schema: What the message's content has to conform to; None: anything.
+        thinking_budget: Most tokens of thinking; 0: none; None: no limit.
+        thinking_message: Text that is written where the budget is used up, before the end of thinking.
         kwargs: More variables for the template, of the types that JSON has. `enable_thinking` is a bool.
     """
 
@@ -83,6 +85,8 @@ class ChatOptions:
     skip_parsing: bool = False
     json_schema: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] | None = None
+    thinking_budget: int | None = None
+    thinking_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, R
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 
 _PROBE = '{"a":1}'
@@ -79,7 +79,7 @@ def prepare_chat(
     return ChatRequest(
         rendered,
         chat_format.encode(rendered),
-        _with_stops(params, rendered.stops),
+        _with_thinking(_with_stops(params, rendered.stops), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
     )
 
@@ -99,7 +99,7 @@ def _offers_tools(options: ChatOptions) -> bool:
 
 def _constraint_of(params: SamplingParams) -> str | None:
     """Return the name of the constraint that the caller has set."""
-    names = ("json_schema", "grammar", "regex", "choice")
+    names = ("json_schema", "grammar", "regex", "choice", "lark", "constraint")
     return next((name for name in names if getattr(params, name) is not None), None)
 
 
@@ -192,6 +192,26 @@ def _has_bare_content(rendered: RenderedPrompt) -> bool:
     except ChatParseError:
         return False
     return parsed.content.strip() == _PROBE and not parsed.tool_calls and not parsed.reasoning_content.strip()
+
+
+def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: ChatOptions) -> SamplingParams:
+    """Return the params with the place of thinking, for what depends on it: a constraint, a lazy grammar, a budget.
+
+    Not where the caller has said it, where the format has none, or where the prompt has thinking behind it.
+    """
+    start, is_open = rendered.thinking_start, is_thinking_open(rendered)
+    has_place = bool(start and rendered.thinking_ends) and (is_open or start not in rendered.generation_prompt)
+    depends = params.grammar_lazy or (_constraint_of(params) is not None and params.grammar is None)
+    if params.thinking is not None or not has_place or not (depends or options.thinking_budget is not None):
+        return params
+    thinking = ThinkingParams(
+        start=start,
+        ends=rendered.thinking_ends,
+        is_open=is_open,
+        budget=options.thinking_budget,
+        message=options.thinking_message,
+    )
+    return params.replace(thinking=thinking)
 
 
 def _with_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:

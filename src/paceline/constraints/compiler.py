@@ -98,7 +98,8 @@ class ConstraintCompiler:
         elif params.constraint is not None:
             inner = self._own(params.constraint)
         if isinstance(params.thinking, ThinkingParams):
-            return ThinkingConstraint(params.thinking, self._thinking_tokens(params.thinking), inner)
+            tokens = self._thinking_tokens(params.thinking)
+            return ThinkingConstraint(params.thinking, tokens, inner, separates=params.grammar_lazy)
         return inner
 
     def matcher(self, spec: Spec) -> LLMatcher:

@@ -149,9 +149,13 @@ class ThinkingConstraint:
     """Thinking in front of constrained or free text; see `Constraint`.
 
     inner: what holds for the content; None: nothing. It must be at its beginning, and belongs to this object from then on.
+    separates: whether no token may end thinking and begin the content, also without an inner constraint.
     """
 
-    def __init__(self, params: ThinkingParams, tokens: ThinkingTokens, inner: Constraint | None) -> None:
+    def __init__(
+        self, params: ThinkingParams, tokens: ThinkingTokens, inner: Constraint | None, *, separates: bool = False
+    ) -> None:
+        self._separates = separates
         self._budget, self._tokens, self._inner = params.budget, tokens, inner
         self._longest = max(map(len, tokens.ends))
         # Text before thinking may be content: a copy follows it, and is dropped where thinking begins after all.
@@ -234,10 +238,12 @@ class ThinkingConstraint:
             words.fill(0)
             set_tokens(words, self._tokens.continuations[missing])
             return True
-        if self._inner is None:
+        if self._inner is None and not self._separates:
             return False
         words.fill(_ALL)
-        clear_tokens(words, [*self._tokens.passing(self._state.tail), *self._tokens.table.eog_ids])
+        clear_tokens(words, self._tokens.passing(self._state.tail))
+        if self._inner is not None:
+            clear_tokens(words, sorted(self._tokens.table.eog_ids))
         return True
 
     def _fill_after(self, words: TokenWords) -> bool:

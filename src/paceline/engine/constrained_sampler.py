@@ -24,6 +24,7 @@ class ConstrainedSampler:
 
     def __init__(self, sampler: Sampler, constraint: Constraint | None) -> None:
         self.sampler, self.constraint = sampler, constraint
+        self._note_thinking()
 
     def copy(self, choice: int) -> Self:
         """Return the same for another choice."""
@@ -50,6 +51,12 @@ class ConstrainedSampler:
         """Advance the constraint alone, by a token that the sampler has drawn."""
         if self.constraint is not None and not self.sampler.is_eog(token_id):
             self.constraint.accept(token_id)
+            self._note_thinking()
+
+    def _note_thinking(self) -> None:
+        """Let a lazy grammar sleep while the model thinks."""
+        if isinstance(self.constraint, ThinkingConstraint) and self.sampler.params.grammar_lazy:
+            self.sampler.set_grammar_asleep(self.constraint.is_thinking)
 
     def settle(self, output: RowOutput) -> RowOutput:
         """Return the outcome of a draw, with whether the text is complete. Never raises."""

@@ -183,6 +183,10 @@ class Sampler(Closeable):
         """Return whether a token ends generation."""
         return bool(self.native.is_eog(validation.integer("token_id", token_id, 0, self.n_vocab - 1)))
 
+    def set_grammar_asleep(self, asleep: bool) -> None:
+        """Say whether the next tokens are thinking, in which a lazy grammar looks for no trigger."""
+        self.native.set_grammar_asleep(asleep)
+
     @property
     def may_end(self) -> bool:
         """Whether the text is valid by the grammar as it is; True without one."""

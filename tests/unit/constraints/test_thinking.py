@@ -245,3 +245,12 @@ def test_an_own_constraint_sleeps_as_well() -> None:
     inner: Constraint = made
     take(inner, b"x", b"</think>", b"a", b"a", b"a")
     assert inner.is_complete
+
+
+def test_a_lazy_grammar_gets_its_text_whole() -> None:
+    """No token holds the end of thinking and what may trigger the grammar; the text may end while thinking."""
+    params = SamplingParams(grammar='root ::= "x"', grammar_lazy=True, grammar_triggers=("x",), thinking=TAGS)
+    constraint = COMPILER.compile(params)
+    assert constraint is not None
+    take(constraint, b"<think>")
+    assert allowed(constraint) == set(range(len(PIECES))) - {token(b"</think>{")}

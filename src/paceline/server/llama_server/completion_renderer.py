@@ -191,7 +191,7 @@ class CompletionRenderer:
             "prompt": request.texts[sequence.prompt],
             "has_new_line": sequence.has_new_line,
             "truncated": reason is FinishReason.LENGTH and is_full,
-            "stop_type": "none" if reason is None else _STOP_TYPES.get(reason, "none"),
+            "stop_type": _stop_type(reason, sequence.stop),
             "stopping_word": sequence.stop if isinstance(sequence.stop, str) else "",
             "tokens_cached": num_prompt + max(0, num_predicted - 1),
             "timings": final_timings(usage, num_predicted),
@@ -215,3 +215,10 @@ def select_fields(body: Mapping[str, Any], fields: Sequence[str]) -> dict[str, A
         else:
             result[path] = value
     return result
+
+
+def _stop_type(reason: FinishReason | None, stop: str | int | None) -> str:
+    """Return llama-server's name of an end; a text that a grammar has completed ends there with the model's own end."""
+    if reason is FinishReason.STOP and stop is None:
+        return "eos"
+    return "none" if reason is None else _STOP_TYPES.get(reason, "none")

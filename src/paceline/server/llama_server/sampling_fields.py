@@ -15,6 +15,7 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
+from paceline.server.constraint_fields import without_other_constraints
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, drop_stream_options
 
@@ -51,6 +52,7 @@ _CLAMPED = {
 _TOKEN_TRIGGER, _WORD_TRIGGER = 0, 1
 _SAMPLING_EXTRAS = (
     "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
+    "lark",
 )  # fmt: skip
 _OPTION_EXTRAS = (
     "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
@@ -93,7 +95,7 @@ def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str
         raise Unsupported(
             f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
         )
-    return base.replace(**changes)
+    return base.replace(**without_other_constraints(base, changes))
 
 
 def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:

@@ -29,9 +29,12 @@ _SPELT_BY_OPENAI = frozenset(
 # Of RequestOptions: what the API key and the header decide; `lora` has a shape of its own.
 _NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora"})
 
-_RESERVED = "Reserved: refused, as it is not supported yet; use grammar."
+# Of SamplingParams: a name of a program's own code, which no client may choose, and what the chat format decides.
+_NOT_OF_A_CLIENT = frozenset({"constraint", "thinking"})
 
-SAMPLING_EXTRAS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _SPELT_BY_OPENAI)
+SAMPLING_EXTRAS = tuple(
+    f.name for f in dataclasses.fields(SamplingParams) if f.name not in _SPELT_BY_OPENAI | _NOT_OF_A_CLIENT
+)
 OPTION_EXTRAS = (*(f.name for f in dataclasses.fields(RequestOptions) if f.name not in _NOT_OF_THE_BODY), "lora")
 EMBEDDING_OPTIONS = ("queue_timeout_s", "timeout_s", "truncate", "add_special", "parse_special")
 
@@ -58,12 +61,10 @@ def _extras(record: type, names: tuple[str, ...]) -> dict[str, Any]:
     """Return optional fields for members of a dataclass."""
     hints = get_type_hints(record)
     defaults = {one.name: one.default for one in dataclasses.fields(record)}
-    return {name: _extra(name, hints[name], record.__name__, defaults[name]) for name in names}
+    return {name: _extra(hints[name], record.__name__, defaults[name]) for name in names}
 
 
-def _extra(name: str, hint: Any, owner: str, default: object) -> Any:
-    if name == "regex":
-        return Annotated[hint | None, SkipValidation], Field(default=None, description=_RESERVED)
+def _extra(hint: Any, owner: str, default: object) -> Any:
     shown = "" if default in (None, "", ()) else f"; {default!r} unless the server or the model sets another"
     field = Field(default=None, description=f"paceline's own: as in {owner}{shown}.")
     return Annotated[hint | None, SkipValidation], field
@@ -113,6 +114,14 @@ class GenerationBody(SamplingFields):
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     timings_per_token: bool | None = Field(None, description="llama-server's: timings in every event of a stream.")
     return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
+    response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
+    structured_outputs: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None, description="vLLM's: one of json, regex, choice, grammar (GBNF) and json_object."
+    )
+    guided_json: Any = Field(None, description="vLLM's older name of json_schema.")
+    guided_regex: Any = Field(None, description="vLLM's older name of regex.")
+    guided_choice: Any = Field(None, description="vLLM's older name of choice.")
+    guided_grammar: Any = Field(None, description="vLLM's older name of grammar.")
 
 
 class OpenAICompletionBody(GenerationBody):
@@ -144,7 +153,6 @@ class OpenAIChatBody(GenerationBody):
     top_logprobs: int | None = Field(
         None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
     )
-    response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
     tools: list[Any] | None = Field(None, description="Functions that the model may call.")
     tool_choice: Any = Field(None, description='"auto" (default), "none", "required", or one of the tools by its name.')
     parallel_tool_calls: bool | None = Field(None, description="Whether one message may call several tools.")

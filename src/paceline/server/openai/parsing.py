@@ -12,6 +12,12 @@ from typing import Any
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.server.constraint_fields import (
+    CONSTRAINTS,
+    response_format_changes,
+    structured_output_changes,
+    without_other_constraints,
+)
 from paceline.server.openai.openai_bodies import (
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
@@ -72,9 +78,6 @@ def parse_chat(body: OpenAIChatBody, base: SamplingParams, options: Mapping[str,
         changes["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs is not None:
         raise InvalidParams("top_logprobs has no meaning without logprobs: true")
-    schema = _json_schema(body.response_format)
-    if schema is not None:
-        changes["json_schema"] = schema
     return parse_generation(body, base, options, changes)
 
 
@@ -86,7 +89,8 @@ def parse_generation(
     warnings = check_unknown_fields(others, type(body))
     if body.stream_options is not None and not body.stream:
         raise InvalidParams("stream_options has no meaning without stream: true")
-    params = base.replace(**{**_sampling_changes(body), **rename_fields(others), **changes})
+    changed = {**_sampling_changes(body), **rename_fields(others), **_constraint_changes(body), **changes}
+    params = base.replace(**without_other_constraints(base, changed))
     mine, unread = _parse_options(body)
     if (body.stream_options is not None) and body.stream_options.include_obfuscation:
         warnings.append("stream_options.include_obfuscation: accepted, and without a meaning here")
@@ -104,6 +108,21 @@ def _sampling_changes(body: GenerationBody) -> dict[str, Any]:
     if body.logit_bias is not None:
         changes["logit_bias"] = parse_logit_bias(body.logit_bias)
     return changes
+
+
+def _constraint_changes(body: GenerationBody) -> dict[str, Any]:
+    """Return the constraint that a body spells as OpenAI or vLLM does. Raises `InvalidParams` for more than one."""
+    wanted = response_format_changes(body.response_format)
+    structured = structured_output_changes(given_fields(body))
+    own = [name for name in CONSTRAINTS if getattr(body, name, None) is not None]
+    if bool(wanted) + bool(structured) + bool(own) > 1:
+        names = [
+            *(["response_format"] if wanted else []),
+            *(["structured_outputs"] if structured else []),
+            *own,
+        ]
+        raise InvalidParams(f"{' and '.join(names)} exclude each other: set one of them")
+    return wanted | structured
 
 
 def _parse_options(body: GenerationBody) -> tuple[dict[str, Any], list[str]]:
@@ -144,21 +163,3 @@ def _integer(body: GenerationBody, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidType(f"{name} must be an integer, not {value!r:.80}")
     return value
-
-
-def _json_schema(response_format: Mapping[str, Any] | None) -> Any:
-    """Return the JSON schema of a response_format; None for text."""
-    if response_format is None:
-        return None
-    kind = response_format.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return response_format.get("schema") or {"type": "object"}
-    if kind != "json_schema":
-        raise InvalidParams(f'response_format.type must be "text", "json_object" or "json_schema", not {kind!r:.80}')
-    described = response_format.get("json_schema")
-    schema = described.get("schema") if isinstance(described, Mapping) else None
-    if schema is None:
-        raise InvalidParams("response_format.json_schema.schema must be a JSON schema")
-    return schema

@@ -43,10 +43,9 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
     assert (body.n_predict, body.temperature, body.seed) == (12, 1.0, -1)
 
 
-def test_a_field_that_is_not_supported_yet_is_refused() -> None:
-    """The page of the API does not offer `regex` as something that works."""
-    fields = CompletionBody.model_json_schema()["properties"]
-    assert fields["regex"]["description"].startswith("Reserved: refused")
+def test_a_client_can_choose_no_code_of_the_servers() -> None:
+    """The name of a constraint of one's own is no field."""
+    assert not {"constraint", "thinking"} & CompletionBody.model_fields.keys()
 
 
 def test_null_is_as_good_as_absent() -> None:

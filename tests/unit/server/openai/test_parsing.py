@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -39,11 +40,67 @@ def test_an_empty_body_has_the_defaults_of_its_api() -> None:
     assert (theirs.max_tokens, theirs.temperature, theirs.top_p) == (None, 1, 1)
 
 
-def test_a_field_that_is_not_supported_yet_is_refused() -> None:
-    """The page of the API does not offer `regex` as something that works."""
-    fields = OpenAICompletionBody.model_json_schema()["properties"]
-    assert fields["regex"]["description"].startswith("Reserved: refused")
-    assert "as in SamplingParams" in fields["grammar"]["description"]
+def test_a_client_can_choose_no_code_of_the_servers() -> None:
+    """The name of a constraint of one's own is no field of a body, and what the format decides is none either."""
+    for name in ("constraint", "thinking"):
+        for parse in (completion, chat):
+            with pytest.raises(ApiException, match=f"{name} is no parameter"):
+                parse(**{name: "os:system"})
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json_object": True, "regex": None}}, "json_schema", '{"type": "object"}'),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", ("a", "b")),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "grammar", 'root ::= "a"'),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a"]}, "choice", ("a",)),
+        ({"guided_grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"lark": 'start: "a"'}, "lark", 'start: "a"'),
+    ],
+)
+def test_every_spelling_of_a_constraint_is_understood(body: dict[str, Any], field: str, value: Any) -> None:
+    """OpenAI's, vLLM's and our own, in completions and in chats; a server's default gives way."""
+    for parse in (completion, chat):
+        assert getattr(parse(**body).params, field) == value
+    base = SamplingParams(grammar="root ::= [a]", grammar_lazy=True, grammar_triggers=("x",))
+    parsed = parse_completion(OpenAICompletionBody.model_validate({"prompt": "x", **body}), base, {})
+    assert getattr(parsed.params, field) == value
+    assert parsed.params.grammar_lazy is (field == "grammar")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "json and structured_outputs.regex exclude"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structural_tag is not known"),
+        ({"structured_outputs": 5}, "structured_outputs"),
+        ({"guided_regex": "a", "regex": "b"}, "exclude each other"),
+        ({"guided_regex": "a", "guided_json": {}}, "exclude each other"),
+        ({"response_format": {"type": "json_object"}, "choice": ["a"]}, "response_format and choice exclude"),
+        ({"guided_choice": "yes"}, "choice"),
+    ],
+)
+def test_constraints_that_make_no_sense_are_refused(body: dict[str, Any], message: str) -> None:
+    """By the names that the client has used."""
+    with pytest.raises((InvalidParams, ValidationError), match=message):
+        chat(**body)
 
 
 def test_null_is_as_good_as_absent() -> None:

@@ -1,0 +1,77 @@
+"""The spellings of constraints in the bodies of requests: OpenAI's response_format, vLLM's structured_outputs and guided_*.
+
+Pure; any thread. The constraints themselves are compiled where samplers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import InvalidParams, InvalidType
+from paceline.params import SamplingParams
+
+CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark")
+"""Fields of `SamplingParams` that a body may set."""
+
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""vLLM's older names, and those of `structured_outputs`."""
+
+_FIELDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_IGNORED = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def response_format_changes(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams` for OpenAI's response_format; none for text. Raises `InvalidParams`."""
+    if response_format is None:
+        return {}
+    kind = response_format.get("type")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": response_format.get("schema") or {"type": "object"}}
+    if kind != "json_schema":
+        raise InvalidParams(f'response_format.type must be "text", "json_object" or "json_schema", not {kind!r:.80}')
+    described = response_format.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if schema is None:
+        raise InvalidParams("response_format.json_schema.schema must be a JSON schema")
+    return {"json_schema": schema}
+
+
+def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams` for vLLM's structured_outputs and guided_* among the fields of a body.
+
+    Raises `InvalidParams` for more than one constraint and for unknown kinds.
+    """
+    found: dict[str, Any] = {}
+    options = given.get("structured_outputs")
+    if options is not None:
+        if not isinstance(options, Mapping):
+            raise InvalidType(f"structured_outputs must be an object, not {type(options).__name__}")
+        found |= {f"structured_outputs.{name}": value for name, value in options.items() if name not in _IGNORED}
+    found |= {name: given[name] for name in GUIDED if given.get(name) is not None}
+    found = {name: value for name, value in found.items() if value is not None and value is not False}
+    if len(found) > 1:
+        raise InvalidParams(f"{' and '.join(found)} exclude each other: set one of them")
+    for name, value in found.items():
+        kind = GUIDED.get(name, name.removeprefix("structured_outputs."))
+        if kind == "json_object":
+            return {"json_schema": {"type": "object"}}
+        if kind not in _FIELDS:
+            raise InvalidParams(f"{name} is not known; kinds are {', '.join(_FIELDS)} and json_object")
+        return {_FIELDS[kind]: value}
+    return {}
+
+
+def without_other_constraints(base: SamplingParams, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes, and those that take a default constraint away where the changes set another."""
+    given = [name for name in CONSTRAINTS if changes.get(name) is not None]
+    if not given:
+        return dict(changes)
+    others: dict[str, Any] = {
+        name: None for name in CONSTRAINTS if name not in changes and getattr(base, name) is not None
+    }
+    if "grammar" not in given:
+        others |= {"grammar_lazy": False, "grammar_triggers": (), "grammar_prefix": "", "grammar_root": "root"}
+    return {**others, **changes}
