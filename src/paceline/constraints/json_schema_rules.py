@@ -62,6 +62,8 @@ _STANDARD_FORMATS: Final = FORMATS | frozenset(
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
+_COMBINING: Final = frozenset(("anyOf", "oneOf", "$ref"))
+_OF_OBJECTS: Final = frozenset(("properties", "required", "additionalProperties", "patternProperties", "maxProperties"))
 _ESCAPED: Final = frozenset("\b\f\n\r\t")  # control characters that have an escape of one letter
 
 
@@ -77,7 +79,11 @@ def prepared_schema(text: str) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
-    return json.dumps(_prepared("#", schema))
+    prepared = _prepared("#", schema)
+    if not any(_is_combined(node) for _, node in _nodes("#", prepared)):
+        for _, node in _nodes("#", prepared):
+            _close(node)
+    return json.dumps(prepared)
 
 
 def place_of(text: str, keywords: tuple[str, ...]) -> str:
@@ -106,6 +112,20 @@ def _children(path: str, keyword: str, value: Any) -> list[tuple[str, Any]]:
     if keyword in _LISTS and isinstance(value, list):
         return [(f"{at}/{index}", child) for index, child in enumerate(value)]
     return [(at, value)] if keyword in _SINGLE and isinstance(value, dict) else []
+
+
+def _is_combined(node: Schema) -> bool:
+    """Return whether what a schema object says adds to what another one says about the same value."""
+    return "allOf" in node or (not _COMBINING.isdisjoint(node) and not _OF_OBJECTS.isdisjoint(node))
+
+
+def _close(node: Schema) -> None:
+    """Leave out properties that a schema allows without naming them, as llama.cpp does: models ramble in these."""
+    named, required = node.get("properties"), node.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or node.keys() & {"patternProperties"}:
+        return
+    if all(name in named for name in required) and node.get("minProperties", 0) <= len(named):
+        node.setdefault("additionalProperties", False)
 
 
 def _prepared(path: str, node: Any) -> Any:
