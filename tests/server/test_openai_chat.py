@@ -383,3 +383,59 @@ def test_a_client_that_hangs_up_in_the_middle_of_a_call_frees_its_slot(world: Op
     world.wait_closed(request_id)
     assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
     world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))
+
+
+BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
+
+
+def thought_and_calls(client: openai.OpenAI, **body: Any) -> tuple[str, list[str]]:
+    """Return the thinking of a message with tools, and the names of its calls."""
+    options: Any = {"model": "tale", "messages": ASKED, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    message = client.chat.completions.create(**options, extra_body=body).choices[0].message
+    calls = [call.function.name for call in message.tool_calls or () if call.type == "function"]
+    return (message.model_extra or {}).get("reasoning_content", ""), calls
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_thinking_ends_at_its_budget(world: OpenAIServer, client: openai.OpenAI, name: str) -> None:
+    """At that many tokens, with the message in front of its end; 0 is none at all, -1 the server's."""
+    free, calls = thought_and_calls(client)
+    assert calls == ["weather"]
+    encode = world.engine.tokenizer.encode
+    assert len(encode(free)) > 4
+    assert thought_and_calls(client, **{name: -1}) == (free, calls)
+    short, _ = thought_and_calls(client, **{name: 3})
+    assert free.startswith(short.rstrip())
+    assert 0 < len(encode(short, add_special=False)) <= 4
+    told, _ = thought_and_calls(client, **{name: 3}, reasoning_budget_message=" Enough.")
+    assert told.rstrip().endswith("Enough.")
+    assert thought_and_calls(client, **{name: 0})[0].strip() == ""
+
+
+def test_a_schema_holds_for_the_content_and_not_for_thinking(client: openai.OpenAI) -> None:
+    """Whether or not thinking has a budget."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for more in ({}, {"reasoning_budget_tokens": 4}, {"reasoning_budget_tokens": 0}):
+        options: Any = {"response_format": wanted, "max_completion_tokens": 300, "extra_body": more}
+        message = chat(client, ASKED, **options).choices[0].message
+        assert json.loads(message.content or "")["a"] in (1, 2)
+
+
+def test_the_server_has_a_budget_of_its_own() -> None:
+    """For requests that have none; a request's own wins."""
+    settings: Any = {"reasoning_budget": 0, "reasoning_budget_message": "", "skip_chat_parsing": False}
+    with OpenAIServer(**settings) as other, other.openai() as client:
+        assert thought_and_calls(client)[0].strip() == ""
+        assert thought_and_calls(client, reasoning_budget_tokens=50)[0].strip()
+
+
+def test_a_server_that_does_not_parse_leaves_all_in_the_content() -> None:
+    """Thinking and calls, as the model spells them; none can be required."""
+    with OpenAIServer(skip_chat_parsing=True) as other, other.openai() as client:
+        options: Any = {"model": "tale", "messages": ASKED, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+        message = client.chat.completions.create(**options).choices[0].message
+        assert not message.tool_calls
+        assert "weather" in (message.content or "")
+        with pytest.raises(openai.APIStatusError, match="tool_choice"):
+            client.chat.completions.create(**options, tool_choice="required")

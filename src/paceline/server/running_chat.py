@@ -40,7 +40,7 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     chat_format = service.chat_format()
 
     def prepare() -> ChatRequest:
-        return prepare_chat(chat_format, make_turn(), chat_options, params)
+        return prepare_chat(chat_format, make_turn(), service.chat_options(chat_options), params)
 
     prepared = await asyncio.to_thread(prepare)
     wanted = {**options, "preserved_tokens": prepared.preserved_tokens}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM
-from paceline.chat import ChatFormat, template_kwargs
+from paceline.chat import ChatFormat, ChatOptions, template_kwargs
 from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
@@ -215,6 +215,17 @@ class Service:
         if self._chat is None:
             raise Unsupported(self._why_no_chat)
         return self._chat
+
+    def chat_options(self, wanted: ChatOptions) -> ChatOptions:
+        """Return a request's options with the server's, where the request leaves thinking and parsing to it."""
+        settings = self.settings
+        budget = None if settings.reasoning_budget == -1 else settings.reasoning_budget
+        return replace(
+            wanted,
+            thinking_budget=budget if wanted.thinking_budget is None else wanted.thinking_budget,
+            thinking_message=wanted.thinking_message or settings.reasoning_budget_message,
+            skip_parsing=wanted.skip_parsing or settings.skip_chat_parsing,
+        )
 
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
         """Return the server's variables for the template, with a request's own and its reasoning effort over them."""

@@ -53,7 +53,6 @@ def _switch(spelled: str, action: Reject | Ignore, text: str, *, env: str | None
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _MODELS_OWN = "the model's"
 _INTEGER = read.integer(-(2**31))
-_BUDGET = "a budget of reasoning tokens is not supported yet; leave it out, or limit all generated tokens with -n"
 _LOG_LEVELS = ("error", "error", "warning", "info", "debug")  # by llama-server's numbers
 _LINES = "every line of the log begins with its time and its level"
 _LOAD_MODES = {
@@ -365,10 +364,12 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              Store("server.reasoning_format"),
              "Where thinking goes where a request does not say: none leaves it in the content, auto and deepseek put it "
              "into reasoning_content; deepseek-legacy does as well.", env="LLAMA_ARG_THINK"),
-        Flag("--reasoning-budget", "N", read.integer(-1), Reject(_BUDGET), "Maximum number of reasoning tokens.",
-             env="LLAMA_ARG_THINK_BUDGET", actions={-1: NO_OP}),
-        Flag("--reasoning-budget-message", "TEXT", read.unread, Reject(_BUDGET),
-             "Text that ends the reasoning when the budget is used up.", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
+        Flag("--reasoning-budget", "N", read.integer(-1, 2**31 - 1), Store("server.reasoning_budget"),
+             "Most tokens of thinking where a request does not say; 0: none, -1: no limit.",
+             env="LLAMA_ARG_THINK_BUDGET"),
+        Flag("--reasoning-budget-message", "TEXT", read.text, Store("server.reasoning_budget_message"),
+             "Text that is written where the budget is used up, before the end of thinking.",
+             env="LLAMA_ARG_THINK_BUDGET_MESSAGE", default="none"),
         Flag("--skip-chat-parsing", SWITCH, read.switch, Store("server.skip_chat_parsing"),
              "Leave all generated text in the content, thinking and tool calls included.",
              env="LLAMA_ARG_SKIP_CHAT_PARSING", off="--no-skip-chat-parsing"),

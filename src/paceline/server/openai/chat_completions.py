@@ -107,9 +107,10 @@ def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
     return naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs", json_schema=schema)
 
 
-def _count(service: Service, body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> int:
-    params = parse_chat(body, base, options).params
-    prepared = prepare_chat(service.chat_format(), _turn(service, body), chat_options(service, body), params)
+def _count(service: Service, body: OpenAIChatBody, base: SamplingParams, others: Mapping[str, Any]) -> int:
+    params = parse_chat(body, base, others).params
+    options = service.chat_options(chat_options(service, body))
+    prepared = prepare_chat(service.chat_format(), _turn(service, body), options, params)
     return len(prepared.token_ids)
 
 
@@ -129,9 +130,17 @@ def chat_options(service: Service, body: OpenAIChatBody) -> ChatOptions:
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_format=body.reasoning_format or service.settings.reasoning_format,
-        skip_parsing=service.settings.skip_chat_parsing,
         kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
+        thinking_budget=_budget(body),
+        thinking_message=body.reasoning_budget_message or "",
     )
+
+
+def _budget(body: OpenAIChatBody) -> int | None:
+    """Return the most tokens of thinking that a body asks for; None where it leaves that to the server."""
+    given = body.reasoning_budget_tokens
+    wanted = body.thinking_budget_tokens if given is None else given
+    return None if wanted == -1 else wanted
 
 
 class FunctionCall(msgspec.Struct):

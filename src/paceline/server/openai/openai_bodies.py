@@ -159,6 +159,18 @@ class OpenAIChatBody(GenerationBody):
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
     )
+    reasoning_budget_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description="llama-server's: most tokens of thinking; 0: none; -1: as the server has it.",
+    )
+    thinking_budget_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Another name of reasoning_budget_tokens."
+    )
+    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = Field(
+        None, description="llama-server's: text that ends thinking where its budget is used up."
+    )
     include_reasoning: bool | None = Field(None, description="vLLM's: false leaves thinking out of the response.")
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="A variable of the template; none turns thinking off, default leaves it to the template."

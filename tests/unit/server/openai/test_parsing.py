@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
+from paceline.server.openai.chat_completions import chat_options
 from paceline.server.openai.openai_bodies import OPTION_EXTRAS, SAMPLING_EXTRAS, OpenAIChatBody, OpenAICompletionBody
 from paceline.server.openai.parsing import (
     CHAT_DEFAULTS,
@@ -21,6 +22,8 @@ from paceline.server.openai.parsing import (
     parse_completion,
     parse_logit_bias,
 )
+from paceline.server.service import Service
+from paceline.server.settings import ServerSettings
 
 
 def completion(options: dict[str, Any] | None = None, /, **body: Any) -> ParsedRequest:
@@ -336,3 +339,32 @@ def test_an_error_that_names_no_field_stays_as_it_is() -> None:
     with pytest.raises(InvalidParams) as raised, naming_param({"prompt"}):
         raise InvalidParams("the prompt has no tokens")
     assert api_error_of(raised.value).param is None
+
+
+@pytest.mark.parametrize(
+    ("body", "budget"),
+    [
+        ({}, None),
+        ({"reasoning_budget_tokens": 5}, 5),
+        ({"thinking_budget_tokens": 5}, 5),
+        ({"reasoning_budget_tokens": 0, "thinking_budget_tokens": 5}, 0),
+        ({"reasoning_budget_tokens": -1, "thinking_budget_tokens": 5}, None),
+        ({"reasoning_budget_tokens": None, "thinking_budget_tokens": 5}, 5),
+    ],
+)
+def test_a_budget_of_thinking_has_two_names(body: dict[str, Any], budget: int | None) -> None:
+    """The first one wins, as in llama-server; -1 leaves it to the server."""
+    service: Any = Service(ServerSettings(reasoning_budget=7, reasoning_budget_message="So."))
+    options = chat_options(service, OpenAIChatBody.model_validate({"messages": [], **body}))
+    assert options.thinking_budget == budget
+    resolved = service.chat_options(options)
+    assert (resolved.thinking_budget, resolved.thinking_message) == (7 if budget is None else budget, "So.")
+    own = chat_options(service, OpenAIChatBody.model_validate({"messages": [], "reasoning_budget_message": "Now."}))
+    assert service.chat_options(own).thinking_message == "Now."
+
+
+def test_a_budget_below_minus_one_is_refused() -> None:
+    """By its name."""
+    with pytest.raises(ValidationError) as raised:
+        chat(reasoning_budget_tokens=-2)
+    assert raised.value.errors()[0]["loc"][0] == "reasoning_budget_tokens"
