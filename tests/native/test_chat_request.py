@@ -23,6 +23,7 @@ from paceline.chat import (
     prepare_chat,
 )
 from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.params import ThinkingParams
 from paceline.runtime import Sampler
 
 Prepare = Callable[..., ChatRequest]
@@ -255,3 +256,30 @@ def test_a_format_without_tools_refuses_them() -> None:
     """Before anything is generated."""
     with pytest.raises(Unsupported, match=SAYS_NOTHING_OF_TOOLS):
         prepare_chat(ChatFormat(demo(), CHATML), next_turn(ASKED), ChatOptions(tools=TOOLS))
+
+
+def test_a_budget_of_nothing_turns_thinking_off_where_the_template_can(prepare: Prepare) -> None:
+    """Unless a variable says otherwise."""
+    off = prepare("Qwen-Qwen3-0.6B", kwargs={"enable_thinking": False})
+    assert prepare("Qwen-Qwen3-0.6B", thinking_budget=0).rendered.text == off.rendered.text
+    kept = prepare("Qwen-Qwen3-0.6B", thinking_budget=0, kwargs={"enable_thinking": True})
+    assert kept.rendered.text != off.rendered.text
+    assert prepare("Qwen-Qwen3-0.6B", thinking_budget=5).rendered.text == kept.rendered.text
+
+
+def test_thinking_is_pointed_out_to_what_depends_on_it(prepare: Prepare) -> None:
+    """A schema, a lazy grammar and a budget; not to what is free, and not where the prompt has thinking behind it."""
+    name = "Qwen-Qwen3-0.6B"
+    assert prepare(name).params.thinking is None
+    expected = ThinkingParams(start="<think>", ends=("</think>",))
+    for options in ({"json_schema": SCHEMA}, {"tools": TOOLS}):
+        assert prepare(name, **options).params.thinking == expected
+        assert prepare(name, **options, kwargs={"enable_thinking": False}).params.thinking is None
+    limited = prepare(name, thinking_budget=7, thinking_message="So.").params.thinking
+    assert limited == ThinkingParams(start="<think>", ends=("</think>",), budget=7, message="So.")
+    begun = prepare("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", thinking_budget=7)
+    assert isinstance(begun.params.thinking, ThinkingParams)
+    assert begun.params.thinking.is_open == is_thinking_open(begun.rendered)
+    assert prepare("openai-gpt-oss-120b", thinking_budget=7).params.thinking is not None
+    own = SamplingParams(thinking=ThinkingParams(start="<a>", ends=("</a>",)))
+    assert prepare(name, own, thinking_budget=7).params.thinking == own.thinking

@@ -70,6 +70,8 @@ def prepare_chat(
     if params.json_schema is None and chosen.json_schema is not None:
         params = params.replace(json_schema=chosen.json_schema)
     chosen = replace(chosen, json_schema=None)
+    if chosen.thinking_budget == 0:  # templates that can say so keep the model from wanting to
+        chosen = replace(chosen, kwargs={"enable_thinking": False, **(chosen.kwargs or {})})
     rendered = chat_format.render_turn(turn, chosen)
     if _offers_tools(chosen):
         rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
