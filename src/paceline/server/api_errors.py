@@ -279,7 +279,15 @@ def anthropic_error_body(api_error: ApiError) -> dict[str, Any]:
     """Return Anthropic's error object."""
     status = anthropic_status(api_error)
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": api_error.message}}
+    return {"type": "error", "error": {"type": kind, "message": _anthropic_message(api_error)}}
+
+
+def _anthropic_message(api_error: ApiError) -> str:
+    """Return the message; that of a prompt that is too long begins as programs expect it, which then shorten their prompt."""
+    count, most = api_error.extra.get("n_prompt_tokens"), api_error.extra.get("n_ctx")
+    if api_error.type != "exceed_context_size_error" or count is None or most is None:
+        return api_error.message
+    return f"prompt is too long: {count} tokens > {most} maximum"
 
 
 def anthropic_status(api_error: ApiError) -> int:

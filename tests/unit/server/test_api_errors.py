@@ -78,6 +78,10 @@ def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, 
         assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
     assert anthropic_error_event(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
     assert "param" in msgspec.json.decode(error_response(api_error, "/v1/messagesx").body)["error"]
+    too_long = msgspec.json.decode(
+        error_response(api_error_of(errors.PromptTooLong("long", 10, 5)), "/v1/messages").body
+    )
+    assert too_long["error"]["message"] == "prompt is too long: 10 tokens > 5 maximum"
 
 
 @pytest.mark.parametrize(

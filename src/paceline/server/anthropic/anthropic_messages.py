@@ -58,7 +58,14 @@ def conversation_of(messages: object, system: object = None) -> list[dict[str, A
     for index, message in enumerate(messages):
         for one in _message(f"messages[{index}]", message, calls):
             _append(converted, one)
+    _check_end(f"messages[{len(messages) - 1}]", converted[-1])
     return converted
+
+
+def _check_end(place: str, last: Mapping[str, Any]) -> None:
+    """Raise `InvalidParams` where the last message is the assistant's and cannot be continued."""
+    if last.get("tool_calls"):
+        raise InvalidParams(f"{place} has a tool_use block, and no message with its tool_result follows")
 
 
 def _append(converted: list[dict[str, Any]], message: dict[str, Any]) -> None:

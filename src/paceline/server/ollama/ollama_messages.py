@@ -32,6 +32,8 @@ def ollama_conversation(messages: object) -> list[dict[str, Any]]:
     converted, open_calls = [], _OpenCalls()
     for index, message in enumerate(messages):
         converted.append(_message(f"messages[{index}]", message, open_calls))
+    if converted and converted[-1].get("tool_calls"):
+        raise InvalidParams(f"messages[{len(converted) - 1}] has tool calls, and no message with their results follows")
     return converted
 
 

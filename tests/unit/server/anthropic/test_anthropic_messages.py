@@ -72,8 +72,9 @@ def test_consecutive_messages_of_one_role_are_one() -> None:
         assistant({"type": "thinking", "thinking": "Hm. ", "signature": ""}),
         assistant({"type": "thinking", "thinking": "So.", "signature": ""}, text("c")),
         assistant(USE),
+        user(result()),
     )
-    assert conversation == [
+    assert conversation[:2] == [
         user(text("a"), text("b")),
         {**assistant(text("c")), "reasoning_content": "Hm. So.", "tool_calls": [CALL]},
     ]
@@ -137,6 +138,7 @@ def test_thinking_is_read_and_redacted_thinking_is_not() -> None:
         ([assistant(result())], r"messages\[0\].content\[0\].type must be text or thinking"),
         ([assistant({**USE, "input": "x"})], r"messages\[0\].content\[0\].input must be an object"),
         ([assistant({**USE, "id": ""})], r"messages\[0\].content\[0\].id must not be empty"),
+        ([user(text("x")), assistant(USE)], r"messages\[1\] has a tool_use block, and no message with its tool_result"),
         ([user(result())], r"messages\[0\].content\[0\].tool_use_id is 't1', and no earlier message"),
         ([assistant(USE), user(result(content=[USE]))], r"messages\[1\].content\[0\].content\[0\].type must be text"),
         ([assistant(USE), user(result(is_error="yes"))], r"messages\[1\].content\[0\].is_error"),
@@ -240,5 +242,5 @@ def test_a_malformed_tool_choice_is_refused(choice: Any, tools: Any, place: str)
 def test_arguments_of_a_call_are_json_of_its_input() -> None:
     """Whatever it has."""
     given = {"a": [1, 2.5, None, True, {"b": 'x"\n'}], "ü": {}}
-    (message,) = converted(assistant({**USE, "input": given}))
+    message, _ = converted(assistant({**USE, "input": given}), user(result()))
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == given

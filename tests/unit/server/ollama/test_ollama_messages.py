@@ -74,6 +74,7 @@ def test_results_belong_to_calls_by_id_by_name_or_in_order() -> None:
         ([called(call("a")), result("x"), result("y")], r"messages\[2\] is a result of a tool"),
         ([called(call("a")), result("x", tool_call_id="z")], r"messages\[1\].tool_call_id is 'z'"),
         ([{**USER, "tool_calls": [call("a")]}], r"messages\[0\].tool_calls is for messages of the role assistant"),
+        ([USER, called(call("a"))], r"messages\[1\] has tool calls, and no message with their results follows"),
         ([called({"name": "a"})], r"messages\[0\].tool_calls\[0\] must be an object with function"),
         ([called({"function": {"arguments": {}}})], r"messages\[0\].tool_calls\[0\].function.name"),
         ([called({"function": {"name": "a", "arguments": "x"}})], r"\[0\].function.arguments must be an object"),
