@@ -171,6 +171,20 @@ def test_an_assistants_last_message_is_continued(client: anthropic.Anthropic) ->
         assert message.usage.output_tokens == 8
 
 
+def test_a_budget_ends_thinking(client: anthropic.Anthropic) -> None:
+    """The text follows."""
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    for message in (
+        create(client, thinking=thinking, max_tokens=40),
+        streamed(client, thinking=thinking, max_tokens=40)[1],
+    ):
+        thought, text = message.content
+        assert isinstance(thought, anthropic.types.ThinkingBlock)
+        assert isinstance(text, anthropic.types.TextBlock)
+        assert 0 < len(thought.thinking.split()) <= 3
+        assert text.text.strip()
+
+
 def test_omitted_thinking_is_not_shown(client: anthropic.Anthropic) -> None:
     """Its block is there."""
     thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}

@@ -47,8 +47,6 @@ def parse_message_request(
     effort, schema = _output_config(body.output_config)
     thinking = _parse_thinking(body.thinking)
     changes: dict[str, Any] = {} if schema is None else {"json_schema": schema}
-    if thinking.budget is not None:
-        warnings.append("thinking.budget_tokens: accepted, and not enforced yet")
     kwargs = {**(body.chat_template_kwargs or {}), **thinking.variables}
     stops: tuple[str, ...] = ()
     if isinstance(body, MessageBody):
@@ -65,6 +63,7 @@ def parse_message_request(
             parallel_tool_calls=parallel,
             reasoning_format=reasoning_format,
             kwargs=variables(kwargs, effort),
+            thinking_budget=thinking.budget,
         ),
         stops=stops,
         shows_thinking=thinking.is_shown,

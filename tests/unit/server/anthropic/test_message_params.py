@@ -65,6 +65,13 @@ def test_thinking_is_a_variable_of_the_template(thinking: Any, expected: bool, i
     assert found.shows_thinking is is_shown
 
 
+def test_a_budget_limits_thinking() -> None:
+    """Where there is one."""
+    assert parsed(thinking={"type": "enabled", "budget_tokens": 7}).chat.thinking_budget == 7
+    assert parsed(thinking={"type": "adaptive"}).chat.thinking_budget is None
+    assert parsed().chat.thinking_budget is None
+
+
 def test_output_config_has_effort_and_schema() -> None:
     """The effort reaches the template, the schema constrains the content."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
