@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.chat import (
     ChatReader,
     ParsedMessage,
     RenderedPrompt,
+    ToolCall,
     chat_completion_of,
     new_call_id,
 )
@@ -219,3 +221,29 @@ def test_ids_of_calls_differ() -> None:
     ids = {new_call_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(one.startswith("call_") and one[5:].isalnum() for one in ids)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+def test_a_stop_of_the_caller_cuts_a_call_off(reason: FinishReason) -> None:
+    """A call without the rest of its arguments is no whole one; those of the format come where the message has ended."""
+    half = CALL[: CALL.index("Bonn")]
+    prompt = replace(rendered(), stops=("<END>",), stop_token_ids=(7,))
+    for stop, is_content in (('"arguments"', False), (5, False), ("<END>", True), (7, True)):
+        if reason is FinishReason.LENGTH and is_content:
+            continue
+        chunk = StreamChunk(index=0, choice=0, text=half, token_ids=(1,), finish_reason=reason, stop=stop, usage=USAGE)
+        (last,) = ChatReader(prompt).read(chunk)
+        completion = completion_of([chunk], prompt=(1,), wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+        whole = chat_completion_of(completion, prompt).choices[0]
+        for message, warning in ((last.message, last.warning), (whole.message, whole.warning)):
+            assert message is not None
+            assert (message.content == half, warning is not None) == (is_content, is_content), stop
+            assert (message.has_whole_calls, bool(message.tool_calls) or is_content) == (False, True)
+
+
+def test_calls_are_whole_where_all_arguments_are() -> None:
+    """No call is not a whole one."""
+    whole, half = ToolCall("f", '{"a": 1}'), ToolCall("f", '{"a')
+    messages = [ParsedMessage(tool_calls=calls) for calls in ((), (whole,), (half,), (whole, half), (whole, whole))]
+    assert [message.has_whole_calls for message in messages] == [False, True, False, False, True]
+    assert not ToolCall("f", "[" * 100_000).is_whole

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ from paceline.chat import (
     ParsedMessage,
     RenderedPrompt,
     ToolCall,
+    is_thinking_open,
 )
-from paceline.errors import Closed, InvalidParams, TemplateError
+from paceline.errors import ChatParseError, Closed, InvalidParams, PacelineError, TemplateError
 
 Prompt = Callable[..., RenderedPrompt]
 CALL_AFTER_THINKING = (
@@ -265,3 +268,145 @@ def test_what_the_prompt_has_of_a_message_is_no_part_of_it(llama_cpp_source: Pat
         assert joined([*deltas, *rest]) == whole, path.stem
         assert (whole.content, whole.reasoning_content) == (generated, ""), path.stem
     assert num_tried > 50
+
+
+@pytest.mark.parametrize(
+    ("pieces_of_text", "content"),
+    [
+        (["Let me look. <tool_call>", "\noops"], "Let me look. <tool_call>\noops"),
+        (["Let me", " look.", "\n", "<tool_call>", "\n{oops", " no call"], "Let me look.\n<tool_call>\n{oops no call"),
+        (["<think>\nhm", "</think>\n\nok", "<tool_call>", "\nbad"], "ok<tool_call>\nbad"),
+        (["<think>\nhm</think>\n\nok<tool_call>", "\nbad"], "ok<tool_call>\nbad"),
+    ],
+)
+def test_what_was_sent_is_not_sent_again_where_the_text_goes_wrong(
+    prompt_of: Prompt, pieces_of_text: list[str], content: str
+) -> None:
+    """Whether the parser had read it or it went through."""
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    deltas = [delta for piece in pieces_of_text for delta in stream.feed(piece)]
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest])
+    assert whole.content.strip() == content
+    assert whole.reasoning_content.strip() in ("", "hm")
+    assert stream.warning is not None
+
+
+@pytest.mark.parametrize("name", ["Apriel-1.6-15b-Thinker-fixed", "poolside-Laguna-S-2.1"])
+def test_what_was_read_of_a_prompt_is_not_taken_from_a_text_that_goes_wrong(prompt_of: Prompt, name: str) -> None:
+    """Thinking in the content begins with the prompt's part of it, which is no part of the generated text."""
+    text = "Let me look.<tool_calls>[oops<tool_call>oops"
+    stream = MessageStream(prompt_of(name, reasoning_format="none"))
+    deltas = [delta for piece in (text[:20], text[20:]) for delta in stream.feed(piece)]
+    rest, whole = stream.finish()
+    assert whole == joined([*deltas, *rest])
+    assert whole.content.count("Let me look.") == 1
+    assert whole.content.endswith("oops")
+
+
+@pytest.mark.parametrize("text", ["<think>\n", '<tool_call>\n{"na', "\n", "<tool_c"])
+def test_marks_that_are_cut_are_no_content(prompt_of: Prompt, text: str) -> None:
+    """They are the beginning of what would have come, and no reason to warn."""
+    for is_whole in (False, True):
+        stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"), is_whole=is_whole)
+        deltas = stream.feed(text)
+        rest, whole = stream.finish(is_cut=True)
+        assert (joined([*deltas, *rest]).content.strip(), whole.content.strip()) == ("", "")
+        assert stream.warning is None
+    wrong = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    wrong.feed("<tool_call>\nno call, and cut")
+    assert wrong.finish(is_cut=True)[1].content == "<tool_call>\nno call, and cut"
+    assert wrong.warning is not None
+
+
+def test_half_a_call_at_the_end_is_content(prompt_of: Prompt) -> None:
+    """With a warning: its arguments are no JSON. One that is cut is the beginning of a call, and known as such."""
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö'
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"), is_whole=True)
+    stream.feed(text)
+    assert stream.finish() == ([MessageDelta(text)], ParsedMessage(text))
+    assert stream.warning is not None and "within the arguments" in str(stream.warning)
+    cut = MessageStream(prompt_of("Qwen-Qwen3-0.6B"), is_whole=True)
+    cut.feed(text)
+    _, message = cut.finish(is_cut=True)
+    assert (cut.warning, len(message.tool_calls), message.has_whole_calls) == (None, 1, False)
+    streamed = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    deltas = [delta for piece in text for delta in streamed.feed(piece)]
+    rest, message = streamed.finish()
+    assert joined([*deltas, *rest]) == message
+    assert (message.content, message.has_whole_calls) == (text, False)
+
+
+def test_a_call_that_the_parser_loses_is_content(prompt_of: Prompt) -> None:
+    """One format drops a call with a wrong end, and says nothing."""
+    text = "Wait.\n<tool_call>\n<function=weather>\n<parameter=city>\nKoeln\n</parameter>\n</tool_call>"
+    whole = MessageStream(prompt_of("Qwen3-Coder"), is_whole=True)
+    whole.feed(text)
+    assert whole.finish()[1] == ParsedMessage(text)
+    streamed = MessageStream(prompt_of("Qwen3-Coder"))
+    deltas = [delta for piece in text for delta in streamed.feed(piece)]
+    rest, message = streamed.finish()
+    assert joined([*deltas, *rest]) == message
+    assert (message.content.split(), message.has_whole_calls) == (text.split(), False)
+    assert whole.warning is not None and streamed.warning is not None
+
+
+def test_long_blanks_take_time_in_proportion(prompt_of: Prompt) -> None:
+    """They are held back until text follows, and not looked through again with every piece."""
+    stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
+    blanks = "\n \t" * 20_000
+    assert joined(stream.feed("Hm")).content == "Hm"
+    started = time.perf_counter()
+    for at in range(0, len(blanks), 3):
+        assert stream.feed(blanks[at : at + 3]) == []
+        assert len(stream._held) < 512
+    assert time.perf_counter() - started < 5
+    deltas = stream.feed("x")
+    rest, whole = stream.finish()
+    assert "Hm" + joined([*deltas, *rest]).content == whole.content == f"Hm{blanks}x"
+
+
+NUM_READABLE = 45
+
+
+def spelt(chat: ChatFormat, prompt: RenderedPrompt) -> str | None:
+    """Return a call as the template spells one in the conversation; None where its parser does not read it so."""
+    made = {"name": "weather", "arguments": '{"city": "Köln"}'}
+    calls = [{"id": "123456789", "type": "function", "function": made}]
+    talk = [*ASKED, {"role": "assistant", "content": "Wait.", "tool_calls": calls}]
+    try:
+        whole = chat.render(talk, options=ChatOptions(tools=TOOLS), add_generation_prompt=False).text
+    except PacelineError:
+        return None
+    begun = next(
+        (n for n, (one, other) in enumerate(zip(prompt.text, whole, strict=False)) if one != other), len(prompt.text)
+    )
+    text = (f"Hm.{prompt.thinking_ends[0]}" if is_thinking_open(prompt) else "") + whole[begun:]
+    parser = MessageParser(prompt)
+    for end in range(len(text), max(0, len(text) - 40), -1):
+        with suppress(ChatParseError):
+            message = parser.parse(text[:end])
+            if len(message.tool_calls) == 1 and message.has_whole_calls:
+                return text[:end]
+    return None
+
+
+def test_calls_of_every_format_are_read_wherever_they_are_cut(llama_cpp_source: Path) -> None:
+    """What is streamed is the whole; what is cut has no mark of a call in the content, and is no reason to warn."""
+    num_read = 0
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = ChatFormat(demo(), path.read_text())
+        if not (chat.capabilities["supports_tools"] or chat.capabilities["supports_tool_calls"]):
+            continue
+        prompt = chat.render(ASKED, options=ChatOptions(tools=TOOLS))
+        text = spelt(chat, prompt)
+        num_read += text is not None
+        for end in range(1, len(text or "") + 1, 1 if path.stem in TEXTS else 7):
+            cut = (text or "")[:end]
+            stream, at_once = MessageStream(prompt), MessageStream(prompt, is_whole=True)
+            deltas = [delta for piece in pieces(cut, 9, end) for delta in stream.feed(piece)]
+            at_once.feed(cut)
+            rest, message = stream.finish(is_cut=True)
+            assert message == joined([*deltas, *rest]) == at_once.finish(is_cut=True)[1], (path.stem, cut)
+            assert stream.warning is None and at_once.warning is None, (path.stem, cut)
+    assert num_read >= NUM_READABLE

@@ -19,7 +19,6 @@ from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _SHORT_CHARS = 1024  # that are parsed faster than a thread is found for it
-_WHOLE = (FinishReason.END, FinishReason.STOP)
 
 
 def new_call_id() -> str:
@@ -147,6 +146,7 @@ class ChatReader:
             num_choices: How many messages are generated after it.
             make_call_id: Makes ids of tool calls in formats without.
         """
+        self._rendered = rendered
         self._messages = [_OpenMessage(rendered, make_call_id) for _ in range(num_choices)]
 
     def needs_parser(self, chunk: StreamChunk) -> bool:
@@ -163,7 +163,7 @@ class ChatReader:
         deltas = message.feed(chunk.text)
         whole = None
         if chunk.finish_reason is not None and not message.has_ended:
-            more, whole = message.finish(is_cut=chunk.finish_reason not in _WHOLE)
+            more, whole = message.finish(is_cut=_is_cut(chunk.finish_reason, chunk.stop, self._rendered))
             deltas += more
         return [
             *ended,
@@ -187,7 +187,7 @@ class ChatReader:
         ended = []
         for index, message in enumerate(self._messages):
             if index != terminal.choice and not message.has_ended:
-                deltas, whole = message.finish(is_cut=terminal.finish_reason not in _WHOLE)
+                deltas, whole = message.finish(is_cut=_is_cut(terminal.finish_reason, None, self._rendered))
                 ended.append(
                     ChatChunk(
                         choice=index,
@@ -256,7 +256,7 @@ def chat_completion_of(
 def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callable[[], str]) -> ChatChoice:
     stream = MessageStream(rendered, is_whole=True)
     stream.feed(choice.text)
-    _, message = stream.finish(is_cut=choice.finish_reason not in _WHOLE)
+    _, message = stream.finish(is_cut=_is_cut(choice.finish_reason, choice.stop, rendered))
     return ChatChoice(
         index=choice.index,
         message=_identified(message, make_call_id, []),
@@ -268,6 +268,13 @@ def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callabl
         error=choice.error,
         warning=stream.warning,
     )
+
+
+def _is_cut(reason: FinishReason | None, stop: str | int | None, rendered: RenderedPrompt) -> bool:
+    """Return whether a message did not come to its own end. The caller's stops cut it off, those of the format end it."""
+    if reason is FinishReason.STOP:
+        return stop not in (*rendered.stops, *rendered.stop_token_ids)
+    return reason is not FinishReason.END
 
 
 def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:

@@ -110,6 +110,7 @@ class RenderedPrompt:
     Attributes:
         text: The prompt. The template's own bos and eos are left out where the vocabulary adds them.
         stops: Texts that end a turn in this format, beside the end-of-generation tokens of the vocabulary.
+        stop_token_ids: Control tokens that end a turn, of those that `prepare_chat` puts in place of texts.
         inputs: Ranges (start, end) of `text` in characters that came from the messages, ascending. In these
             `ChatFormat.encode` recognises no control token.
         format: llama.cpp's name of the format, such as "peg-native".
@@ -141,6 +142,7 @@ class RenderedPrompt:
     generation_prompt: str = ""
     parser: str = ""
     is_one_call: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class ChatFormat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +28,15 @@ class ToolCall:
     arguments: str
     id: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are JSON, and not the beginning of it."""
+        try:
+            json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
@@ -41,6 +51,11 @@ class ParsedMessage:
     content: str = ""
     reasoning_content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether there are tool calls, and each has all of its arguments, so that it can be carried out."""
+        return bool(self.tool_calls) and all(call.is_whole for call in self.tool_calls)
 
 
 @lru_cache(maxsize=32)

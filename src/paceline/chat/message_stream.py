@@ -23,6 +23,8 @@ from paceline.errors import ChatParseError, Closed
 _FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
 _CHARS_PER_CHAR = 64  # ... so many for each that was generated
 _PROBE = "x"
+_MAX_LOOKS_BACK = 4  # for a call that the whole text has lost
+_MAX_HELD_BLANKS = 256  # that are looked through with every piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,10 @@ class MessageStream:
         self._prefill = _message_so_far(self._parser) if prompt.is_continued else ParsedMessage()
         self._sent = self._prefill
         self._passing: Literal["content", "reasoning_content"] | None = None
-        self._held = ""  # the end of the text that has not been passed on
+        self._blanks: list[str] = []  # what has not been passed on: blanks, and ...
+        self._held = ""  # ... the end of the text behind them
         self._num_passed = 0  # characters of the text up to there
+        self._num_read = 0  # characters of the text that the parser had read when something was sent last
         self._num_parsed = 0
         self._has_ended = False
         self.warning: ChatParseError | None = None
@@ -123,18 +127,64 @@ class MessageStream:
             raise Closed("the message has ended; make a new MessageStream")
         self._has_ended = True
         try:
-            whole = self._limited(self._parser.parse(self._text, is_partial=is_cut))
+            # Not as a part: the parser would leave out what is not of the format. It reads what is cut all the same.
+            whole = self._limited(self._parser.parse(self._text))
         except ChatParseError as error:
             return self._with_the_rest(error)
-        if whole == ParsedMessage() and self._text.strip():
-            return self._with_the_rest(ChatParseError("the parser of the chat format found no message in the text"))
+        reason = self._reason_against(whole, is_cut=is_cut)
+        if reason:
+            return self._with_the_rest(ChatParseError(reason))
         return list(self._deltas(whole, is_final=True)), self._without_prefill(whole)
+
+    def _reason_against(self, whole: ParsedMessage, *, is_cut: bool) -> str:
+        """Return why the message that the parser found is not what was generated; empty if it is."""
+        if not _continues(self._sent, whole) or self._has_lost_calls(whole):
+            return "a part of the text that began as one of the chat format did not go on as one"
+        if is_cut:
+            return ""
+        if whole == ParsedMessage() and self._text.strip():
+            return "the parser of the chat format found no message in the text"
+        if whole.tool_calls and not whole.has_whole_calls:
+            return "the text ends within the arguments of a tool call"
+        return ""
+
+    def _has_lost_calls(self, whole: ParsedMessage) -> bool:
+        """Return whether a beginning of the text has calls that the whole has not."""
+        ends: list[int] = []
+        until = len(self._text)
+        while self._ends and len(ends) < _MAX_LOOKS_BACK:
+            until = max(self._text.rfind(end, 0, until) for end in self._ends)
+            if until <= 0:
+                break
+            ends.append(until)
+        return any(len(self._begun(end).tool_calls) > len(whole.tool_calls) for end in ends)
+
+    def _begun(self, length: int) -> ParsedMessage:
+        """Return the message in so much of the text."""
+        try:
+            return self._limited(self._parser.parse(self._text[:length], is_partial=True))
+        except ChatParseError:
+            return ParsedMessage()
 
     def _with_the_rest(self, warning: ChatParseError) -> tuple[list[MessageDelta], ParsedMessage]:
         self.warning = warning
-        rest, sent = self._text[self._num_passed :], self._sent
+        rest, sent = self._text[self._num_covered() :], self._sent
         self._sent = ParsedMessage(sent.content + rest, sent.reasoning_content, sent.tool_calls)
         return [MessageDelta(content=rest)] if rest else [], self._without_prefill(self._sent)
+
+    def _num_covered(self) -> int:
+        """Return how much of the text has been sent: what the parser needs for it. A call that is no whole one does not count."""
+        sent = self._sent
+        num_calls = next((n for n, call in enumerate(sent.tool_calls) if not call.is_whole), len(sent.tool_calls))
+        wanted = replace(sent, tool_calls=sent.tool_calls[:num_calls])
+        low, high = self._num_passed, self._num_read
+        while low < high:
+            middle = (low + high) // 2
+            if _continues(wanted, self._begun(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def _without_prefill(self, whole: ParsedMessage) -> ParsedMessage:
         """Return what was generated of a message that the prompt had begun."""
@@ -154,15 +204,27 @@ class MessageStream:
             self._passing = None
             return self._parse_some()
         length = self._length_without_beginnings(self._held)
-        passed, self._held = self._held[:length], self._held[length:]
-        self._num_passed = len(self._text) - len(self._held)
-        if not passed:
+        if not length:
+            self._put_blanks_aside()
             return []
+        passed = "".join((*self._blanks, self._held[:length]))
+        self._begin_holding(self._held[length:])
         if self._passing == "content":
             self._sent = ParsedMessage(self._sent.content + passed, self._sent.reasoning_content, self._sent.tool_calls)
             return [MessageDelta(content=passed)]
         self._sent = ParsedMessage(self._sent.content, self._sent.reasoning_content + passed, self._sent.tool_calls)
         return [MessageDelta(reasoning_content=passed)]
+
+    def _begin_holding(self, held: str) -> None:
+        self._blanks, self._held = [], held
+        self._num_passed = len(self._text) - len(held)
+
+    def _put_blanks_aside(self) -> None:
+        """Move blanks from what is held, where nothing but the last characters can be the beginning of an end."""
+        num_aside = len(self._held) - self._longest_end
+        if num_aside > _MAX_HELD_BLANKS:
+            self._blanks.append(self._held[:num_aside])
+            self._held = self._held[num_aside:]
 
     def _length_without_beginnings(self, text: str) -> int:
         """Return how much of a text comes before a beginning of one of the ends, and before blanks at its end."""
@@ -182,6 +244,8 @@ class MessageStream:
         except ChatParseError:  # the end will tell
             return []
         deltas = list(self._deltas(now))
+        if deltas:
+            self._num_read = len(self._text)
         if after.tool_calls == now.tool_calls:
             if after.reasoning_content == now.reasoning_content:
                 self._begin_passing("content", self._sent.content, after.content)
@@ -193,8 +257,8 @@ class MessageStream:
         """Pass text on from here if the probe came behind what was sent, after nothing but blanks."""
         added = probed[len(sent) :]
         if sent and probed.startswith(sent) and added.endswith(_PROBE) and not added[:-1].strip():
-            self._passing, self._held = field, added[:-1]
-            self._num_passed = len(self._text) - len(self._held)
+            self._passing = field
+            self._begin_holding(added[:-1])
 
     def _parsed(self, text: str) -> ParsedMessage:
         self._num_parsed += len(text)
@@ -245,6 +309,19 @@ def _message_so_far(parser: MessageParser) -> ParsedMessage:
 def _behind(prefix: str, text: str) -> str:
     """Return a text without the prefix; nothing where it is the prefix without the blanks at its end."""
     return "" if prefix.startswith(text) else text.removeprefix(prefix)
+
+
+def _continues(sent: ParsedMessage, now: ParsedMessage) -> bool:
+    """Return whether a message is what was sent of it, and maybe more."""
+    return (
+        now.content.startswith(sent.content)
+        and now.reasoning_content.startswith(sent.reasoning_content)
+        and len(now.tool_calls) >= len(sent.tool_calls)
+        and all(
+            after.name == before.name and after.arguments.startswith(before.arguments)
+            for before, after in zip(sent.tool_calls, now.tool_calls, strict=False)
+        )
+    )
 
 
 def _added(sent: str, now: str) -> str:

@@ -16,6 +16,7 @@ from paceline.chat.chat_request import ChatRequest
 from paceline.params import SamplingParams
 from paceline.server.running_request import RunningRequest, start_request
 from paceline.server.service import Service
+from paceline.streaming import StreamChunk
 
 ChatBatch = list[tuple[int, ChatChunk]]
 """Chunks that were available at one time, each with the index of its prompt, which is 0."""
@@ -77,11 +78,13 @@ class RunningChat:
         reader = await asyncio.to_thread(ChatReader, self.request.rendered, self.request.params.n)
         async for batch in self._running.batches():
             chunks = [chunk for _, chunk in batch]
-            if any(reader.needs_parser(chunk) for chunk in chunks):
-                read = await asyncio.to_thread(lambda some: [reader.read(one) for one in some], chunks)
-            else:
-                read = [reader.read(chunk) for chunk in chunks]
-            yield [(0, one) for part in read for one in part]
+            read: list[ChatChunk] = []
+            for num_read, chunk in enumerate(chunks):
+                if reader.needs_parser(chunk):  # which depends on the chunks before it
+                    read += await asyncio.to_thread(_read_all, reader, chunks[num_read:])
+                    break
+                read += reader.read(chunk)
+            yield [(0, one) for one in read]
 
     async def collect(self) -> ChatCompletion:
         """Wait for the whole. Raises the error of one that failed, `ClientDisconnected` after a disconnection."""
@@ -98,3 +101,7 @@ class RunningChat:
 
     async def __aexit__(self, *error: object) -> None:
         await self._running.__aexit__(*error)
+
+
+def _read_all(reader: ChatReader, chunks: list[StreamChunk]) -> list[ChatChunk]:
+    return [one for chunk in chunks for one in reader.read(chunk)]

@@ -56,7 +56,7 @@ class MessageReply:
             return "model_context_window_exceeded" if is_full else "max_tokens"
         if sequence is not None:
             return "stop_sequence"
-        return "tool_use" if message is not None and message.tool_calls else "end_turn"
+        return "tool_use" if message is not None and message.has_whole_calls else "end_turn"
 
 
 def message_body(reply: MessageReply, completion: ChatCompletion) -> bytes:

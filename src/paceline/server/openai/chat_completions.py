@@ -240,9 +240,9 @@ def _message(message: ParsedMessage, *, shows_thinking: bool) -> ChatMessage:
 
 
 def _finish_reason(reason: FinishReason, message: ParsedMessage | None) -> str:
-    """Return OpenAI's term; a message that was not cut off and has tool calls ended for them."""
+    """Return OpenAI's term; a message that was not cut off and has whole tool calls ended for them."""
     known = FINISH_REASONS[reason]
-    return "tool_calls" if known == "stop" and message is not None and message.tool_calls else known
+    return "tool_calls" if known == "stop" and message is not None and message.has_whole_calls else known
 
 
 def _chat_logprobs(

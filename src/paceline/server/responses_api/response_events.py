@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.chat import ChatChunk, MessageDelta, ToolCallDelta
+from paceline.chat import ChatChunk, MessageDelta, ToolCall, ToolCallDelta
 from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob
 from paceline.server.responses_api.input_items import Item, new_item_id
@@ -19,6 +19,7 @@ from paceline.server.responses_api.response_object import (
     message_item,
     reasoning_item,
     reasoning_part,
+    status_of,
     text_part,
     usage_of,
 )
@@ -160,7 +161,10 @@ class ResponseEvents:
         item, self._open = self._open, None
         if item is None:
             return []
-        done, text = item.item(status, has_content=True), "".join(item.texts)
+        text = "".join(item.texts)
+        if item.call is not None and status == "completed":
+            status = status_of(ToolCall(item.call.name, text))
+        done = item.item(status, has_content=True)
         self._output.append(done)
         where: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if item.call is not None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from paceline.chat import ChatCompletion, ParsedMessage
+from paceline.chat import ChatCompletion, ParsedMessage, ToolCall
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob, Pieces
@@ -175,6 +175,11 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: Sta
     return known | {"arguments": arguments}
 
 
+def status_of(call: ToolCall) -> Status:
+    """Return the status of a call that has ended: a stop text may have cut its arguments off."""
+    return "completed" if call.is_whole else "incomplete"
+
+
 def has_message(message: ParsedMessage) -> bool:
     """Return whether a generated message has text of its own: blanks around calls are none, and nothing at all is one."""
     return bool(message.content.strip()) or not (message.tool_calls or message.reasoning_content)
@@ -188,7 +193,7 @@ def output_of(message: ParsedMessage, logprobs: Sequence[ChatLogprob], *, is_cut
     if has_message(message):
         items.append(message_item(new_item_id("message"), [text_part(message.content, logprobs)], "completed"))
     items += [
-        call_item(new_item_id("function_call"), call.id, call.name, call.arguments, "completed")
+        call_item(new_item_id("function_call"), call.id, call.name, call.arguments, status_of(call))
         for call in message.tool_calls
     ]
     if is_cut:

@@ -388,3 +388,10 @@ def test_a_message_that_could_not_be_read_is_warned_of() -> None:
     )
     whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
     assert msgspec.json.decode(chat_body(options(), whole))["warnings"] == [str(warning)]
+
+
+def test_half_a_call_is_no_reason_to_stop() -> None:
+    """A client would run it: a caller's stop text within the arguments ends the message as any other."""
+    message = ParsedMessage(tool_calls=(ToolCall("weather", '{"ci', "call_1"),))
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, usage=USAGE, message=message)
+    assert choices(events(ChatCompletionStream(options()), [end]))[-1]["finish_reason"] == "stop"

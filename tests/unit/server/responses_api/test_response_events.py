@@ -298,3 +298,21 @@ def _goes_on_late(chunks: list[ChatChunk], index: int) -> bool:
         return False
     before = chunks[index - 1].deltas[0].tool_call
     return before is None or before.index != call.index or _goes_on_late(chunks, index - 1)
+
+
+def test_half_a_call_is_incomplete() -> None:
+    """Where a caller's stop text ended it: a client would run one that is completed."""
+    message = ParsedMessage(tool_calls=(ToolCall("weather", '{"ci', "call_0"),))
+    choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.STOP, text="", token_ids=())
+    whole = json.loads(whole_response(head(), ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)))
+    assert [item["status"] for item in whole["output"]] == ["incomplete"]
+    events = ResponseEvents(head())
+    last = ChatChunk(
+        choice=0,
+        deltas=(called(0, '{"ci', "weather"),),
+        finish_reason=FinishReason.STOP,
+        message=message,
+        usage=USAGE,
+    )
+    body = b"".join(events(0, last)).decode().rsplit("data: ", 1)[1]
+    assert [item["status"] for item in json.loads(body)["response"]["output"]] == ["incomplete"]

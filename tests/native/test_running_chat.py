@@ -1,0 +1,52 @@
+"""The chat of a request: messages are parsed beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.native.test_chat_completion import CALL, USAGE, message_of, rendered
+
+from paceline import SamplingParams
+from paceline.chat import ChatChunk, ChatRequest, MessageParser, ParsedMessage
+from paceline.server.running_chat import RunningChat
+from paceline.streaming import FinishReason, StreamChunk
+
+
+class OneBatch:
+    """A running request all of whose chunks came at once."""
+
+    request_id, tenant = "r", None
+
+    def __init__(self, texts: list[str]) -> None:
+        self._chunks = [StreamChunk(index=0, text=text, token_ids=(1,)) for text in texts]
+        self._chunks.append(StreamChunk(index=0, finish_reason=FinishReason.END, usage=USAGE))
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, StreamChunk]]]:
+        """Yield the batch."""
+        yield [(0, chunk) for chunk in self._chunks]
+
+
+def test_a_mark_in_two_chunks_of_a_batch_is_not_read_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a chunk takes time depends on those before it in the batch."""
+    threads = []
+    plain = MessageParser.parse
+
+    def noted(self: MessageParser, text: str, *, is_partial: bool = False) -> ParsedMessage:
+        threads.append((len(text), threading.current_thread()))
+        return plain(self, text, is_partial=is_partial)
+
+    async def read(running: Any) -> list[ChatChunk]:
+        chat = RunningChat(running, ChatRequest(rendered(), [1], SamplingParams()))
+        return [chunk async for batch in chat.batches() for _, chunk in batch]
+
+    monkeypatch.setattr(MessageParser, "parse", noted)
+    texts = ["Wait. ", "It rains. " * 400, CALL[:6], CALL[6:]]
+    chunks = asyncio.run(read(OneBatch(texts)))
+    assert message_of(chunks) == chunks[-1].message
+    assert len(chunks) == len(texts) + 1
+    long = {thread for length, thread in threads if length > 1024}
+    assert long and threading.main_thread() not in long
