@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.cli import terminal, trace
+from paceline.cli.chat_command import chat
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
@@ -58,8 +59,8 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for command in (demo, generate, tokenize, embed, info):
-        app.command(no_args_is_help=command not in (demo, info))(command)
+    for command in (demo, chat, generate, tokenize, embed, info):
+        app.command(no_args_is_help=command not in (demo, chat, info))(command)
     app.command(cls=RawCommand)(serve)
     app.add_typer(trace.commands, name="trace")
     return app

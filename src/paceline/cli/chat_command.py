@@ -1,0 +1,229 @@
+"""`paceline chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import terminal
+from paceline.cli.chat_session import ChatSession, SessionOptions, stats_line
+from paceline.cli.chat_view import make_view
+from paceline.cli.generate import ContextSize, GrammarFile, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from paceline.cli.interrupt import run
+from paceline.cli.options import (
+    DeviceOption,
+    GpuLayersOption,
+    ModelChoice,
+    ModelOption,
+    ThreadsOption,
+    VerboseOption,
+    argument_or_stdin,
+    ending,
+    load,
+    reading_text,
+    showing,
+    stdin_text,
+    text_argument,
+    text_file,
+)
+from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
+
+_DEFAULTS = SamplingParams()
+_PROMPT = "> "
+_GOES_ON = "... "
+
+Message = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MESSAGE",
+        help='One message, whose reply is all; "-" reads it from stdin. Without it, a chat.',
+        show_default=False,
+    ),
+]
+System = Annotated[
+    str | None, reading_text("--system", metavar="TEXT", help="What the model should be or know.", show_default=False)
+]
+ChatFile = Annotated[
+    Path | None, reading_text("--load", metavar="FILE", help="Go on with a saved conversation.", show_default=False)
+]
+ChatTemplate = Annotated[
+    str | None,
+    reading_text(
+        "--chat-template",
+        metavar="TEMPLATE",
+        help="Name of another template of the model, or Jinja source.",
+        show_default="the model's",
+    ),
+]
+Effort = Annotated[
+    str | None,
+    reading_text(
+        "--reasoning-effort",
+        metavar="WORD",
+        help='How much it thinks, for templates that know; "none".',
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most tokens of a reply; -1 for no limit.")]
+Plain = Annotated[bool, showing("--plain", help="Show text as it is, not as Markdown.")]
+HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show what the model thinks.")]
+Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no greeting, no statistics.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatJob:
+    """The options of a run, checked. message: the only one; None for a chat."""
+
+    message: str | None
+    params: SamplingParams
+    model: ModelChoice
+    system: str | None
+    load: Path | None
+    turn: dict[str, Any]
+    llm: dict[str, Any]
+    is_plain: bool
+    shows_thinking: bool
+    quiet: bool
+
+
+def chat(
+    message: Message = None,
+    *,
+    model: ModelOption = None,
+    n_gpu_layers: GpuLayersOption = None,
+    device: DeviceOption = None,
+    system: System = None,
+    load_file: ChatFile = None,
+    chat_template: ChatTemplate = None,
+    reasoning_effort: Effort = None,
+    temperature: Temperature = _DEFAULTS.temperature,
+    top_k: TopK = _DEFAULTS.top_k,
+    top_p: TopP = _DEFAULTS.top_p,
+    min_p: MinP = _DEFAULTS.min_p,
+    repeat_penalty: RepeatPenalty = _DEFAULTS.repeat_penalty,
+    seed: Seed = -1,
+    grammar_file: GrammarFile = None,
+    max_tokens: MaxTokens = -1,
+    stop: Stop = None,
+    ctx_size: ContextSize = None,
+    threads: ThreadsOption = None,
+    verbose: VerboseOption = False,
+    plain: Plain = False,
+    hide_thinking: HideThinking = False,
+    quiet: Quiet = False,
+) -> None:
+    """Chat with a model. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.
+
+    With a MESSAGE, or where stdin is no terminal, one reply is written to stdout and statistics to stderr. What
+    the model thinks is shown dimmed on a terminal, and left out elsewhere.
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=None if seed == -1 else seed,
+        grammar=None if grammar_file is None else text_file("--grammar-file", grammar_file),
+        max_tokens=None if max_tokens == -1 else max_tokens,
+        stop=tuple(text_argument("--stop", one) for one in stop or ()),
+    )
+    if system is not None and load_file is not None:
+        raise InvalidParams("--system and --load exclude each other: a saved conversation has its own system message")
+    turn = (
+        {} if reasoning_effort is None else {"reasoning_effort": text_argument("--reasoning-effort", reasoning_effort)}
+    )
+    job = ChatJob(
+        message=_only_message(message),
+        params=params,
+        model=ModelChoice(
+            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
+        ),
+        system=None if system is None else text_argument("--system", system),
+        load=load_file,
+        turn=turn,
+        llm={"n_ctx": ctx_size, "n_threads": threads, "chat_template": chat_template},
+        is_plain=plain,
+        shows_thinking=not hide_thinking,
+        quiet=quiet,
+    )
+    _run(job)
+
+
+def _only_message(message: str | None) -> str | None:
+    """Return the only message of a run; None for a chat, which needs a terminal to read from."""
+    if message is not None:
+        return argument_or_stdin("MESSAGE", message)
+    return None if terminal.can_read_keys() else stdin_text()
+
+
+def _run(job: ChatJob) -> None:
+    from paceline.llm import LLM
+
+    loaded = run(lambda stop: load(job.model, stop))
+    with LLM(loaded.model, num_slots=1, **job.llm) as llm:
+        session = ChatSession(
+            llm,
+            SessionOptions(
+                params=job.params,
+                turn=job.turn,
+                make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
+                run=run,
+            ),
+            job.system,
+        )
+        if job.load is not None:
+            session.load(job.load)
+        if job.message is not None:
+            session.say(job.message)
+            if not job.quiet and session.last_usage is not None:
+                terminal.note(stats_line(session.last_usage))
+            return
+        if not job.quiet:
+            name = loaded.model.metadata.get("general.name", "") or "the model"
+            terminal.note(f"Chatting with {name}. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.")
+        _converse(session)
+
+
+def _converse(session: ChatSession) -> None:
+    """Read lines until one ends the chat."""
+    with suppress(ImportError):
+        import readline  # which gives `input` a history and editing
+
+        readline.set_completer(_completer(session.commands))
+        readline.parse_and_bind("tab: complete")
+    while True:
+        try:
+            line = _read()
+        except EOFError:
+            terminal.write("\n")
+            return
+        except KeyboardInterrupt:
+            terminal.write("\n")
+            continue
+        if not session.handle(line):
+            return
+
+
+def _read() -> str:
+    """Return a line; one that ends with a backslash goes on in the next. Raises `EOFError` at the end."""
+    lines = [input(_PROMPT)]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(_GOES_ON))
+    return "\n".join(lines)
+
+
+def _completer(commands: tuple[str, ...]) -> Any:
+    """Return a function that completes names of commands, as readline calls it."""
+
+    def complete(text: str, state: int) -> str | None:
+        found = [name for name in commands if name.startswith("/" + text.removeprefix("/"))]
+        return found[state] if state < len(found) else None
+
+    return complete

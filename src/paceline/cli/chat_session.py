@@ -1,0 +1,200 @@
+"""A chat in the terminal: turns, and the commands between them. Knows no keyboard: it is handed lines."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import terminal
+from paceline.cli.chat_view import ReplyView
+from paceline.cli.interrupt import StopSignal
+from paceline.errors import PacelineError, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.chat_client.chat_reply import ChatReply
+    from paceline.chat_client.chat_streams import ChatStream
+    from paceline.chat_client.conversations import Conversation
+    from paceline.llm import LLM
+    from paceline.params import SamplingParams
+    from paceline.streaming import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How a chat runs.
+
+    params, turn: of every turn; turn has keywords of `LLM.chat`. make_view: of a view for one reply. run: does work that Ctrl-C
+    stops.
+    """
+
+    params: SamplingParams
+    turn: Mapping[str, Any]
+    make_view: Callable[[], ReplyView]
+    run: Callable[[Callable[[StopSignal], None]], None]
+
+
+class ChatSession:
+    """A conversation and the commands that change it."""
+
+    def __init__(self, llm: LLM, options: SessionOptions, system: str | None = None) -> None:
+        self._llm, self._options = llm, options
+        self._talk = self._conversation(system)
+        self._last: Usage | None = None
+        self._num_turns = self._num_tokens = 0
+        self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
+            "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
+            "/retry": ("", "take the last reply back and generate another", self._retry),
+            "/clear": ("", "begin anew, with the same system message", self._clear),
+            "/save": ("FILE", "write the conversation to a file, as JSON", self._save),
+            "/load": ("FILE", "go on with a conversation from a file", self._load),
+            "/stats": ("", "show counts and times of the last reply", self._stats),
+            "/help": ("", "show this", self._help),
+            "/exit": ("", "end (also Ctrl-D)", lambda _: None),
+        }
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The names of all commands."""
+        return tuple(self._commands)
+
+    def handle(self, line: str) -> bool:
+        """Do what a line says; return whether the chat goes on. Errors are reported, and change nothing."""
+        text = line.strip()
+        if not text:
+            return True
+        name, _, rest = text.partition(" ")
+        if name in ("/exit", "/quit", "/bye"):
+            return False
+        try:
+            if not text.startswith("/"):
+                self._say_spaced(line)
+            elif text.startswith("//"):
+                self._say_spaced(text[1:])
+            elif name in self._commands:
+                self._commands[name][2](rest.strip())
+            else:
+                terminal.report(f"there is no command {name}; /help lists them, and // begins a message with one /")
+        except (PacelineError, OSError) as error:
+            terminal.report(str(error))
+        except KeyboardInterrupt:
+            terminal.note("interrupted")
+        return True
+
+    def say(self, text: str, **options: Any) -> None:
+        """Say something and show the reply. Raises what generating raises, `KeyboardInterrupt` after Ctrl-C."""
+        self._options.run(lambda stop: self._show(self._talk.stream(text, **options), stop))
+
+    def _say_spaced(self, text: str, **options: Any) -> None:
+        """Say something, with a blank line behind the reply."""
+        try:
+            self.say(text, **options)
+        finally:
+            terminal.write("\n")
+
+    @property
+    def last_usage(self) -> Usage | None:
+        """Counts and times of the last reply."""
+        return self._last
+
+    def _show(self, stream: ChatStream, stop: StopSignal) -> None:
+        view = self._options.make_view()
+        with stream, stop.aborting(stream.cancel):
+            try:
+                for chunk in stream:
+                    for delta in chunk.deltas:
+                        if delta.reasoning_content:
+                            view.thinking(delta.reasoning_content)
+                        if delta.content:
+                            view.content(delta.content)
+            finally:
+                view.finish()
+            self._count(stream.collect())
+
+    def _count(self, reply: ChatReply[Any]) -> None:
+        self._last = reply.usage
+        self._num_turns += 1
+        self._num_tokens += reply.usage.completion_tokens
+        if reply.finish_reason.value not in ("end", "stop", "cancelled"):
+            terminal.note(f"({terminal.finish_words(reply.finish_reason.value)})")
+
+    def _system(self, text: str) -> None:
+        messages = self._talk.messages
+        if not text:
+            system = [str(one["content"]) for one in messages if one["role"] == "system"]
+            terminal.note("\n".join(system) or "there is no system message; /system TEXT sets one")
+            return
+        others = [one for one in messages if one["role"] != "system"]
+        self._talk = self._conversation(None if text == "-" else text, others)
+
+    def _retry(self, _: str) -> None:
+        before = self._talk.fork()
+        said = self._talk.undo()
+        if said is None:
+            terminal.report("there is nothing to retry yet")
+            return
+        num_turns = self._num_turns
+        try:
+            self._say_spaced(said, seed=secrets.randbits(32))
+        finally:
+            if self._num_turns == num_turns:  # it failed
+                self._talk = before
+
+    def _clear(self, _: str) -> None:
+        self._talk.clear()
+
+    def _save(self, path: str) -> None:
+        if not path:
+            raise Unsupported("/save needs the name of a file")
+        self._talk.save(path)
+        terminal.note(f"saved {terminal.counted(len(self._talk.messages), 'message')} to {path}")
+
+    def load(self, path: str | Path) -> None:
+        """Go on with a conversation from a file. Raises `StateError` and `OSError`; nothing has changed then."""
+        from paceline.chat_client.conversations import Conversation
+
+        self._talk = Conversation.load(self._llm, path, params=self._options.params, **self._options.turn)
+
+    def _conversation(self, system: str | None, messages: Sequence[Mapping[str, Any]] = ()) -> Conversation:
+        from paceline.chat_client.conversations import Conversation
+
+        options = self._options
+        return Conversation(self._llm, system, messages=messages, params=options.params, **options.turn)
+
+    def _load(self, path: str) -> None:
+        if not path:
+            raise Unsupported("/load needs the name of a file")
+        self.load(path)
+        terminal.note(f"loaded {terminal.counted(len(self._talk.messages), 'message')} from {path}")
+
+    def _stats(self, _: str) -> None:
+        if self._last is None:
+            terminal.note("there is no reply yet")
+            return
+        terminal.note(stats_line(self._last))
+        total = f"{terminal.counted(self._num_turns, 'reply')}".replace("replys", "replies")
+        terminal.note(f"{total} with {terminal.counted(self._num_tokens, 'token')} in all")
+
+    def _help(self, _: str) -> None:
+        for name, (argument, text, _command) in self._commands.items():
+            terminal.note(f"  {f'{name} {argument}':<14}{text}")
+        terminal.note("A line that ends with \\ goes on in the next one. Ctrl-C stops a reply.")
+
+
+def stats_line(usage: Usage) -> str:
+    """Return counts and times of a reply in one line."""
+    count, decode_s = usage.completion_tokens, usage.decode_s
+    speed = (
+        f", {(count - 1) / decode_s:.{0 if (count - 1) / decode_s >= 100 else 1}f} tok/s"
+        if count > 1 and decode_s
+        else ""
+    )
+    parts = [
+        terminal.counted(count, "token") + speed,
+        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}, {usage.cached_tokens} cached",
+        f"first token after {terminal.duration(usage.ttft_s)}",
+    ]
+    return " | ".join(parts)

@@ -1,0 +1,107 @@
+"""`paceline chat` as a user runs it, on the demo model: pipes, a terminal, its commands, Ctrl-C and Ctrl-D."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.e2e.commands import ESCAPE, Terminal, output, paceline_
+
+pytestmark = pytest.mark.native
+
+ASKED = "Hello! Who are you?"
+CHAT = ("chat", "-t", "1", "--temperature", "0")
+
+
+def test_a_pipe_gets_one_reply() -> None:
+    """All of stdin is the message; content to stdout, numbers to stderr, no thinking, no escapes."""
+    done = paceline_(*CHAT, stdin=f"{ASKED}\n".encode())
+    text, numbers = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0
+    assert text.startswith("I am paceline-demo") and text.endswith("\n")
+    assert "tok/s | prompt " in numbers
+    assert "<think>" not in text and ESCAPE not in text + numbers
+    assert output(*CHAT, ASKED, "-q") == text == output(*CHAT, "-", stdin=ASKED.encode())
+
+
+def test_bad_options_are_one_line_and_an_exit_code() -> None:
+    """2 for wrong usage, 1 for a file that is no conversation."""
+    for args, code, word in (
+        (("--temperature", "-1"), 2, "temperature"),
+        (("--chat-template", "{% if %}"), 1, "template"),
+        (("--load", "none.json"), 1, "none.json"),
+        (("--system", "a", "--load", "b"), 2, "--system and --load"),
+        (("--reasoning-effort", "\udcff"), 2, "--reasoning-effort"),
+    ):
+        done = paceline_(*CHAT, *args, stdin=b"Hello!")
+        assert done.returncode == code, done.stderr
+        assert word in done.stderr.decode() and done.stderr.decode().count("\n") == 1
+
+
+def test_an_empty_pipe_is_wrong_usage_or_an_empty_message() -> None:
+    """It ends; nothing hangs."""
+    assert paceline_(*CHAT, "-n", "3", stdin=b"").returncode == 0
+
+
+def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
+    """Turns, every command, an unknown one, and Ctrl-D at the end."""
+    path = tmp_path / "talk.json"
+    chat = Terminal(*CHAT, "-n", "40")
+    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.press(f"{ASKED}\n")
+    chat.read_until_seen(r"I am paceline-demo[^>]*> ")
+    chat.press("/stats\n")
+    chat.read_until_seen(r"first token after[^>]*1 reply with \d+ tokens in all\n.*> ")
+    chat.press("/retry\n")
+    chat.read_until_seen(r"/retry\r?\n[^>]*I am paceline-demo[^>]*> ")
+    chat.press("/system You are brief.\n")
+    chat.press("/system\n")
+    chat.read_until_seen(r"/system\r?\n[^>]*You are brief\.\n")
+    chat.press(f"/save {path}\n")
+    chat.read_until_seen("saved 3 messages to ")
+    chat.press(f"/clear\n/load {path}\n")
+    chat.read_until_seen("loaded 3 messages from ")
+    for command, reply in (
+        ("/nothing", "there is no command /nothing"),
+        ("/load none.json", "none.json: No such file|No such file"),
+        ("/save", "needs the name of a file"),
+        ("/help", r"Ctrl-C stops a reply\.\n"),
+    ):
+        chat.press(f"{command}\n")
+        chat.read_until_seen(reply)
+    chat.press("\x04")
+    assert chat.finish() == 0
+    assert [one["role"] for one in json.loads(path.read_text())["messages"]] == ["system", "user", "assistant"]
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_program() -> None:
+    """What was generated is kept; at the prompt it drops the line; /exit ends."""
+    chat = Terminal("chat", "-t", "1", "--seed", "1", "--temperature", "2", "--reasoning-effort", "none", "--plain")
+    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.press("Tell me a story about a fox.\n")
+    chat.read_until_seen("fox\\.\\n\\w+ \\w+")
+    chat.interrupt()
+    chat.read_until_seen("interrupted\n> $")
+    chat.press("half a line")
+    chat.read_until_seen("> half a line$")
+    chat.interrupt()
+    chat.read_until_seen("half a line\n+> $")
+    chat.press("/stats\n")
+    chat.read_until_seen("1 reply with")
+    chat.press("/exit\n")
+    assert chat.finish() == 0
+
+
+def test_a_message_can_have_several_lines() -> None:
+    """With a backslash at the end of a line; two slashes begin a message with one."""
+    chat = Terminal(*CHAT, "-n", "5", "-q")
+    chat.read_until_seen("> ")
+    chat.press("One\\\n")
+    chat.read_until_seen(r"\.\.\. $")
+    chat.press("two\n")
+    chat.read_until_seen(r"cut at the limit\)\n\n> $")
+    chat.press("//stats\n")
+    chat.read_until_seen(r"cut at the limit(.|\n)*cut at the limit\)\n\n> $")
+    chat.press("\x04")
+    assert chat.finish() == 0

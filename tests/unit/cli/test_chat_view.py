@@ -1,0 +1,138 @@
+"""A reply on a terminal and in a pipe: blocks of Markdown, redrawn until they are complete."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.cli.chat_view import MarkdownView, PlainView, make_view, split_blocks
+
+TEXT = "# Title\n\nSome **bold** text\nof two lines.\n\n- one\n- two\n\n```python\na = 1\n\nb = 2\n```\n\nThe end."
+
+
+class FakeTerminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
+    """Make stdout a terminal; in the test itself, since pytest sets stdout again after its fixtures."""
+    made = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", made)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return made
+
+
+def seen(written: str) -> list[str]:
+    """Return the lines of a screen after this output: text, line breaks, cursor up and erasure."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part.startswith("\x1b") and part.endswith("A"):
+            row -= int(part[2:-1])
+            assert row >= 0
+        elif part == "\x1b[J":
+            lines[row:] = [""]
+        elif part[0] not in "\x1b\r":
+            lines[row] += part
+    return [line.rstrip() for line in lines]
+
+
+def test_blocks_are_complete_at_blank_lines_outside_of_code() -> None:
+    """The rest is what may still grow."""
+    blocks, rest = split_blocks(TEXT)
+    assert [block.splitlines()[0] for block in blocks] == ["# Title", "Some **bold** text", "- one", "```python"]
+    assert rest == "The end."
+    assert split_blocks("```\na\n\nb") == ([], "```\na\n\nb")
+    assert split_blocks("````\n```\n\nb")[0] == []
+    assert split_blocks("a\n") == ([], "a\n")
+
+
+@given(st.text(alphabet="a`~\n -#", max_size=60))
+def test_no_text_is_lost(text: str) -> None:
+    """Blocks and rest together are the text, but for blank lines between them."""
+    blocks, rest = split_blocks(text)
+    assert "".join("".join([*blocks, rest]).split()) == "".join(text.split())
+    assert all(block.strip() for block in blocks)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, len(TEXT)])
+def test_streamed_markdown_ends_as_if_it_had_come_at_once(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """However it was cut, and redrawn at every piece; the screen is lower than the text is long."""
+    screen = on_terminal(monkeypatch)
+    monkeypatch.setattr("paceline.cli.chat_view._REDRAW_S", 0)
+    view = MarkdownView()
+    view.thinking("\nI think.\n")
+    for start in range(0, len(TEXT), size):
+        view.content(TEXT[start : start + size])
+    view.finish()
+    shown = "\n".join(seen(screen.getvalue()))
+    assert shown.startswith("I think.\n\n")
+    assert re.sub(r"\s+", " ", shown) == "I think. Title Some bold text of two lines. • one • two a = 1 b = 2 The end. "
+    assert "\n\n\n" not in shown
+    assert "\x1b[1m" in screen.getvalue()
+
+
+def test_a_block_longer_than_the_screen_shows_its_end_and_is_whole_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor never leaves the screen upwards."""
+    screen = on_terminal(monkeypatch)
+    monkeypatch.setattr("paceline.cli.chat_view._REDRAW_S", 0)
+    view = MarkdownView()
+    for number in range(40):
+        view.content(f"- item {number}\n")
+        ups = [int(one) for one in re.findall(r"\x1b\[(\d+)A", screen.getvalue())]
+        assert max(ups, default=0) < 12
+    view.finish()
+    shown = seen(screen.getvalue())
+    assert [line for line in shown if line] == [f" • item {number}" for number in range(40)]
+
+
+def test_control_characters_of_a_model_are_not_sent_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's text cannot move the cursor or set a title."""
+    screen = on_terminal(monkeypatch)
+    view = MarkdownView()
+    view.thinking("a\x1b]0;title\x07")
+    view.content("b\x1b[2J\n\nc")
+    view.finish()
+    assert "\x1b]" not in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
+
+
+def test_plain_text_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thinking in front on a terminal, without it elsewhere; a line break ends it."""
+    screen = on_terminal(monkeypatch)
+    view = make_view(is_plain=True, shows_thinking=True)
+    assert isinstance(view, PlainView)
+    view.thinking("hm")
+    view.content("**a**")
+    view.finish()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()) == "hm\n\n**a**\n"
+    hidden = make_view(is_plain=False, shows_thinking=False)
+    assert isinstance(hidden, MarkdownView)
+    hidden.thinking("secret")
+    hidden.content("a")
+    hidden.finish()
+    assert "secret" not in screen.getvalue()
+
+
+def test_a_pipe_gets_the_content_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """No escapes, no thinking."""
+    view = make_view(is_plain=False, shows_thinking=True)
+    view.thinking("hm")
+    view.content("**a**\n")
+    view.finish()
+    assert capsys.readouterr().out == "**a**\n"
