@@ -25,6 +25,8 @@ OUTPUT = {  # streams of one tick may end together
     "semantic_search": r"0\.\d+ a duck on the lake\n(0\.\d+ .*\n){2}",
     "strategy_on_the_fake_backend": r"(.+longest pause 0\.0\d+ s.*\n){2}prefill first +longest pause 1\..*\n",
     "streaming": r"(?s)[^.]+\.[^.]+\.[^.]+\..*\n",
+    "tools": r" +user: What .*\?\nassistant: weather\(.*Paris.*\) \n +tool: sunny, 20 degrees\nassistant: .*20 degrees.*\n",
+    "typed_reply": r"a (happy|sad) (fox|bear|duck), (brave|careful)\n",
     "structured_output": r".* is a (fox|bear|duck) of \d+ years\nmood: (happy|sad)\n",
 }
 AGAINST_A_SERVER = "openai_client"

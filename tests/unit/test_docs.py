@@ -88,7 +88,10 @@ def test_a_guide_begins_with_an_example() -> None:
     assert without == []
 
 
-FRONT_DOOR = (paceline.LLM, paceline.AsyncLLM, paceline.Stream, paceline.AsyncStream, paceline.StreamChannel)
+FRONT_DOOR = (
+    paceline.LLM, paceline.AsyncLLM, paceline.Stream, paceline.AsyncStream, paceline.StreamChannel, paceline.ChatStream,
+    paceline.AsyncChatStream, paceline.Conversation, paceline.AsyncConversation,
+)  # fmt: skip
 RECORDS = (
     paceline.Choice, paceline.Completion, EngineConfig, paceline.RequestOptions, paceline.SamplingParams, paceline.Score,
     paceline.StreamChunk, paceline.Usage,
@@ -107,11 +110,11 @@ def parameters(method: Callable[..., object]) -> list[str]:
 
 
 def documenting(method: Callable[..., object]) -> Callable[..., object]:
-    """The method whose docstring has the arguments and results of this one: itself, or the one of `LLM` that it is as."""
-    named = re.search(r" as `LLM\.(\w+)` does", (method.__doc__ or "").partition("\n")[0])
+    """The method whose docstring has the arguments and results of this one: itself, or the blocking one that it is as."""
+    named = re.search(r" as `(LLM|Conversation)\.(\w+)` does", (method.__doc__ or "").partition("\n")[0])
     if named is None or "Args" in sections(method.__doc__):
         return method
-    other: Callable[..., object] = getattr(paceline.LLM, named[1])
+    other: Callable[..., object] = getattr(getattr(paceline, named[1]), named[2])
     assert [name for name in parameters(other) if name != "progress"] == parameters(method)
     return other
 

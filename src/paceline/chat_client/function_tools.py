@@ -86,7 +86,7 @@ class _Arguments:
 
         parameters = _parameters(function, name)
         hints = _hints(function, name)
-        self._by_position = [one.name for one in parameters if one.kind in _BY_POSITION]
+        self._by_position = {one.name: one.default for one in parameters if one.kind in _BY_POSITION}
         self._fields = {one.name: f"field_{index}" for index, one in enumerate(parameters)}
         defined: dict[str, Any] = {}
         for one in parameters:
@@ -107,11 +107,11 @@ class _Arguments:
         given = values.model_fields_set
         by_name = {name: getattr(values, its) for name, its in self._fields.items() if its in given}
         positional = []
-        for name in self._by_position:
-            if name not in by_name:
+        for name, default in self._by_position.items():
+            if not any(other in by_name for other in self._by_position):
                 break
-            positional.append(by_name.pop(name))
-        return tuple(positional), {name: value for name, value in by_name.items() if name not in self._by_position}
+            positional.append(by_name.pop(name, default))
+        return tuple(positional), by_name
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:

@@ -52,7 +52,7 @@ def test_help_is_plain_text_where_no_terminal_is() -> None:
     """No boxes, no escapes; the commands and the exit codes are there."""
     text = invoke("--help").stdout
     assert text.isascii() and "\x1b" not in text
-    for word in ("demo", "generate", "tokenize", "embed", "info", "130 interrupted"):
+    for word in ("demo", "chat", "generate", "tokenize", "embed", "info", "130 interrupted"):
         assert word in text
 
 
