@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,19 @@ FREE_CALLS = {
 PATTERNS = {"meetkai-functionary-medium-v3.2", "muse-glimmer", "openai-gpt-oss-120b"}
 
 
+@cache
+def format_of(source: str | None) -> ChatFormat:
+    """Return the format of a template; None: the demo model's own. Its analysis takes most of these tests' time."""
+    return ChatFormat(demo(), source)
+
+
 @pytest.fixture
 def prepare(llama_cpp_source: Path) -> Prepare:
     """Return a function that prepares the question in a template of the pinned source; None: the demo model's own."""
 
     def make(name: str | None, params: SamplingParams | None = None, **options: Any) -> ChatRequest:
         source = name and (llama_cpp_source / "models" / "templates" / f"{name}.jinja").read_text()
-        return prepare_chat(ChatFormat(demo(), source), next_turn(ASKED), ChatOptions(**options), params)
+        return prepare_chat(format_of(source), next_turn(ASKED), ChatOptions(**options), params)
 
     return make
 
@@ -63,7 +70,7 @@ def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Pat
     """Its grammar compiles, and goes on from the end of the prompt; formats that cannot say so."""
     num_constrained, refusals = 0, []
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
-        chat, options = ChatFormat(demo(), path.read_text()), CASES[case]
+        chat, options = format_of(path.read_text()), CASES[case]
         try:
             request = prepare_chat(chat, next_turn(ASKED), ChatOptions(**options))
         except Unsupported as error:
@@ -88,7 +95,7 @@ def test_calls_are_free_only_in_formats_without_triggers(llama_cpp_source: Path)
     free = set()
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
         try:
-            request = prepare_chat(ChatFormat(demo(), path.read_text()), next_turn(ASKED), ChatOptions(tools=TOOLS))
+            request = prepare_chat(format_of(path.read_text()), next_turn(ASKED), ChatOptions(tools=TOOLS))
         except Unsupported:
             continue
         if request.params.grammar is None:
