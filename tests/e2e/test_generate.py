@@ -80,11 +80,28 @@ def test_a_completion_that_fills_the_context_is_cut() -> None:
     assert result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] == 256 + 1
 
 
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        (("--choice", "yes", "--choice", "no"), {"yes", "no"}),
+        (("--regex", "[a]{3}"), {"aaa"}),
+        (("--lark", 'start: "b" "c"'), {"bc"}),
+        (("--grammar", 'root ::= "d"'), {"d"}),
+        (("--json-schema", '{"enum": [1, 2]}'), {"1", "2"}),
+    ],
+)
+def test_constraints_decide_what_may_come(options: tuple[str, ...], texts: set[str]) -> None:
+    """Each of them ends the text as well."""
+    result = generate(*options, "--ignore-eos")
+    assert result["text"] in texts
+    assert result["finish_reason"] == "stop"
+
+
 def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
     """The text is a sentence of the grammar, and ends where it does."""
     (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
     result = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
-    assert result["text"] in {" yes", " no"} and result["finish_reason"] == "end"
+    assert result["text"] in {" yes", " no"} and result["finish_reason"] == "stop"
 
 
 def test_the_prompt_comes_from_stdin_for_a_dash() -> None:

@@ -19,6 +19,7 @@ PAGES = (
     "guide/sampling.md",
     "guide/strategies.md",
     "guide/streaming.md",
+    "guide/structured_output.md",
     "guide/testing.md",
     "guide/writing_a_strategy.md",
     "guide/writing_an_instrument.md",

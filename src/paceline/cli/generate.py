@@ -84,6 +84,19 @@ Seed = Annotated[
 GrammarFile = Annotated[
     Path | None, choosing_tokens(metavar="FILE", help="Only what this grammar (GBNF) allows.", show_default=False)
 ]
+Grammar = Annotated[str | None, choosing_tokens(metavar="GBNF", help="The same, given as it is.", show_default=False)]
+JsonSchema = Annotated[
+    str | None, choosing_tokens(metavar="JSON", help="Only JSON by this JSON schema.", show_default=False)
+]
+Regex = Annotated[
+    str | None, choosing_tokens(metavar="REGEX", help="Only text that this expression matches.", show_default=False)
+]
+Choice = Annotated[
+    list[str] | None, choosing_tokens(metavar="TEXT", help="Only one of these texts; repeat it.", show_default=False)
+]
+Lark = Annotated[
+    str | None, choosing_tokens(metavar="LARK", help="Only what this Lark grammar allows.", show_default=False)
+]
 MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most tokens; -1 until the context is full.")]
 Stop = Annotated[
     list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
@@ -119,6 +132,11 @@ def generate(
     repeat_penalty: RepeatPenalty = _DEFAULTS.repeat_penalty,
     seed: Seed = -1,
     grammar_file: GrammarFile = None,
+    grammar: Grammar = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    lark: Lark = None,
     max_tokens: MaxTokens = _DEFAULTS.max_tokens or -1,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
@@ -142,7 +160,11 @@ def generate(
         min_p=min_p,
         repeat_penalty=repeat_penalty,
         seed=secrets.randbits(32) if seed == -1 else seed,  # short enough to be typed again
-        grammar=None if grammar_file is None else text_file("--grammar-file", grammar_file),
+        grammar=_grammar(grammar, grammar_file),
+        json_schema=json_schema,
+        regex=regex,
+        choice=None if not choice else tuple(text_argument("--choice", one) for one in choice),
+        lark=lark,
         max_tokens=None if max_tokens == -1 else max_tokens,
         stop=tuple(text_argument("--stop", one) for one in stop or ()),
         ignore_eos=ignore_eos,
@@ -160,6 +182,12 @@ def generate(
         parse_special=parse_special,
     )
     run(lambda interrupted: _run(job, interrupted))
+
+
+def _grammar(text: str | None, path: Path | None) -> str | None:
+    if text is not None and path is not None:
+        raise InvalidParams("--grammar and --grammar-file exclude each other: give one of them")
+    return text if path is None else text_file("--grammar-file", path)
 
 
 def _run(job: GenerateJob, interrupted: StopSignal) -> None:

@@ -88,6 +88,8 @@ def finish_words(reason: str, stop: str | int | None = None) -> str:
             return "ended by itself"
         case "length":
             return "cut at the limit"
+        case "stop" if stop is None:
+            return "complete"
         case "stop":
             return f"stopped at {stop!r}"
         case "cancelled":

@@ -1,0 +1,117 @@
+"""What constraints cost: time to compile schemas, and tokens per second of 16 streams of which 8 are under a JSON schema.
+
+python -m benchmarks.constraints [--pairs 10] [--small]
+
+Each pair runs the same 16 greedy streams twice, without and with the schema for half of them, in changing order, on an
+engine that is warm; the figure is the median of the quotients. The constrained streams follow a schema that goes on for as
+long as they run, so that both runs have the same number of tokens. --small takes a random Llama of 50 million parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import threading
+import time
+from typing import Any
+
+from benchmarks.batching import small
+from benchmarks.model import half_billion
+from paceline import LLM
+from paceline.constraints import ConstraintCompiler
+from paceline.engine.llama_backend import token_table
+from paceline.params import SamplingParams
+
+NUM_STREAMS, NUM_TOKENS = 16, 64
+ENDLESS = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+
+
+def schemas(count: int) -> list[dict[str, Any]]:
+    """Return schemas of growing size, each new to a compiler."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": 40},
+        {"type": "integer", "minimum": 0, "maximum": 1000},
+        {"enum": ["red", "green", "blue"]},
+        {"type": "array", "items": {"type": "number"}, "maxItems": 10},
+        {"type": "string", "format": "date-time"},
+    ]
+    return [
+        {
+            "type": "object",
+            "properties": {f"p{number}_{at}": kinds[(number + at) % len(kinds)] for at in range(1 + number % 30)},
+            "required": [f"p{number}_0"],
+        }
+        for number in range(count)
+    ]
+
+
+def compile_times(compiler: ConstraintCompiler, count: int = 200) -> list[float]:
+    """Return the seconds that each schema takes, sorted."""
+    times = []
+    for schema in schemas(count):
+        params = SamplingParams(json_schema=schema)
+        start = time.perf_counter()
+        compiler.compile(params)
+        times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+def tokens_per_s(llm: LLM, num_constrained: int) -> float:
+    """Run the streams at once and return the tokens of all of them per second."""
+    counts = [0] * NUM_STREAMS
+
+    def read(index: int) -> None:
+        options: dict[str, Any] = {"json_schema": ENDLESS} if index < num_constrained else {}
+        with llm.stream(
+            f"{index} Once upon a time",
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            ignore_eos=True,
+            cache_prompt=False,
+            **options,
+        ) as stream:
+            counts[index] = sum(len(chunk.token_ids) for chunk in stream)
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(NUM_STREAMS)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Parse the command line, measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    print("load average", *[f"{one:.1f}" for one in os.getloadavg()])
+    path = small() if options.small else half_billion(None)
+    with LLM(path, num_slots=NUM_STREAMS, n_ctx=NUM_STREAMS * 256) as llm:
+        start = time.perf_counter()
+        compiler = ConstraintCompiler(token_table(llm.tokenizer))
+        compiler.compile(SamplingParams(json_schema=True))
+        print(
+            f"the first schema, with the vocabulary of {llm.tokenizer.n_vocab} tokens: {time.perf_counter() - start:.2f} s"
+        )
+        times = compile_times(compiler)
+        print(f"compile: p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {times[int(len(times) * 0.99)] * 1e3:.1f} ms")
+        tokens_per_s(llm, NUM_STREAMS // 2)
+        ratios = []
+        for number in range(options.pairs):
+            order = (0, NUM_STREAMS // 2) if number % 2 else (NUM_STREAMS // 2, 0)
+            found = {constrained: tokens_per_s(llm, constrained) for constrained in order}
+            ratios.append(found[NUM_STREAMS // 2] / found[0])
+            print(f"none {found[0]:.1f} tok/s, 8 of 16 {found[NUM_STREAMS // 2]:.1f} tok/s, {ratios[-1]:.3f}")
+        print(f"median {statistics.median(ratios):.3f} of {options.pairs} pairs")
+    print("load average", *[f"{one:.1f}" for one in os.getloadavg()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""JSON schemas: enforced whole or refused by keyword and path; a sample of what `schema_suite` does with the whole suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.constraints.byte_table import TABLE
+from tests.unit.constraints.schema_suite import sort, writes
+
+from paceline.constraints import Constraint, ConstraintCompiler, check_constraint
+from paceline.errors import GrammarError
+from paceline.params import SamplingParams
+
+COMPILER = ConstraintCompiler(TABLE)
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def make(schema: Any) -> Constraint:
+    made = COMPILER.compile(SamplingParams(json_schema=schema))
+    assert made is not None
+    return made
+
+
+ENFORCED: list[tuple[Any, list[Any], list[Any]]] = [
+    ({"type": "integer", "minimum": 3, "exclusiveMaximum": 6}, [3, 5], [2, 6, "3", 3.5]),
+    ({"type": "number", "multipleOf": 0.1}, [0.3], [0.35]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "äöü", "😀😀"], ["a", "abcd"]),
+    ({"type": "string", "pattern": "b+"}, ["abba"], ["aca"]),
+    ({"type": "string", "format": "date"}, ["2024-02-28"], ["2024-02-30", "x"]),
+    ({"enum": ["a", 1, None, {"b": [1]}]}, ["a", 1, None, {"b": [1]}], ["b", 2, {"b": [2]}]),
+    ({"const": 5}, [5], [6]),
+    ({"type": ["null", "boolean"]}, [None, True], [0, "x"]),
+    ({"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2}, [[None]], [[], [1], [None] * 3]),
+    ({"prefixItems": [{"type": "integer"}], "items": False, "type": "array"}, [[1]], [[1, 2], ["a"]]),
+    ({**OBJECT, "required": ["a"]}, [{"a": 1}], [{}, {"a": "x"}]),
+    ({"type": "object", "additionalProperties": {"type": "null"}}, [{}, {"x": None}], [{"x": 1}]),
+    ({"type": "object", "patternProperties": {"^x": {"type": "null"}}}, [{"x": None}, {"y": 1}], [{"x": 1}]),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [None]),
+    ({"oneOf": [{"const": 1}, {"enum": [2, "a"]}]}, [1, 2, "a"], [3]),
+    ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, [1, None], ["a"]),
+    ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, [3], [2]),
+    (
+        {"$ref": "#/$defs/n", "$defs": {"n": {"type": ["null", "array"], "items": {"$ref": "#/$defs/n"}}}},
+        [[None]],
+        [[1]],
+    ),
+    ({"type": "string", "format": "int-of-my-own", "x-order": 5, "title": "t", "uniqueItems": False}, ["a"], [1]),
+    (True, [1, {"a": [None]}], []),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ENFORCED)
+def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+    """Valid values can be written, invalid ones cannot."""
+    tests = [{"data": one, "valid": is_valid} for group, is_valid in ((valid, True), (invalid, False)) for one in group]
+    case = {"schema": schema, "tests": [{"description": str(one["data"]), **one} for one in tests]}
+    assert sort(COMPILER, case) == ("enforced", [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"not": {"type": "string"}}, "#/not"),
+        ({"properties": {"a/b~c": {"if": {}, "then": {"type": "null"}}}}, "#/properties/a~1b~0c/if"),
+        ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
+        ({"items": {"contains": {}}}, "#/items/contains"),
+        ({"type": "string", "minLenght": 3}, "#/minLenght"),
+        ({"anyOf": [{}, {"format": "regex"}]}, "#/anyOf/1/format"),
+        ({"type": "object", "minProperties": 2}, "#/minProperties"),
+        ({"type": "string", "pattern": "(?=a)b"}, "#/pattern"),
+        ({"properties": {"a": {"type": "strng"}}}, "#/properties/a/type"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf"),
+        ({"enum": []}, "#/enum"),
+        ({"properties": {"a": {"$id": "http://x", "type": "null"}}}, r"#/properties/a/\$id"),
+        ({"$ref": "http://example.com/x"}, r"#/\$ref"),
+        ({"const": "a\u0001"}, "#/const"),
+        ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "#/required"),
+        ({"x-guidance": {"lenient": True}, "dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
+    ],
+)
+def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema: Any, place: str) -> None:
+    """With the model's vocabulary, and where only bytes are known."""
+    for refuse in (make, lambda one: check_constraint(SamplingParams(json_schema=one))):
+        with pytest.raises(GrammarError, match=f"json_schema: {place}: "):
+            refuse(schema)
+    assert writes(make({"type": "null"}), "null")
+
+
+@pytest.mark.parametrize("text", ['{"\\u0061":"x"}', '{"\\u0061":1}', '{"a":1,"a":2}', '{"b":1}'])
+def test_names_have_one_spelling(text: str) -> None:
+    """An escape would take the property's schema away; what is not named does not come."""
+    assert not writes(make(OBJECT), text)
+    assert writes(make(OBJECT), '{"a":1}')
+
+
+def test_blanks_are_bounded() -> None:
+    """Twenty between two tokens of JSON, whatever the schema says of guidance."""
+    schema = {"type": "array", "x-guidance": {"whitespace_pattern": "x*"}}
+    assert writes(make(schema), "[" + " " * 20 + "]")
+    assert not writes(make(schema), "[" + " " * 21 + "]")
+    assert not writes(make(schema), "[xx]")
+
+
+def test_schemas_within_lark_are_no_way_around() -> None:
+    """Their keywords are checked and their options set like those of others."""
+    with pytest.raises(GrammarError, match="#/not"):
+        COMPILER.compile(SamplingParams(lark='start: "a" %json {"x-guidance": {"lenient": true}, "not": {}}'))
+    found = COMPILER.compile(SamplingParams(lark='start: "a" %json {"type": "null"} "b"'))
+    assert found is not None
+    assert writes(found, "anullb")
+
+
+def test_large_schemas_are_bounded() -> None:
+    """Hundreds of optional properties work; more text than the limit is refused."""
+    many = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(500)}}
+    assert writes(make(many), '{"p3":null,"p499":null}')
+    with pytest.raises(GrammarError, match="choice has"):
+        COMPILER.compile(SamplingParams(choice=tuple("é" * 4000 + str(n) for n in range(60))))
