@@ -214,6 +214,17 @@ def test_tokens_are_counted_as_a_message_costs_them(client: anthropic.Anthropic)
     assert client.messages.count_tokens(model="tale", messages=ASKED).input_tokens < counted
 
 
+def test_tokens_are_counted_with_the_servers_settings() -> None:
+    """Without thinking the prompt is another one."""
+    with OpenAIServer(reasoning_budget=0) as world, world.anthropic() as client:
+        counted = client.messages.count_tokens(model="tale", messages=ASKED).input_tokens
+        message = create(client, messages=ASKED)
+        assert counted == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+        assert [block.type for block in message.content] == ["text"]
+        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+        assert client.messages.count_tokens(model="tale", messages=ASKED, thinking=thinking).input_tokens != counted
+
+
 def test_no_tokens_fill_the_cache_alone(client: anthropic.Anthropic) -> None:
     """The message is empty."""
     message = create(client, max_tokens=0)

@@ -70,7 +70,8 @@ def routes(service: Service) -> APIRouter:
 
         def counted() -> int:
             parsed = _parsed(service, body, SamplingParams())
-            return len(prepare_chat(chat_format, _turn(service, parsed), parsed.chat, parsed.params).token_ids)
+            options = service.chat_options(parsed.chat)
+            return len(prepare_chat(chat_format, _turn(service, parsed), options, parsed.params).token_ids)
 
         return json_response({"input_tokens": await asyncio.to_thread(counted)})
 
