@@ -246,6 +246,16 @@ def test_logprobs_are_those_of_the_tokens_of_the_text(client: openai.OpenAI) -> 
     assert all(event.logprobs == [] for event in streamed(client) if event.type == "response.output_text.delta")
 
 
+def test_thinking_has_a_budget(client: openai.OpenAI) -> None:
+    """Of llama-server's name; 0 is no thinking."""
+    budgets: list[Any] = [{"extra_body": {"reasoning_budget_tokens": number}} for number in (0, 2)]
+    none, some = (respond(client, **options) for options in budgets)
+    assert [item.type for item in none.output] == ["message"]
+    for response, most in ((none, 0), (some, 3)):
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens <= most
+
+
 def test_instructions_are_a_system_message_and_count(client: openai.OpenAI) -> None:
     """As `input_tokens` counts them."""
     messages: Any = [{"role": "system", "content": "You tell tales."}, {"role": "user", "content": STORY}]

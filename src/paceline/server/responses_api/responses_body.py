@@ -104,6 +104,18 @@ class ResponsesBody(GenerationBody):
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the text; otherwise it is an item of its own.'
     )
+    reasoning_budget_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description="llama-server's: most tokens of thinking; 0: none; -1: as the server has it.",
+    )
+    thinking_budget_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="Another name of reasoning_budget_tokens."
+    )
+    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = Field(
+        None, description="llama-server's: text that ends thinking where its budget is used up."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
     continue_final_message: bool | None = Field(
         None, description="paceline's own: continue the last message, the assistant's."

@@ -10,6 +10,7 @@ from paceline import validation
 from paceline.chat import ChatOptions, Tool, Turn, next_turn, template_kwargs
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
+from paceline.server.constraint_fields import CONSTRAINTS, GUIDED
 from paceline.server.openai.parsing import ParsedRequest, parse_generation
 from paceline.server.responses_api.input_items import Item, messages_of, parse_items
 from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody, check_fields
@@ -77,7 +78,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     base: SamplingParams,
     options: Mapping[str, Any],
     *,
-    chat_defaults: ChatOptions | None = None,
+    reasoning_format: str = "auto",
     template_variables: Callable[[Mapping[str, Any], str | None], dict[str, Any]] = template_kwargs,
     earlier: Sequence[Item] = (),
     find: Callable[[str], Item | None] = lambda _: None,
@@ -88,7 +89,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         body: The body.
         base: Defaults of the sampling parameters.
         options: Keywords of `RequestOptions` from outside the body.
-        chat_defaults: The server's.
+        reasoning_format: The default.
         template_variables: Completes the variables of the chat template by the server's, and by the effort.
         earlier: The items of the conversation before the input.
         find: Returns a stored item by its id.
@@ -104,17 +105,17 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     items = parse_items([] if body.input is None else body.input, earlier, find)
     choice, tools = parse_tool_fields(body.tools, body.tool_choice)
     parsed = parse_generation(body, base, options, _sampling_changes(body))
-    defaults = chat_defaults or ChatOptions()
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponsesRequest(
         parsed=replace(parsed, warnings=(*warnings, *parsed.warnings)),
-        chat_options=replace(
-            defaults,
+        chat_options=ChatOptions(
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls,
-            reasoning_format=body.reasoning_format or defaults.reasoning_format,
+            reasoning_format=body.reasoning_format or reasoning_format,
             kwargs=template_variables(body.chat_template_kwargs or {}, effort),
+            thinking_budget=_budget(body),
+            thinking_message=body.reasoning_budget_message or "",
         ),
         items=items,
         earlier=earlier,
@@ -123,6 +124,13 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         generates=body.add_generation_prompt,
         may_truncate=body.truncation == "auto",
     )
+
+
+def _budget(body: ResponsesBody) -> int | None:
+    """Return the most tokens of thinking that a body asks for; None where it leaves that to the server."""
+    given = body.reasoning_budget_tokens
+    wanted = body.thinking_budget_tokens if given is None else given
+    return None if wanted == -1 else wanted
 
 
 def _sampling_changes(body: ResponsesBody) -> dict[str, Any]:
@@ -136,6 +144,13 @@ def _sampling_changes(body: ResponsesBody) -> dict[str, Any]:
         changes["logprobs"] = body.top_logprobs or 0
     schema = _schema(None if body.text is None else body.text.format)
     if schema is not None:
+        others = [
+            name
+            for name in ("response_format", "structured_outputs", *GUIDED, *CONSTRAINTS)
+            if getattr(body, name, None) is not None
+        ]
+        if others:
+            raise InvalidParams(f"text.format and {' and '.join(others)} exclude each other: set one of them")
         changes["json_schema"] = schema
     return changes
 

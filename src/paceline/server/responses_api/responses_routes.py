@@ -6,13 +6,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.chat import ChatFormat, ChatOptions, Turn, prepare_chat
+from paceline.chat import ChatFormat, Turn, prepare_chat
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
 from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
@@ -104,15 +105,14 @@ async def _parse(service: Service, store: ResponseStore, body: ResponsesBody, re
             body,
             base,
             options,
-            chat_defaults=ChatOptions(
-                reasoning_format=service.settings.reasoning_format, skip_parsing=service.settings.skip_chat_parsing
-            ),
+            reasoning_format=service.settings.reasoning_format,
             template_variables=service.template_variables,
             earlier=[] if before is None else before.conversation(),
             find=store.find_items(tenant, named).get if named else lambda _: None,
         )
 
-    return await asyncio.to_thread(parse)
+    asked = await asyncio.to_thread(parse)
+    return replace(asked, chat_options=service.chat_options(asked.chat_options))
 
 
 def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> StoredResponse | None:

@@ -131,6 +131,22 @@ def test_reasoning_is_a_variable_of_the_template() -> None:
     assert warning.startswith("reasoning.summary")
 
 
+def test_a_budget_of_thinking_has_llama_servers_names() -> None:
+    """-1 leaves it to the server."""
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        assert [parsed({name: value}).chat_options.thinking_budget for value in (0, 7, -1)] == [0, 7, None]
+    assert parsed({"reasoning_budget_message": "Enough."}).chat_options.thinking_message == "Enough."
+
+
+def test_a_format_and_another_constraint_exclude_each_other() -> None:
+    """Each alone is fine."""
+    form = {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}
+    for other in ({"regex": "a"}, {"response_format": {"type": "json_object"}}, {"guided_choice": ["a", "b"]}):
+        assert parsed(other).parsed.params != BASE
+        with pytest.raises(InvalidParams, match=r"^text\.format"):
+            parsed({**form, **other})
+
+
 def test_instructions_come_before_everything_and_truncation_behind_the_systems() -> None:
     """What is left out begins with the user's first message."""
     said = [{"role": "system", "content": "S"}, *({"role": "user", "content": text} for text in "abc")]
