@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from paceline.chat import ChatOptions, RenderedPrompt, Turn
+from paceline.chat_client.async_chat_methods import AsyncChatMethods
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.testing import FakeEngineClient
 from paceline.testing.fake_backend import FakeTokenizer
@@ -45,3 +46,14 @@ class FakeChats(ChatMethods):
     def __init__(self, engine: FakeEngineClient) -> None:
         self._engine = engine
         self._formats: Any = FakeFormats()
+
+
+class FakeAsyncChats(AsyncChatMethods):
+    """`AsyncLLM` without a model."""
+
+    def __init__(self, engine: FakeEngineClient) -> None:
+        self._fake, self._chat_template = engine, None
+        self._formats: Any = FakeFormats()
+
+    async def _engine(self) -> Any:
+        return self._fake

@@ -251,7 +251,8 @@ def _reasons(error: ValueError) -> str:
 
 def _failed(call: ToolCall, error: Exception) -> str:
     _log.warning("the tool %s failed: %r", call.name, error)
-    return f"Error: {type(error).__name__}: {error}"[:_MAX_RESULT_CHARS]
+    text = f"Error: {type(error).__name__}: {error}"[:_MAX_RESULT_CHARS]
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate could not be rendered
 
 
 def _as_text(value: object) -> str:

@@ -175,8 +175,8 @@ class ChatSession:
             terminal.note("there is no reply yet")
             return
         terminal.note(stats_line(self._last))
-        total = f"{terminal.counted(self._num_turns, 'reply')}".replace("replys", "replies")
-        terminal.note(f"{total} with {terminal.counted(self._num_tokens, 'token')} in all")
+        replies = "1 reply" if self._num_turns == 1 else f"{self._num_turns} replies"
+        terminal.note(f"{replies} with {terminal.counted(self._num_tokens, 'token')} in all")
 
     def _help(self, _: str) -> None:
         for name, (argument, text, _command) in self._commands.items():

@@ -56,6 +56,23 @@ def broken(reason: str) -> str:
     raise RuntimeError(reason)
 
 
+def odd() -> str:
+    """Return what is no text."""
+    return "\ud800"
+
+
+def worse() -> str:
+    """Fail with what is no text."""
+    raise ValueError("\ud800")
+
+
+def endless() -> list[Any]:
+    """Return a list that has itself."""
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
 def test_a_list_of_conversations_has_a_reply_for_each(chats: FakeChats) -> None:
     """In order, each equal to that of the conversation alone, with its own index."""
     talks = [[{"role": "user", "content": text}] for text in ("One", "Two", "Three")]
@@ -137,12 +154,15 @@ def test_tools_run_until_there_is_a_reply(chats: FakeChats, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("call", "result"),
     [
-        (("sub", "{}"), "Error: there is no tool 'sub'; the tools are: add, broken"),
+        (("sub", "{}"), "Error: there is no tool 'sub'; the tools are: add, broken, odd, worse, endless"),
         (("add", '{"a": 1}'), "Error: the arguments do not fit: b: Field required"),
         (("add", '{"a": "x", "b": 1, "c": 2}'), "Error: the arguments do not fit: a: Input should be a valid integer"),
         (("add", "{"), "Error: the arguments do not fit: arguments: Invalid JSON"),
         (("add", "[]"), "Error: the arguments do not fit"),
         (("broken", '{"reason": "no wind"}'), "Error: RuntimeError: no wind"),
+        (("odd", "{}"), "Error: UnicodeEncodeError"),
+        (("worse", "{}"), "Error: ValueError: ?"),
+        (("endless", "{}"), "Error: ValueError: Circular"),
     ],
 )
 def test_what_goes_wrong_in_a_call_is_its_result(
@@ -150,7 +170,7 @@ def test_what_goes_wrong_in_a_call_is_its_result(
 ) -> None:
     """The model sees it and goes on."""
     scripted(monkeypatch, calling(call), ParsedMessage("Sorry."))
-    reply = chats.chat(HELLO, tools=[add, broken], run_tools=True, **SHORT)
+    reply = chats.chat(HELLO, tools=[add, broken, odd, worse, endless], run_tools=True, **SHORT)
     assert reply.messages[2]["content"].startswith(result)
     assert reply.content == "Sorry."
 
