@@ -94,6 +94,14 @@ def test_a_completion_after_a_sleep_is_the_one_before(sleeper: RunningServer) ->
         assert float(line.split()[1]) >= 24
 
 
+def test_it_is_awake_as_soon_as_a_request_has_woken_it(sleeper: RunningServer) -> None:
+    """Also where the request itself does not need the worker."""
+    until_asleep(sleeper)
+    with sleeper.client() as client:
+        assert client.post("/tokenize", json={"content": "Hello"}).status_code == 200
+        assert client.get("/props").json()["is_sleeping"] is False
+
+
 def test_a_deadline_ends_the_wait_for_the_worker(sleeper: RunningServer) -> None:
     """With the status of a request that ran out of time."""
     until_asleep(sleeper)

@@ -107,7 +107,7 @@ class Supervisor(EngineThread):
         if not self._thread.is_alive():
             return heartbeat_of(Sign("ended", own.since_s), now, past)
         beat = None if worker is None or not worker.is_ready else worker.beat()
-        if self._sleep.is_asleep:
+        if self._sleep.is_asleep and not self._is_wake_asked:
             return sleeping(now - self._since_s, past)
         if beat is None or beat.sign is None:
             start_at = self._start_at

@@ -268,7 +268,9 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
         if chunk.choice not in self._begun:
             self._begun.add(chunk.choice)
             extras: dict[str, Any] = prompt_extras(options, prompt, self._scores[prompt].values)
-            choices.append(ChatChunkChoice(index=chunk.choice, delta=ChatDelta(role="assistant", content=""), **extras))
+            choices.append(
+                ChatChunkChoice(index=chunk.choice, delta=ChatDelta(role="assistant", content=None), **extras)
+            )
         shown = (one for one in chunk.deltas if options.shows_thinking or not one.reasoning_content)
         deltas = [_delta(one) for one in shown]
         if not deltas and self._reports_tokens(chunk):

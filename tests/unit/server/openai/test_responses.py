@@ -269,13 +269,13 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     )
     of = {index: [one for one in choices(payloads) if one["index"] == index] for index in (0, 1)}
     assert [one["delta"] for one in of[0]] == [
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": None},
         {"content": "b"},
         {"content": "c"},
         {},
     ]
     assert [one["finish_reason"] for one in of[0]] == [None, None, None, "length"]
-    assert [one["delta"] for one in of[1]] == [{"role": "assistant", "content": ""}, {"content": "a"}, {}]
+    assert [one["delta"] for one in of[1]] == [{"role": "assistant", "content": None}, {"content": "a"}, {}]
     assert of[1][-1]["finish_reason"] == "stop"
     assert payloads[-1]["choices"] == []
     assert payloads[-1]["usage"] == usage_body([USAGE])
@@ -326,7 +326,7 @@ def test_thinking_is_shown_apart_or_left_out() -> None:
     for shows in (True, False):
         wanted = options(shows_thinking=shows, token_ids=True)
         payloads = choices(events(ChatCompletionStream(wanted), THOUGHT))
-        assert "".join(one["delta"].get("content", "") for one in payloads) == "No."
+        assert "".join(one["delta"].get("content") or "" for one in payloads) == "No."
         thought = "".join(one["delta"].get("reasoning_content", "") for one in payloads)
         assert thought == ("Hm." if shows else "")
         assert [token for one in payloads for token in one.get("token_ids", ())] == [72, 109, 46, 78, 111, 46]
