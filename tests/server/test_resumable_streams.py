@@ -217,6 +217,16 @@ def test_what_cannot_be_read_is_refused(worlds: Worlds, params: dict[str, str], 
     assert response.json()["error"]["message"]
 
 
+def test_a_route_that_fails_before_the_stream_leaves_nothing_running(worlds: Worlds) -> None:
+    """There is no client whose leaving would end it."""
+    world = worlds()
+    world.engine.hold_after(3)
+    assert world.client.post("/v1/left", json={"prompts": ["a"]}, headers=CONVERSATION).status_code == 500
+    world.engine.backend.gate.set()
+    assert world.engine.ends.reason() is FinishReason.CANCELLED
+    assert read_all(world.client) == b""
+
+
 def test_an_id_that_is_too_long_is_refused(worlds: Worlds) -> None:
     """Before anything runs."""
     world = worlds()

@@ -168,7 +168,8 @@ def _route_pattern(scope: Scope) -> str | None:
 class ErrorBoundary:
     """Turn an uncaught error into a 500 and a log entry with its traceback. Innermost.
 
-    A response that has begun is cut off, so that its client notices.
+    A response that has begun is cut off, so that its client notices. A resumable request whose stream was never sent is
+    cancelled: its client's leaving would not do that.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -186,3 +187,8 @@ class ErrorBoundary:
             if context.status:
                 raise
             await error_response(api_error_of(error), route_path(scope))(scope, receive, send)
+        finally:
+            stream = RequestContext.of(scope).resumable_stream if scope["type"] == "http" else None
+            if stream is not None and not stream.is_done:
+                stream.cancel()
+                stream.finish()
