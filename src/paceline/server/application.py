@@ -81,8 +81,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
             service.wake()
 
     not_the_models = (openai_routes.cancel_routes, stream_routes.routes, metrics_routes)
-    pages = (start_page_routes,) if settings.start_page else ()
-    for own_routes in (health_routes, *pages, *not_the_models):
+    for own_routes in (health_routes, start_page_routes, *not_the_models):
         app.include_router(own_routes(service))
     sleeps = bool(settings.engine_options.get("sleep_idle_s"))
     for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,8 @@ def start_page_routes(service: Service) -> APIRouter:
 
     @router.get("/", include_in_schema=False)
     async def start_page(request: Request) -> HTMLResponse:
+        if not service.settings.start_page:
+            raise HTTPException(404)
         root = request.scope.get("root_path", "")
         links = {"/health": "health", "/v1/models": "models"}
         if service.settings.docs:
