@@ -23,7 +23,7 @@ from paceline.chat import (
     next_turn,
     prepare_chat,
 )
-from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.errors import GrammarError, InvalidParams, PacelineError, Unsupported
 from paceline.params import ThinkingParams
 from paceline.runtime import Sampler
 
@@ -172,6 +172,19 @@ def test_a_schema_constrains_the_content_alone_where_it_stands_bare(prepare: Pre
     assert bare.params == prepare("Qwen-Qwen3-0.6B", SamplingParams(json_schema=SCHEMA)).params
     marked = prepare("openai-gpt-oss-120b", json_schema=SCHEMA)
     assert (marked.params.grammar is not None, marked.params.json_schema) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({**SCHEMA, "minProperties": 5}, "#/minProperties"),
+        ({"type": "array", "items": {}, "uniqueItems": True}, "#/uniqueItems"),
+    ],
+)
+def test_a_schema_within_the_formats_grammar_is_enforced_whole(prepare: Prepare, schema: Any, place: str) -> None:
+    """A keyword that the grammar would leave out is refused by its name and place."""
+    with pytest.raises(GrammarError, match=f"json_schema: {place}: "):
+        prepare("openai-gpt-oss-120b", json_schema=schema)
 
 
 @pytest.mark.parametrize("name", ["regex", "choice", "grammar"])

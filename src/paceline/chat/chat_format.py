@@ -23,6 +23,7 @@ from paceline.chat.tools import parse_tool_choice, parse_tools
 from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.runtime import Model, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt
+from paceline.runtime.json_schema import check_keywords
 
 MAX_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_KWARGS_BYTES = 1 << 20
@@ -211,6 +212,7 @@ class ChatFormat:
 
         Raises:
             InvalidParams: A message, a tool or a variable is malformed; the message names the place.
+            GrammarError: `options.json_schema` has a keyword that is not enforced.
             Unsupported: A message has images or audio, or a tool is no function.
             TextTooLong: The conversation has more than 32 MiB.
             TemplateError: The template refuses the conversation, fails, or exceeds its limits of steps, time or memory.
@@ -245,6 +247,7 @@ class ChatFormat:
             request["tools"] = [tool.as_json() for tool in offered]
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
+            check_keywords(request["json_schema"])
         rendered = replace(_rendered(template.apply(_encoded(request))), is_continued=turn.continue_final_message)
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
