@@ -15,7 +15,7 @@ from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 URL = os.environ["PACELINE_URL"]
 ASKED = "What is the weather in Paris?"
@@ -25,7 +25,7 @@ class Review(BaseModel):
     """A review."""
 
     animal: Literal["fox", "owl"]
-    stars: int
+    stars: int = Field(ge=1, le=5)  # a small model writes digits without end
 
 
 def weather(city: str) -> str:
@@ -78,11 +78,9 @@ def test_langchain_streams_text_asynchronously(langchain: ChatOpenAI) -> None:
     assert len([part for part in parts if part]) > 5
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])  # not json_mode, see MODES below
 def test_langchain_has_structured_output(langchain: ChatOpenAI, method: Any) -> None:
-    model = langchain.with_structured_output(None if method == "json_mode" else Review, method=method)
-    found = model.invoke("Review an animal.")
-    assert isinstance(found, dict if method == "json_mode" else Review)
+    assert isinstance(langchain.with_structured_output(Review, method=method).invoke("Review an animal."), Review)
 
 
 # ---- LlamaIndex
@@ -130,7 +128,7 @@ def test_llama_index_has_structured_output(llama_index: OpenAILike) -> None:
 
 # ---- instructor
 
-# Not Mode.JSON: any object conforms there, and the demo model does not follow the schema in the prompt.
+# Not Mode.JSON: any object conforms there, also one without an end, and the demo model does not follow the prompt's schema.
 MODES = [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA]
 
 

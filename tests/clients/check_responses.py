@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAIResponses
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 URL = os.environ["PACELINE_URL"]
 ASKED = "What is the weather in Paris?"
@@ -18,8 +18,8 @@ ASKED = "What is the weather in Paris?"
 class Person(BaseModel):
     """A person."""
 
-    name: str
-    age: int
+    name: str = Field(max_length=40)
+    age: int = Field(ge=0, le=150)  # a small model writes digits without end
 
 
 def weather(city: str) -> str:
