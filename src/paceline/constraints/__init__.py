@@ -5,7 +5,7 @@ grammar, by llguidance, which is imported when it is first needed; `ThinkingCons
 thinks. GBNF grammars are the native sampler's. Pure but for llguidance's own threads; nothing here knows an engine.
 """
 
-from paceline.constraints.compiler import ConstraintCompiler, check_constraint
+from paceline.constraints.compiler import ConstraintCompiler, check_constraint, has_constraint
 from paceline.constraints.constraint import Constraint, ConstraintFactory, TokenTable
 from paceline.constraints.thinking import ThinkingConstraint
 
@@ -16,4 +16,5 @@ __all__ = [
     "ThinkingConstraint",
     "TokenTable",
     "check_constraint",
+    "has_constraint",
 ]

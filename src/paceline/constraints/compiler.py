@@ -195,6 +195,11 @@ class _Vocabulary:
             return []
 
 
+def has_constraint(params: SamplingParams) -> bool:
+    """Return whether the params have anything for `ConstraintCompiler.compile`."""
+    return spec_of(params) is not None or params.constraint is not None or params.thinking is not None
+
+
 def spec_of(params: SamplingParams) -> Spec | None:
     """Return which grammar the params ask for; None if none that is compiled here."""
     if isinstance(params.json_schema, str):  # SamplingParams keeps it as text

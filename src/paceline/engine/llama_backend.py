@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from paceline.constraints import ConstraintCompiler, TokenTable
+from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint
 from paceline.engine.backend import Lora
 from paceline.engine.constrained_sampler import ConstrainedSampler
 from paceline.engine.executor import as_paceline_error
@@ -54,8 +54,12 @@ class LlamaBackend:
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
-        self._compiler = ConstraintCompiler(token_table(model.tokenizer))
         self._masks: MaskFiller | None = None
+
+    @cached_property
+    def _compiler(self) -> ConstraintCompiler:
+        """Made when first needed: reading a large vocabulary takes about a second."""
+        return ConstraintCompiler(token_table(self._model.tokenizer))
 
     def calibrate(self, cost_model: TickCostModel) -> None:
         """Time passes of growing size, for half a second, so that the cost model begins with measurements.
@@ -84,7 +88,7 @@ class LlamaBackend:
         """Make one for each choice, all with the same seed. Compiles grammar and constraint, which may take long."""
         first = Sampler(params, self._model, is_masked=True)
         first.accept_prompt(prompt)
-        constraint = self._compiler.compile(params)
+        constraint = self._compiler.compile(params) if has_constraint(params) else None
         if constraint is None and params.grammar is None:
             return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
         leading = ConstrainedSampler(first, constraint)
