@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ from paceline.chat import (
     ChatRequest,
     MessageParser,
     RenderedPrompt,
+    Turn,
     is_thinking_open,
     next_turn,
     prepare_chat,
 )
+from paceline.chat.chat_request import _prefixed
 from paceline.errors import GrammarError, InvalidParams, PacelineError, Unsupported
 from paceline.params import ThinkingParams
 from paceline.runtime import Sampler
@@ -87,7 +91,7 @@ def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Pat
         with Sampler(params, demo()) as sampler:
             assert sampler.allowed_mask().any(), path.stem
     assert all(SAYS_NOTHING_OF_TOOLS in refusal or "has no grammar" in refusal for refusal in refusals), refusals
-    assert num_constrained >= {"auto": 58, "schema": 5, "none": 0, "tools and schema": 54}.get(case, 64)
+    assert num_constrained >= {"auto": 58, "schema": 4, "none": 0, "tools and schema": 54}.get(case, 64)
 
 
 def test_calls_are_free_only_in_formats_without_triggers(llama_cpp_source: Path) -> None:
@@ -303,3 +307,116 @@ def test_thinking_is_pointed_out_to_what_depends_on_it(prepare: Prepare) -> None
     assert prepare("openai-gpt-oss-120b", thinking_budget=7).params.thinking is not None
     own = SamplingParams(thinking=ThinkingParams(start="<a>", ends=("</a>",)))
     assert prepare(name, own, thinking_budget=7).params.thinking == own.thinking
+
+
+JSON = '{"answer": "x"}'
+ALL_OF_A_SCHEMA = ({}, {"kwargs": {"enable_thinking": False}}, {"reasoning_format": "none"}, {"tools": TOOLS})
+
+
+def is_complete(params: SamplingParams, text: str) -> bool:
+    """Return whether the text may come, and be all."""
+    with Sampler(params, demo()) as sampler, suppress(InvalidParams):
+        accept_all(sampler, demo().tokenizer.encode(text, add_special=False))
+        return sampler.may_end
+    return False
+
+
+@pytest.mark.parametrize("index", range(len(ALL_OF_A_SCHEMA)))
+def test_a_schema_holds_for_the_content_of_every_format(llama_cpp_source: Path, index: int) -> None:
+    """Not within thinking that the prompt has begun: it sleeps meanwhile, or the format's grammar has thinking end first."""
+    num_open = num_constrained = 0
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        options = ChatOptions(json_schema=SCHEMA, **ALL_OF_A_SCHEMA[index])
+        try:
+            request = prepare_chat(format_of(path.read_text()), next_turn(ASKED), options)
+        except Unsupported:
+            continue
+        params, num_constrained = request.params, num_constrained + 1
+        is_open = is_thinking_open(request.rendered)
+        num_open += is_open
+        if params.grammar is None:
+            assert params.json_schema is not None
+            assert not is_open or (params.thinking is not None and params.thinking.is_open), path.stem
+        elif is_open:
+            assert not is_complete(params, JSON), path.stem
+        else:
+            with Sampler(params, demo()) as sampler:
+                assert sampler.allowed_mask().any(), path.stem
+    assert num_constrained >= (50 if "tools" in ALL_OF_A_SCHEMA[index] else 69)
+    assert num_open >= (8 if "kwargs" in ALL_OF_A_SCHEMA[index] else 20)
+
+
+@pytest.mark.parametrize(("name", "end"), [("Qwen3.5-4B", "</think>"), ("StepFun3.5-Flash", "</think>")])
+def test_content_of_a_schema_comes_behind_thinking_with_tools(prepare: Prepare, name: str, end: str) -> None:
+    """Where the format's own grammar makes the end optional."""
+    params = prepare(name, tools=TOOLS, json_schema=SCHEMA).params
+    assert is_complete(params, f"Hm.\n{end}\n\n{JSON}")
+    assert not is_complete(params, f"Hm.\n{JSON}")
+
+
+def test_a_begun_content_goes_on_by_the_schema(llama_cpp_source: Path) -> None:
+    """In every format; one that does not fit is refused in terms of the chat. Other constraints hold behind it."""
+    num_bare = 0
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = format_of(path.read_text())
+
+        def continued(text: str, chat: ChatFormat = chat, **constraint: Any) -> SamplingParams:
+            talk = [*ASKED, {"role": "assistant", "content": text}]
+            return prepare_chat(chat, next_turn(talk, continues=True), None, SamplingParams(**constraint)).params
+
+        try:
+            assert is_complete(continued('{"answer": "', json_schema=SCHEMA), 'yes"}'), path.stem
+            with pytest.raises(InvalidParams, match="the begun message does not fit the schema"):
+                continued("Sure, the answer", json_schema=SCHEMA)
+            assert continued("Sure, ", regex="[a-z]+").regex == "[a-z]+"
+            assert is_complete(continued("Sure, ", grammar='root ::= "yes"'), "yes"), path.stem
+        except Unsupported:
+            continue
+        num_bare += 1
+    assert num_bare > 60
+
+
+def test_a_grammar_of_the_format_has_its_own_root(prepare: Prepare) -> None:
+    """Whatever root the caller's has."""
+    params = SamplingParams(grammar_root="x")
+    for options in (
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "json_schema": SCHEMA},
+    ):
+        request = prepare("Qwen-Qwen3-0.6B", params, **options)
+        assert request.params.grammar_root == "root"
+        Sampler(request.params, demo()).close()
+    assert prepare("openai-gpt-oss-120b", params, json_schema=SCHEMA).params.grammar_root == "root"
+
+
+def test_a_required_call_is_one_whatever_is_parsed_of_thinking(prepare: Prepare) -> None:
+    """The grammar has the place of thinking that the prompt has begun."""
+    request = prepare("Qwen3.5-4B", tools=TOOLS, tool_choice="required", reasoning_format="none")
+    with Sampler(request.params, demo()) as sampler:
+        assert sampler.allowed_mask().any()
+
+
+class StoppingFormat(ChatFormat):
+    """A format with three stops: two control tokens, of which the parser reads one, and a text."""
+
+    def render_turn(self, turn: Turn, options: ChatOptions | None = None) -> RenderedPrompt:
+        """Render with the stops."""
+        stops, preserved = ("<|im_start|>", "<|fim_prefix|>", "END"), ("<|fim_prefix|>",)
+        return replace(super().render_turn(turn, options), stops=stops, preserved_tokens=preserved)
+
+
+def test_stops_that_are_control_tokens_end_a_message() -> None:
+    """Their text is hidden, so that no stop text is found in it. Those that the parser reads are shown."""
+    request = prepare_chat(StoppingFormat(demo(), CHATML), next_turn(ASKED), None, SamplingParams(stop_token_ids=(5,)))
+    start = demo().tokenizer.token_id("<|im_start|>")
+    assert request.rendered.stop_token_ids == (start,)
+    assert request.params.stop_token_ids == (5, start)
+    assert request.params.stop == ("<|im_start|>", "<|fim_prefix|>", "END")
+
+
+def test_rules_are_renamed_and_nothing_else() -> None:
+    """Not in literals, classes, repetitions, comments and tokens."""
+    grammar = 'root ::= "a b" [^"\\]a-z] x{2,3} <think> !<[12]> # a "comment\nx ::= "z"'
+    renamed = 'a-root ::= "a b" [^"\\]a-z] a-x{2,3} <think> !<[12]> # a "comment\na-x ::= "z"'
+    assert _prefixed(grammar, "a-") == renamed

@@ -20,8 +20,9 @@ from paceline.chat import template_messages
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.tools import parse_tool_choice, parse_tools
-from paceline.errors import InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
-from paceline.runtime import Model, Tokenizer
+from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime import Model, Sampler, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt
 from paceline.runtime.json_schema import check_keywords
 
@@ -161,7 +162,7 @@ class ChatFormat:
             Unsupported: The model has no template and none was given.
             TemplateError: The source does not parse, or has no Jinja in it.
         """
-        self._tokenizer = model.tokenizer
+        self._model, self._tokenizer = model, model.tokenizer
         self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
@@ -268,6 +269,19 @@ class ChatFormat:
             TextTooLong: The prompt is longer than the tokenizer can take in one piece.
         """
         return self._tokenizer.encode_prompt(prompt.text, prompt.inputs)
+
+    def can_begin(self, params: SamplingParams) -> bool:
+        """Return whether the grammar of params allows its prefix.
+
+        Raises:
+            GrammarError: The grammar itself is wrong.
+        """
+        Sampler(params.replace(grammar_prefix=""), self._model).close()
+        try:
+            Sampler(params, self._model).close()
+        except GrammarError:
+            return False
+        return True
 
     def __repr__(self) -> str:
         return f"<ChatFormat, {len(self.source)} characters>"

@@ -14,15 +14,16 @@ from paceline.chat.message_parser import MessageParser
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
+from paceline.runtime.sampler import grammar_of_schema
 
-_PROBE = '{"a":1}'
+_PROBE, _WORD = '{"a":1}', "x"
 _TEXT_BEFORE_CALLS = re.compile(r"\buntil-\d+\?? (?=(?:space )?tool-call)")
 _RULE_NAME = re.compile(
     r"""
-    "(?:\\.|[^"\\])*" | \[(?:\\.|[^\]\\])*\] | \{[0-9,]*\} | (?P<name>[A-Za-z0-9-]+)
+    \#[^\n]* | <[^<>\s]*> | "(?:\\.|[^"\\])*" | \[(?:\\.|[^\]\\])*\] | \{[0-9,]*\} | (?P<name>[A-Za-z0-9-]+)
 """,
     re.VERBOSE | re.DOTALL,
-)  # fmt: skip - names outside of literals, classes of characters and numbers of repetitions
+)  # fmt: skip - names outside of comments, tokens, literals, classes of characters and numbers of repetitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ def prepare_chat(
 
     Tools make the grammar of their calls: from the first token on where a call is required, otherwise from where the model
     begins one. A constraint of `params` (json_schema, regex, choice, grammar) applies to the message's content; a JSON schema
-    in a format whose content stands between marks becomes part of the format's own grammar.
+    in a format whose content stands between marks becomes part of the format's own grammar. Where the prompt has the beginning
+    of the content already, a JSON schema applies to the whole content, and the others to what is generated.
 
     Takes time: not on the engine's thread and not on an event loop.
 
@@ -75,13 +77,14 @@ def prepare_chat(
     rendered = chat_format.render_turn(turn, chosen)
     if _offers_tools(chosen):
         rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
-    elif _constraint_of(params) is not None and not _has_bare_content(rendered):
-        rendered, params = _with_schema(chat_format, turn, chosen, params)
+    elif _constraint_of(params) is not None:
+        rendered, params = _with_constraint(chat_format, turn, chosen, params, rendered)
     tokenizer = chat_format.tokenizer
+    rendered = replace(rendered, stop_token_ids=_hidden_stops(rendered, tokenizer))
     return ChatRequest(
         rendered,
         chat_format.encode(rendered),
-        _with_thinking(_with_stops(params, rendered.stops), rendered, chosen),
+        _with_thinking(_with_stops(params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
     )
 
@@ -115,7 +118,7 @@ def _with_tools(
         raise InvalidParams(
             f"{constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
         )
-    return rendered, _with_grammar(params, rendered, chat_format.tokenizer)
+    return rendered, _with_grammar(chat_format, turn, options, params, rendered)
 
 
 def _with_either(
@@ -126,8 +129,11 @@ def _with_either(
         raise InvalidParams(
             "json_schema and a tool_choice that requires a call exclude each other; leave one of them out"
         )
+    options = replace(options, reasoning_format="auto")  # a grammar has the place of thinking wherever it is shown
     content = chat_format.render_turn(turn, replace(options, tools=None, json_schema=_schema_of(params)))
-    calls = chat_format.render_turn(turn, replace(options, tool_choice="required")) if rendered.grammar else rendered
+    calls = rendered
+    if rendered.grammar is not None:
+        calls = chat_format.render_turn(turn, replace(options, tool_choice="required"))
     prompts = {one.generation_prompt for one in (rendered, content, calls)}
     if calls.grammar is None or content.grammar is None or content.is_grammar_lazy or len(prompts) > 1:
         raise Unsupported(
@@ -135,8 +141,8 @@ def _with_either(
             "tool_choice to 'none'"
         )
     # Free text in front of a call would be a way around the schema.
-    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), content.grammar)
-    return params.replace(json_schema=None, grammar=grammar, grammar_prefix=rendered.generation_prompt)
+    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), _with_thinking_ended(content.grammar, content))
+    return _fitting(chat_format, _with_fixed(params, grammar, rendered.generation_prompt), rendered)
 
 
 def _either(first: str, second: str) -> str:
@@ -148,30 +154,66 @@ def _prefixed(grammar: str, prefix: str) -> str:
     return _RULE_NAME.sub(lambda found: found[0] if found["name"] is None else prefix + found["name"], grammar)
 
 
-def _with_schema(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams
+def _with_constraint(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
 ) -> tuple[RenderedPrompt, SamplingParams]:
-    name = _constraint_of(params)
-    if name == "json_schema":
+    """Return how the content follows the caller's constraint."""
+    name, begun = _constraint_of(params), _begun_content(rendered)
+    if begun is None and name == "json_schema":
         rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
         if rendered.grammar is not None and not rendered.is_grammar_lazy:
-            return rendered, _with_grammar(params, rendered, chat_format.tokenizer)
-    raise Unsupported(
-        f"{name}: in this model's chat format the content stands between marks, and it has no grammar for them; constrain a "
-        "completion of a prompt instead"
-    )
+            grammar = _with_thinking_ended(rendered.grammar, rendered)
+            params = _with_fixed(params, grammar, rendered.generation_prompt)
+            return rendered, _fitting(chat_format, params, rendered)
+    if begun is None:
+        raise Unsupported(
+            f"{name}: in this model's chat format the content stands between marks, and it has no grammar for them; constrain "
+            "a completion of a prompt instead"
+        )
+    if begun and name == "json_schema":
+        params = _with_fixed(params, grammar_of_schema(str(params.json_schema)), begun)
+        return rendered, _fitting(chat_format, params, rendered)
+    return rendered, params
 
 
-def _with_grammar(params: SamplingParams, rendered: RenderedPrompt, tokenizer: Tokenizer) -> SamplingParams:
-    """Return the params with the grammar of the format in place of a schema."""
+def _with_fixed(params: SamplingParams, grammar: str, prefix: str) -> SamplingParams:
+    """Return the params with a grammar in place of a schema, from behind a prefix on."""
+    return params.replace(json_schema=None, grammar=grammar, grammar_root="root", grammar_prefix=prefix)
+
+
+def _fitting(chat_format: ChatFormat, params: SamplingParams, rendered: RenderedPrompt) -> SamplingParams:
+    """Return the params. Raises `InvalidParams` where the prompt has the beginning of a content that they do not allow."""
+    if rendered.is_continued and not chat_format.can_begin(params):
+        raise InvalidParams("json_schema: the begun message does not fit the schema; leave one of them out")
+    return params
+
+
+def _with_thinking_ended(grammar: str, rendered: RenderedPrompt) -> str:
+    """Return a format's grammar in which open thinking has to end, where it makes the end optional: else all is thinking."""
+    if not is_thinking_open(rendered):
+        return grammar
+    for end in rendered.thinking_ends:
+        literal = json.dumps(end, ensure_ascii=False)
+        grammar = grammar.replace(f"({literal} | )", literal).replace(f"{literal}?", literal)
+    return grammar
+
+
+def _with_grammar(
+    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
+) -> SamplingParams:
+    """Return the params with the grammar of the format's tool calls."""
+    if rendered.grammar is not None and options.reasoning_format == "none":  # as in `_with_either`
+        rendered = chat_format.render_turn(turn, replace(options, reasoning_format="auto"))
     grammar = rendered.grammar
     if grammar is not None and not rendered.is_grammar_lazy:
         direct = _TEXT_BEFORE_CALLS.sub("", grammar)  # a call that is required could be put off by text without end
-        return params.replace(json_schema=None, grammar=direct, grammar_prefix=rendered.generation_prompt)
-    triggers = tuple(_trigger(one, tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern"))
+        return _with_fixed(params, direct, rendered.generation_prompt)
+    triggers = tuple(
+        _trigger(one, chat_format.tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern")
+    )
     if grammar is None or not triggers:
-        return params.replace(json_schema=None)
-    return params.replace(json_schema=None, grammar=grammar, grammar_lazy=True, grammar_triggers=triggers)
+        return params
+    return params.replace(grammar=grammar, grammar_root="root", grammar_lazy=True, grammar_triggers=triggers)
 
 
 def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int:
@@ -186,14 +228,27 @@ def _schema_of(params: SamplingParams) -> Mapping[str, Any]:
     return schema
 
 
-def _has_bare_content(rendered: RenderedPrompt) -> bool:
-    """Return whether a text as it is, behind thinking that the prompt has begun, is the content of a message."""
+def _begun_content(rendered: RenderedPrompt) -> str | None:
+    """Return what the prompt has of the content; None where a text behind it and open thinking is not content as it is."""
+    parser = MessageParser(rendered)
     lead = rendered.thinking_ends[0] if is_thinking_open(rendered) else ""
     try:
-        parsed = MessageParser(rendered).parse(lead + _PROBE)
+        before, parsed = parser.parse(lead + _WORD), parser.parse(lead + _PROBE)
     except ChatParseError:
-        return False
-    return parsed.content.strip() == _PROBE and not parsed.tool_calls and not parsed.reasoning_content.strip()
+        return None
+    begun = before.content.removesuffix(_WORD)
+    # White space at the end of the lead is a matter of the parser.
+    if (
+        parsed.content.rstrip() != begun + _PROBE
+        or before != replace(parsed, content=begun + _WORD)
+        or parsed.tool_calls
+    ):
+        return None
+    if lead or not rendered.is_continued:
+        return ""
+    for end in rendered.thinking_ends:  # which some parsers leave in the content
+        begun = begun.rpartition(end)[2]
+    return begun
 
 
 def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: ChatOptions) -> SamplingParams:
@@ -216,9 +271,18 @@ def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: Ch
     return params.replace(thinking=thinking)
 
 
-def _with_stops(params: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:
-    more = tuple(stop for stop in stops if stop not in params.stop)
-    return params.replace(stop=(*params.stop, *more)) if more else params
+def _with_stops(params: SamplingParams, rendered: RenderedPrompt) -> SamplingParams:
+    more = tuple(stop for stop in rendered.stops if stop not in params.stop)
+    ids = tuple(one for one in rendered.stop_token_ids if one not in params.stop_token_ids)
+    if not (more or ids):
+        return params
+    return params.replace(stop=(*params.stop, *more), stop_token_ids=(*params.stop_token_ids, *ids))
+
+
+def _hidden_stops(rendered: RenderedPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids of stop texts that are control tokens: their text is not searched for stop texts."""
+    ids = _ids_of(tuple(stop for stop in rendered.stops if stop not in rendered.preserved_tokens), tokenizer)
+    return tuple(one for one in ids if tokenizer.is_control(one))
 
 
 def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -286,8 +286,7 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     elif params.choice is not None:
         text = "root ::= " + " | ".join(map(_literal, params.choice))
     elif isinstance(params.json_schema, str):  # SamplingParams keeps it as text
-        check_keywords(json.loads(params.json_schema))
-        text = _native.grammar_of_json_schema(params.json_schema)
+        text = grammar_of_schema(params.json_schema)
     if text is None:
         return None
     grammar = _native.GrammarOptions()
@@ -298,6 +297,12 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     grammar.trigger_words = [trigger for trigger in params.grammar_triggers if isinstance(trigger, str)]
     grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]
     return grammar
+
+
+def grammar_of_schema(schema: str) -> str:
+    """Return a GBNF grammar of a JSON schema. Raises `GrammarError` where it cannot be enforced."""
+    check_keywords(json.loads(schema))
+    return _native.grammar_of_json_schema(schema)
 
 
 def _literal(text: str) -> str:

@@ -26,8 +26,8 @@ _SPELT_BY_OPENAI = frozenset(
         "logprobs", "echo",
     }
 )  # fmt: skip
-# Of RequestOptions: what the API key and the header decide; `lora` has a shape of its own.
-_NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora"})
+# Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
+_NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"})
 
 # Of SamplingParams: a name of a program's own code, which no client may choose, and what the chat format decides.
 _NOT_OF_A_CLIENT = frozenset({"constraint", "thinking"})
@@ -216,7 +216,7 @@ _OPENAI_IGNORED = (
 # llama-server's: fields that its clients send to these endpoints.
 _LLAMA_SERVER_IGNORED = (
     "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
-    "post_sampling_probs", "reasoning_control", "response_fields", "return_progress", "return_tokens",
+    "post_sampling_probs", "preserved_tokens", "reasoning_control", "response_fields", "return_progress", "return_tokens",
     "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
 )  # fmt: skip
 _IGNORED = frozenset(_OPENAI_IGNORED + _LLAMA_SERVER_IGNORED)

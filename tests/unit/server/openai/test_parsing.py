@@ -142,7 +142,7 @@ def test_every_own_field_is_shown_in_the_schema() -> None:
     """Its type is that of the field in the record."""
     shown = OpenAICompletionBody.model_json_schema()["properties"]
     assert set(SAMPLING_EXTRAS) | set(OPTION_EXTRAS) <= set(shown)
-    assert {"tenant", "request_id"}.isdisjoint(shown)
+    assert {"tenant", "request_id", "preserved_tokens"}.isdisjoint(shown)
     assert {"type": "integer"} in shown["top_k"]["anyOf"]
 
 
