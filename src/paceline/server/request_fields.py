@@ -10,13 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
-from paceline.engine.prompts import Prompt
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SAMPLERS
 from paceline.request import RequestOptions
-from paceline.server.api_errors import clean_message, invalid_request
 
 if TYPE_CHECKING:
+    from paceline.engine.prompts import Prompt
     from paceline.runtime import Tokenizer
 
 _STREAM_OPTIONS = ("interval", "max_buffered_tokens", "slow_reader")
@@ -175,6 +174,8 @@ def check_other_fields(
 
     known: the body's own fields. unsupported: fields with the values of theirs that ask for nothing. null asks for nothing.
     """
+    from paceline.server.api_errors import clean_message, invalid_request  # late: flags read this module for --help
+
     warnings = []
     for name, value in fields.items():
         if value is None:
