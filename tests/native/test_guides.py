@@ -27,7 +27,7 @@ PAGES = (
     "index.md",
     "quickstart.md",
 )
-AGAINST_A_SERVER = {"guide/openai.md", "guide/responses.md"}  # tests/server/test_openai_guide.py, test_responses.py
+AGAINST_A_SERVER = {"guide/anthropic.md", "guide/ollama.md", "guide/openai.md", "guide/responses.md"}  # by tests/server
 
 pytestmark = pytest.mark.native
 
