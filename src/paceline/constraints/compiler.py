@@ -22,6 +22,7 @@ from paceline import validation
 from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
 from paceline.constraints.json_schema_rules import place_of, prepared_schema
+from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidType, PacelineError
 from paceline.params import SamplingParams, ThinkingParams
@@ -35,6 +36,7 @@ Spec = tuple[str, str]
 _CACHED_GRAMMARS = 64
 _CACHED_CHARS = 2**22
 _MAX_GRAMMAR_CHARS = 2**20
+_MAX_LARK_NESTING = 2000
 _JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own x-guidance changes nothing
     "lenient": False,
     "coerce_one_of": False,
@@ -228,6 +230,8 @@ _JSON_RULE = re.compile(r"%json\s*")
 
 def _with_schemas(lark: str) -> str:
     """Return a Lark grammar whose JSON schemas are prepared as others are."""
+    if lark_nesting(lark) > _MAX_LARK_NESTING:
+        raise GrammarError(f"lark: rules that refer to one another nest more than {_MAX_LARK_NESTING} deep")
     found, start = [], 0
     for match in _JSON_RULE.finditer(lark):
         if match.start() < start:

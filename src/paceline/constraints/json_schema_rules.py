@@ -10,9 +10,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from paceline.constraints.nesting import schema_nesting
 from paceline.errors import GrammarError
 
 Schema = dict[str, Any]
+
+_MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
 
 ANNOTATIONS: Final = frozenset(
     (
@@ -80,6 +83,9 @@ def prepared_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
     prepared = _prepared("#", schema)
+    if schema_nesting(prepared) > _MAX_NESTING:
+        place = place_of(text, ("$ref",))
+        raise GrammarError(f"json_schema: {place}: schemas nest more than {_MAX_NESTING} deep through references")
     if not any(_is_combined(node) for _, node in _nodes("#", prepared)):
         for _, node in _nodes("#", prepared):
             _close(node)

@@ -1,0 +1,129 @@
+"""How deep definitions nest that refer to one another. Pure; any thread.
+
+llguidance follows them by recursion on the native stack, whose overflow ends the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+Definition = tuple[int, frozenset[str]]
+"""How deep a definition nests by itself, and the names that it refers to."""
+
+_LARK_TOKEN: Final = re.compile(
+    r"""(?P<ignored>//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/)"""
+    r"|(?P<definition>^[ \t]*[?!]?[A-Za-z_][\w.-]*(?=[^\n:|\"]*:))|(?P<name>[A-Za-z_]\w*(?:-\w+)*)|(?P<bracket>[()\[\]{}])",
+    re.MULTILINE,
+)
+
+
+def longest_chain(definitions: Mapping[str, Definition]) -> int:
+    """Return an upper bound of the nesting along any chain of references, in time linear in these.
+
+    Definitions on a cycle, or that lead to one, count all together, as it may be entered and followed in any order.
+    """
+    users: dict[str, list[str]] = {}
+    missing: dict[str, int] = {}
+    for name, (_, references) in definitions.items():
+        known = references & definitions.keys()
+        missing[name] = len(known)
+        for one in known:
+            users.setdefault(one, []).append(name)
+    depths = {name: definitions[name][0] for name in definitions}
+    ready = [name for name, count in missing.items() if not count]
+    resolved = 0
+    while ready:
+        name = ready.pop()
+        resolved = max(resolved, depths[name])
+        del missing[name]
+        for user in users.get(name, ()):
+            depths[user] = max(depths[user], definitions[user][0] + depths[name])
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    return resolved + sum(definitions[name][0] for name in missing)
+
+
+def schema_nesting(schema: dict[str, Any]) -> int:
+    """Return how deep schema objects nest, counted through references as well."""
+    todo, found = ["#"], dict[str, Definition]()
+    anchors = {one["$anchor"]: one for one in _dicts(schema) if isinstance(one.get("$anchor"), str)}
+    while todo:
+        pointer = todo.pop()
+        if pointer not in found:
+            found[pointer] = _definition(_resolved(schema, anchors, pointer))
+            todo += found[pointer][1]
+    return longest_chain(found)
+
+
+def lark_nesting(lark: str) -> int:
+    """Return how deep the rules and terminals of a Lark grammar nest."""
+    depths: dict[str, int] = {}
+    references: dict[str, set[str]] = {}
+    current, depth = "", 0
+    for match in _LARK_TOKEN.finditer(lark):
+        text = match[0].strip(" \t?!")
+        match match.lastgroup:
+            case "definition":
+                current, depth = text.partition(".")[0], 0
+                depths.setdefault(current, 1)
+            case "name":
+                references.setdefault(current, set()).add(text)
+            case "bracket":
+                depth = max(0, depth + (1 if text in "([{" else -1))
+                depths[current] = max(depths.get(current, 1), depth + 1)
+    return longest_chain({name: (depths[name], frozenset(references.get(name, ()))) for name in depths})
+
+
+def _definition(node: Any) -> Definition:
+    depth, references, level = 0, set[str](), [node]
+    while level:
+        level = [one for one in level if isinstance(one, dict)]
+        depth += bool(level)
+        for one in level:
+            if isinstance(one.get("$ref"), str):
+                references.add("#" + unquote(one["$ref"].partition("#")[2]))
+        level = [child for one in level for child in _parts(one)]
+    return depth, frozenset(references)
+
+
+def _parts(node: dict[str, Any]) -> Iterator[Any]:
+    for keyword, value in node.items():
+        if keyword in ("$defs", "definitions", "const", "enum"):
+            continue
+        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list):
+            yield from value
+        else:
+            yield value
+
+
+def _resolved(schema: dict[str, Any], anchors: Mapping[str, Any], pointer: str) -> Any:
+    """Return what a pointer or an anchor is of; None if nothing."""
+    if pointer == "#":
+        return schema
+    if not pointer.startswith("#/"):
+        return anchors.get(pointer[1:])
+    node: Any = schema
+    for part in pointer[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(node):
+            node = node[int(name)]
+        else:
+            return None
+    return node
+
+
+def _dicts(node: Any) -> Iterable[dict[str, Any]]:
+    todo = [node]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            yield one
+        todo += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
