@@ -130,7 +130,10 @@ def _close(node: Schema) -> None:
     named, required = node.get("properties"), node.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list) or node.keys() & {"patternProperties"}:
         return
-    if all(name in named for name in required) and node.get("minProperties", 0) <= len(named):
+    least = node.get("minProperties", 0)
+    if not isinstance(least, (int, float)) or not all(isinstance(name, str) and name in named for name in required):
+        return  # also what is malformed, which is refused when it is compiled
+    if least <= len(named):
         node.setdefault("additionalProperties", False)
 
 

@@ -117,3 +117,15 @@ def test_large_schemas_are_bounded() -> None:
     assert writes(make(many), '{"p3":null,"p499":null}')
     with pytest.raises(GrammarError, match="choice has"):
         COMPILER.compile(SamplingParams(choice=tuple("é" * 4000 + str(n) for n in range(60))))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"required": [{}]}, {"required": [[]]}, {"minProperties": "a"}, {"minProperties": None}, {"minProperties": {}}],
+    ids=repr,
+)
+def test_a_keyword_of_the_wrong_type_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
+    """Beside properties, which are looked up by them."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **wrong}
+    with pytest.raises(GrammarError, match=f"json_schema: #/{next(iter(wrong))}"):
+        check_constraint(SamplingParams(json_schema=schema))
