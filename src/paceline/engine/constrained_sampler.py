@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Self
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from paceline.constraints import Constraint, ThinkingConstraint
 from paceline.constraints.constraint import TokenWords
 from paceline.engine.executor import as_paceline_error
-from paceline.errors import NoTokenAllowed
+from paceline.errors import NoTokenAllowed, SamplingError
 from paceline.runtime import Sampler
 from paceline.scheduling.plan import RowOutput
 
@@ -20,10 +21,11 @@ class ConstrainedSampler:
     `fill_mask` runs on a thread of its own while the pass runs; the rest on the engine's thread.
     """
 
-    __slots__ = ("constraint", "sampler")
+    __slots__ = ("_filling", "constraint", "sampler")
 
     def __init__(self, sampler: Sampler, constraint: Constraint | None) -> None:
         self.sampler, self.constraint = sampler, constraint
+        self._filling = threading.Lock()
         self._note_thinking()
 
     def copy(self, choice: int) -> Self:
@@ -33,7 +35,19 @@ class ConstrainedSampler:
         )
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`. A forced token that the sampler itself would not draw is given up."""
+        """See `Constraint`. A forced token that the sampler itself would not draw is given up.
+
+        Raises:
+            SamplingError: An earlier call still runs, whose pass failed meanwhile.
+        """
+        if not self._filling.acquire(blocking=False):
+            raise SamplingError("the constraint still fills the mask of a pass that failed")
+        try:
+            return self._fill_mask(words)
+        finally:
+            self._filling.release()
+
+    def _fill_mask(self, words: TokenWords) -> bool:
         constraint = self.constraint
         assert constraint is not None  # noqa: S101 - else there is no mask to fill
         while isinstance(constraint, ThinkingConstraint) and (forced := constraint.forced_token) is not None:
@@ -67,7 +81,7 @@ class ConstrainedSampler:
                 for token_id in output.token_ids:
                     self.follow(token_id)
                 output.is_complete = self._is_complete()
-        except Exception as error:  # noqa: BLE001 - a user's own constraint may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own constraint may raise anything
             return RowOutput(scored=output.scored, error=as_paceline_error(error))
         return output
 

@@ -130,7 +130,7 @@ def _seq_id(row: Row) -> int:
     return row.sequence.seq_id
 
 
-def as_paceline_error(error: Exception) -> PacelineError:
+def as_paceline_error(error: BaseException) -> PacelineError:
     """Return the error itself if it is a `PacelineError`, else one that carries it."""
     if isinstance(error, PacelineError):
         return error

@@ -29,6 +29,7 @@ from paceline.streaming.chunk import TokenLogprobs
 _CALIBRATION_SIZES = (1, 1, 4, 32, 64, 128, 512)
 _CALIBRATION_S = 0.5
 _MASK_TIMEOUT_S = 10.0
+_MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
 
 
 class LlamaBackend:
@@ -154,6 +155,7 @@ class LlamaBackend:
         filler = self._mask_filler(context)
         samplers = [_constrained(row) for row in rows]
         masked = [one for one in samplers if one is not None and one.constraint is not None]
+        end_s = time.perf_counter() + _MASK_TIMEOUT_S
         jobs = filler.begin([one.fill_mask for one in masked])
         slots = dict(zip(map(id, masked), range(len(masked)), strict=True))
         try:
@@ -163,7 +165,7 @@ class LlamaBackend:
                 mask_timeout_s=_MASK_TIMEOUT_S,
             )
         finally:
-            if not filler.finish(jobs, _MASK_TIMEOUT_S):
+            if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
                 self._masks = None  # a thread is still writing to it
         failed = {id(one): job for one, job in zip(masked, jobs, strict=True)}
         outputs = map(_row_output, found.rows)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +27,7 @@ class MaskJob:
 
     fill: Fill
     slot: int
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class MaskFiller:
@@ -53,13 +55,21 @@ class MaskFiller:
         return jobs
 
     def finish(self, jobs: Sequence[MaskJob], timeout_s: float) -> bool:
-        """Wait until these are filled; return False if one takes longer, after which this object cannot be used."""
+        """Wait until all of these are filled; return False if that takes longer: this object cannot be used after it."""
+        end_s = time.monotonic() + timeout_s
         try:
             for _ in jobs:
-                self._done.get(timeout=timeout_s)
+                self._done.get(timeout=max(0.0, end_s - time.monotonic()))
         except queue.Empty:
+            self._drop_waiting()
             return False
         return True
+
+    def _drop_waiting(self) -> None:
+        """Leave out what no thread has begun: the next object may fill masks of the same constraints."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._todo.get_nowait()
 
     def close(self) -> None:
         """End the threads, as soon as they have nothing to do."""
@@ -77,7 +87,7 @@ def _fill_masks(slots: MaskSlots, todo: queue.SimpleQueue[MaskJob | None], done:
             if not job.fill(words):
                 words.fill(_ALL)
             slots.ready(job.slot)
-        except Exception as error:  # noqa: BLE001 - its row fails, and no other
+        except BaseException as error:  # noqa: BLE001 - its row fails, and no other, also where it wants to exit
             job.error = error
             slots.fail(job.slot, type(error).__name__)
         done.put(job)

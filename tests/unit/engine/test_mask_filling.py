@@ -1,0 +1,111 @@
+"""Masks that fail, hang, or outlive their pass: each costs its own row, and one deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.engine import llama_backend
+from paceline.engine.constrained_sampler import ConstrainedSampler
+from paceline.engine.llama_backend import LlamaBackend
+from paceline.engine.mask_filler import MaskFiller
+from paceline.errors import SamplingError
+
+
+class Own:
+    """A constraint that fills its mask only after `go`."""
+
+    is_complete, may_end = False, True
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def fill_mask(self, words: Any) -> bool:
+        self.begun.set()
+        self.go.wait(20)
+        return False
+
+    def accept(self, token_id: int) -> None:
+        raise SystemExit
+
+    def copy(self) -> Own:
+        return self
+
+
+@pytest.fixture
+def own() -> Iterator[Own]:
+    made = Own()
+    yield made
+    made.go.set()
+
+
+def exiting(words: Any) -> bool:
+    raise SystemExit(1)
+
+
+def sampler_of(constraint: Any) -> ConstrainedSampler:
+    return ConstrainedSampler(SimpleNamespace(is_eog=lambda _: False), constraint)  # type: ignore[arg-type]
+
+
+def test_a_fill_that_exits_fails_its_slot_and_keeps_the_thread() -> None:
+    filler = MaskFiller(1, 32)
+    for _ in range(6):  # more often than there are threads
+        (job,) = filler.begin([exiting])
+        assert filler.finish([job], 5)
+        assert isinstance(job.error, SystemExit)
+
+
+def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
+    """Not one for each, and what no thread has begun is left out."""
+    filler = MaskFiller(8, 32)
+    late: list[int] = []
+    stuck = [own.fill_mask] * filler._num_threads
+    jobs = filler.begin([*stuck, lambda _: bool(late.append(1))])
+    begin = time.monotonic()
+    assert not filler.finish(jobs, 0.2)
+    assert time.monotonic() - begin < 1
+    own.go.set()
+    time.sleep(0.1)
+    assert not late
+
+
+def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that hangs costs the time limit once; what the pass raised is raised."""
+    monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(llama_backend, "_step_row", lambda *_: None)
+
+    def step(*_: Any, mask_timeout_s: float, **__: Any) -> None:
+        time.sleep(mask_timeout_s)
+        raise RuntimeError
+
+    backend = object.__new__(LlamaBackend)
+    backend._masks, backend._context = MaskFiller(2, 32), None
+    rows: Any = [SimpleNamespace(sequence=SimpleNamespace(sampler=sampler_of(own)), draws=True)]
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError):
+        backend._constrained_step(SimpleNamespace(step=step), rows)  # type: ignore[arg-type]
+    assert 2.0 <= time.monotonic() - begin < 3.5
+    assert backend._masks is None
+
+
+def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Own) -> None:
+    """The engine runs a pass that failed again, without its rows whose constraints are in use."""
+    sampler = sampler_of(own)
+    filler = MaskFiller(1, 32)
+    jobs = filler.begin([sampler.fill_mask])
+    assert own.begun.wait(5)
+    with pytest.raises(SamplingError, match="still fills"):
+        sampler.fill_mask(filler.slots.words(0))
+    own.go.set()
+    assert filler.finish(jobs, 5)
+    assert not sampler.fill_mask(filler.slots.words(0))
+
+
+def test_a_constraint_that_exits_when_it_accepts_ends_its_choice(own: Own) -> None:
+    output: Any = SimpleNamespace(error=None, token_ids=(1,), scored=())
+    assert "SystemExit" in str(sampler_of(own).settle(output).error)
