@@ -15,6 +15,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
 from paceline.constraints.json_schema_rules import place_of, prepared_schema
 from paceline.constraints.nesting import lark_nesting
+from paceline.constraints.pattern_rules import is_too_large
 from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidType, PacelineError
 from paceline.params import SamplingParams, ThinkingParams
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 Spec = tuple[str, str]
 """A kind and its text: what a compiled grammar is cached by."""
 
+_MAX_COMPILES = 2
 _CACHED_GRAMMARS = 64
 _CACHED_CHARS = 2**22
 _MAX_GRAMMAR_CHARS = 2**20
@@ -83,7 +86,9 @@ class ConstraintCompiler:
     def __init__(self, table: TokenTable) -> None:
         self.table = table
         self._lock = threading.Lock()
+        self._compiles = threading.BoundedSemaphore(_MAX_COMPILES)
         self._matchers: OrderedDict[Spec, LLMatcher] = OrderedDict()
+        self._compiling: dict[Spec, Future[LLMatcher]] = {}
         self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
 
     def compile(self, params: SamplingParams) -> Constraint | None:
@@ -107,14 +112,33 @@ class ConstraintCompiler:
     def matcher(self, spec: Spec) -> LLMatcher:
         """Return a new matcher at the beginning of a grammar."""
         with self._lock:
-            found = self._matchers.get(spec)
-            if found is None:
-                found = self._matchers[spec] = self._compiled(spec)
-                while len(self._matchers) > _CACHED_GRAMMARS or self._num_cached_chars() > _CACHED_CHARS:
-                    self._matchers.popitem(last=False)
-            else:
+            if spec in self._matchers:
                 self._matchers.move_to_end(spec)
+                return self._matchers[spec].deep_copy()
+            future = self._compiling.get(spec)
+            is_first = future is None
+            if future is None:
+                future = self._compiling[spec] = Future()
+        if is_first:
+            self._compile_into(future, spec)
+        found = future.result()
+        with self._lock:
             return found.deep_copy()
+
+    def _compile_into(self, future: Future[LLMatcher], spec: Spec) -> None:
+        try:
+            with self._compiles:
+                found = self._compiled(spec)
+        except BaseException as error:  # noqa: BLE001 - raised by all that wait for it
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+        with self._lock:
+            del self._compiling[spec]
+            if future.exception() is None:
+                self._matchers[spec] = future.result()
+            while len(self._matchers) > _CACHED_GRAMMARS or self._num_cached_chars() > _CACHED_CHARS:
+                self._matchers.popitem(last=False)
 
     def _num_cached_chars(self) -> int:
         return sum(len(text) for _, text in self._matchers) if len(self._matchers) > 1 else 0
@@ -222,6 +246,8 @@ def _grammar(kind: str, text: str) -> str:
         return LLMatcher.grammar_from_json_schema(prepared_schema(text), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
     if kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
+    if kind == "regex" and is_too_large(text):
+        raise GrammarError("regex: its counted repetitions are too large")
     return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(_with_schemas(text))
 
 

@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from paceline.constraints.nesting import schema_nesting
+from paceline.constraints.pattern_rules import is_too_large, unsupported_syntax
 from paceline.errors import GrammarError
 
 Schema = dict[str, Any]
 
+_MAX_PATTERNS: Final = 16  # in one allOf
+_MAX_PROPERTIES: Final = 1000  # of an object that may have others
+_EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
+_BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
 _MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
 
 ANNOTATIONS: Final = frozenset(
@@ -86,6 +91,9 @@ def prepared_schema(text: str) -> str:
     if schema_nesting(prepared) > _MAX_NESTING:
         place = place_of(text, ("$ref",))
         raise GrammarError(f"json_schema: {place}: schemas nest more than {_MAX_NESTING} deep through references")
+    nodes = [node for _, node in _nodes("#", prepared)]
+    if any("allOf" in node or (_COMBINING & node.keys() and set(_BOUNDS) & node.keys()) for node in nodes):
+        _check_exclusive("#", nodes)
     if not any(_is_combined(node) for _, node in _nodes("#", prepared)):
         for _, node in _nodes("#", prepared):
             _close(node)
@@ -206,10 +214,66 @@ def _check_constants(path: str, node: Schema) -> None:
             )
 
 
+def _check_numbers(path: str, node: Schema) -> None:
+    """Refuse numbers that would be rounded."""
+    for keyword in (*_BOUNDS, "multipleOf", "const", "enum"):
+        if keyword in node and not all(map(_is_exact, _numbers_in(node[keyword]))):
+            raise _refused(path, keyword, "integers of more than 53 bits would be rounded; leave this out")
+
+
+def _check_bounds(path: str, node: Schema) -> None:
+    _check_exclusive(path, [node])
+
+
+def _check_exclusive(path: str, nodes: list[Schema]) -> None:
+    """Refuse an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
+    own = [node for node in nodes if node.get("type") != "integer"]
+    bounds = [(keyword, node[keyword]) for node in own for keyword in _BOUNDS if _is_number(node.get(keyword))]
+    if any(value % 1 for _, value in bounds):
+        for keyword, value in bounds:
+            if keyword in _EXCLUSIVE and not value % 1:
+                raise _refused(
+                    path, keyword, "it is not enforced beside a bound that is no integer; use minimum, maximum"
+                )
+
+
+def _check_items(path: str, node: Schema) -> None:
+    if "prefixItems" in node and isinstance(node.get("items"), list):
+        raise _refused(path, "items", "a list is not enforced beside prefixItems")
+
+
+def _check_patterns(path: str, node: Schema) -> None:
+    """Refuse what has another meaning, or would take too long to compile."""
+    named = node.get("patternProperties")
+    texts = [("pattern", node.get("pattern")), *(("patternProperties", one) for one in named or () if named)]
+    for keyword, text in texts:
+        if isinstance(text, str):
+            reason = unsupported_syntax(text) or ("it repeats too much" if is_too_large(text) else None)
+            if reason:
+                raise _refused(path, keyword, reason)
+    combined = node.get("allOf")
+    if isinstance(combined, list):
+        patterns = [one for part in combined for _, one in _nodes("#", part) if "pattern" in one]
+        if len(patterns) > _MAX_PATTERNS:
+            raise _refused(path, "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}")
+
+
+def _check_size(path: str, node: Schema) -> None:
+    named = node.get("properties")
+    is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
+    if is_open and isinstance(named, dict) and len(named) > _MAX_PROPERTIES:
+        raise _refused(path, "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}")
+
+
 _COMBINATIONS: Final[tuple[Callable[[str, Schema], None], ...]] = (
     _check_reference,
     _check_min_properties,
     _check_constants,
+    _check_numbers,
+    _check_bounds,
+    _check_items,
+    _check_patterns,
+    _check_size,
 )
 
 
@@ -230,9 +294,34 @@ def _are_distinct_values(alternatives: Any) -> bool:
 
 def _key(value: Any) -> str:
     """Return a text that equal JSON values share; 1 and 1.0 are equal."""
+    return json.dumps(_normal(value), sort_keys=True)
+
+
+def _normal(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+        return int(value)
+    if isinstance(value, list):
+        return [_normal(one) for one in value]
+    return {name: _normal(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_exact(value: float) -> bool:
+    try:
+        return float(value) == value
+    except OverflowError:
+        return False
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    if _is_number(value):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(child)
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -248,7 +337,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _controls(text: str) -> set[str]:
-    return {character for character in text if character < " "}
+    return {character for character in text if character < " " or character == "\x7f"}
 
 
 def _escaped(name: str) -> str:

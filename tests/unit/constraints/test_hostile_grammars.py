@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.unit.constraints.byte_table import TABLE
 
-from paceline.constraints import check_constraint
+from paceline.constraints import ConstraintCompiler, check_constraint
 from paceline.constraints.nesting import lark_nesting, longest_chain, schema_nesting
+from paceline.errors import GrammarError
 from paceline.params import SamplingParams
 
 SCRIPT = """
@@ -68,3 +73,46 @@ def test_nesting_of_references() -> None:
     assert longest_chain({"a": (2, frozenset("b")), "b": (3, frozenset("a")), "c": (1, frozenset())}) == 6
     assert schema_nesting({"$ref": "#n", "$defs": {"n": {"$anchor": "n", "items": {"$ref": "#/$defs/a~1%25"}}}}) == 3
     assert lark_nesting('start: (a | "b" a)\na: ("(" B) // ((\nB: /[(]/\n') == 5
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"regex": "a{1000}{1000}"},
+    {"regex": "(a{200}b){200}"},
+    {"json_schema": {"type": "string", "pattern": "(a{1000}){1000}"}},
+    {"json_schema": {"allOf": [{"type": "string", "pattern": f"a{{{i}}}.*b"} for i in range(60)]}},
+    {"json_schema": {"properties": {f"p{i}": {} for i in range(3000)}, "additionalProperties": True}},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=[str(one)[:40] for one in REFUSED])
+def test_what_would_compile_for_long_is_refused_at_once(options: dict[str, Any]) -> None:
+    begin = time.monotonic()
+    with pytest.raises(GrammarError):
+        check_constraint(SamplingParams(**options))
+    assert time.monotonic() - begin < 2
+
+
+def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal grammars are compiled once, and others do not wait for them."""
+    compiler = ConstraintCompiler(TABLE)
+    compiler.matcher(("regex", "a"))
+    compiled, begun, go = compiler._compiled, threading.Event(), threading.Event()
+    calls: list[Any] = []
+
+    def slow(spec: Any) -> Any:
+        calls.append(spec)
+        begun.set()
+        go.wait(20)
+        return compiled(spec)
+
+    monkeypatch.setattr(compiler, "_compiled", slow)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(compiler.matcher, ("regex", "b")) for _ in range(2)]
+        assert begun.wait(5)
+        cached = pool.submit(compiler.matcher, ("regex", "a"))
+        try:
+            assert cached.result(timeout=5) is not None
+        finally:
+            go.set()
+        assert all(one.result(timeout=5) for one in waiting)
+    assert calls == [("regex", "b")]

@@ -129,3 +129,41 @@ def test_a_keyword_of_the_wrong_type_is_refused_by_its_name(wrong: dict[str, Any
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **wrong}
     with pytest.raises(GrammarError, match=f"json_schema: #/{next(iter(wrong))}"):
         check_constraint(SamplingParams(json_schema=schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"minimum": -1.5, "exclusiveMaximum": -1},
+        {"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
+        {"$ref": "#/$defs/a", "maximum": 0.5, "$defs": {"a": {"type": "number", "exclusiveMinimum": 0}}},
+        {"const": "a\x7fb"},
+        {"enum": [9007199254740993]},
+        {"const": {"a": [10**400]}},
+        {"type": "integer", "minimum": 9007199254740993},
+        {"oneOf": [{"const": [1]}, {"const": [1.0]}]},
+        {"type": "string", "pattern": "[[:alpha:]]"},
+        {"type": "string", "pattern": "[a--b]"},
+        {"type": "string", "pattern": "x[a&&b]"},
+        {"type": "object", "patternProperties": {"[a~~b]": {}}},
+        {"type": "string", "pattern": "(?x)a b"},
+        {"type": "array", "prefixItems": [{"const": 2}], "items": [{"const": 1}]},
+    ],
+)
+def test_what_would_be_enforced_in_part_is_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="json_schema"):
+        make(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 5.5},
+        {"properties": {"a": {"type": "number", "exclusiveMinimum": 0}, "b": {"type": "number", "maximum": 0.5}}},
+        {"enum": [2**53, 0.1]},
+        {"type": "string", "pattern": r"^[\[a\-\-]\p{L}{3,40}[^\]]$"},
+    ],
+)
+def test_what_is_like_it_and_enforced_is_not_refused(schema: Any) -> None:
+    make(schema)

@@ -1,0 +1,55 @@
+"""What is refused of regular expressions before they are compiled. Pure; any thread."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_MAX_REPEATED: Final = 20_000
+_TOKEN: Final = re.compile(
+    r"""\\[pPxuU]\{[^}]*\} | \\. | \[\^?\]?(?:\\.|[^\\\]])*\] | \{\d*(?:,\d*)?\} | .""", re.DOTALL | re.VERBOSE
+)
+_COUNT: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_FLAGS: Final = re.compile(r"\(\?[a-zA-Z]*x[a-zA-Z-]*[:)]")
+
+
+def unsupported_syntax(pattern: str) -> str | None:
+    """Return what means something else in JSON Schema's dialect than in the one that is compiled, if anything does."""
+    for match in _TOKEN.finditer(pattern):
+        text = match[0]
+        if len(text) > 1 and text[0] == "[":
+            inside = re.sub(r"\\.", "", text[1:-1], flags=re.DOTALL)
+            sign = next((sign for sign in ("[", "&&", "--", "~~") if sign in inside), None)
+            if sign is not None:
+                return f"{sign} in a class has another meaning here; write it with a backslash"
+        if text == "(" and _FLAGS.match(pattern, match.start()):
+            return "the flag x is not known"
+    return None
+
+
+def is_too_large(pattern: str) -> bool:
+    """Return whether counted repetitions multiply to more than may be compiled."""
+    sizes, last = [0], [0]  # of the open groups, and of the latest atom in each
+    for match in _TOKEN.finditer(pattern):
+        text = match[0]
+        counted = _COUNT.fullmatch(text)
+        if text == "(":
+            sizes.append(0)
+            last.append(0)
+        elif counted or text == ")":
+            if text == ")" and len(sizes) > 1:
+                size = sizes.pop()
+                last.pop()
+            elif counted:
+                size = last[-1] * max(1, *(int(one[:9] or 0) for one in counted.groups(default="")))
+                sizes[-1] -= last[-1]
+            else:
+                continue
+            sizes[-1] += size
+            last[-1] = size
+        else:
+            sizes[-1] += 1
+            last[-1] = 1
+        if sizes[-1] > _MAX_REPEATED + len(pattern):
+            return True
+    return False
