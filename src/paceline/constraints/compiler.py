@@ -251,7 +251,7 @@ def _grammar(kind: str, text: str) -> str:
     return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(_with_schemas(text))
 
 
-_JSON_RULE = re.compile(r"%json\s*")
+_JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)""")
 
 
 def _with_schemas(lark: str) -> str:
@@ -259,8 +259,10 @@ def _with_schemas(lark: str) -> str:
     if lark_nesting(lark) > _MAX_LARK_NESTING:
         raise GrammarError(f"lark: rules that refer to one another nest more than {_MAX_LARK_NESTING} deep")
     found, start = [], 0
-    for match in _JSON_RULE.finditer(lark):
-        if match.start() < start:
+    at = 0
+    while match := _JSON_RULE.search(lark, at):
+        at = match.end()
+        if match["json"] is None:  # a string, a regular expression or a comment
             continue
         try:
             schema, end = json.JSONDecoder().raw_decode(lark, match.end())
@@ -268,7 +270,7 @@ def _with_schemas(lark: str) -> str:
             raise GrammarError(f"lark: what follows %json is no JSON schema: {error}") from None
         prepared = json.loads(prepared_schema(json.dumps(schema)))
         found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": _JSON_OPTIONS})]
-        start = end
+        start = at = end
     return "".join([*found, lark[start:]])
 
 

@@ -105,12 +105,18 @@ class ThinkingTokens:
         rests = [self.start[at:] for at in range(len(self.start))]
         self.completing = [index.beginning_with(rest) for rest in rests]
         """Tokens that complete the start tag, by how many of its bytes have come."""
+        self.completing_first = [one for one in index.containing(self.start) if self._begins_with_start(one)]
+        """Tokens that are the start tag, after white space or none."""
         self.spelling = [
             [*index.of(rest[:end] for end in range(1, len(rest))), *completing]
             for rest, completing in zip(rests, self.completing, strict=True)
         ]
         """Tokens that continue or complete it."""
         self._passing = {(tag, at): self._passing_end(tag, at) for tag in self.ends for at in range(len(tag))}
+
+    def _begins_with_start(self, token_id: int) -> bool:
+        piece = self.table.pieces[token_id]
+        return piece.startswith(self.start) or piece.lstrip().startswith(self.start)
 
     def passing(self, tail: bytes) -> list[int]:
         """Return the tokens that hold content after an end of thinking, where the text so far ends with `tail`."""
@@ -220,7 +226,7 @@ class ThinkingConstraint:
         if self._content is None:
             if is_forbidden:
                 words.fill(_ALL)
-                clear_tokens(words, tokens.completing[at])
+                clear_tokens(words, tokens.completing[at] if at else tokens.completing_first)
             return is_forbidden
         if not self._is_content:
             words.fill(0)
@@ -289,6 +295,9 @@ class ThinkingConstraint:
     def _advance_before(self, token_id: int) -> Constraint | None:
         tokens, state = self._tokens, self._state
         piece, rest = tokens.table.pieces[token_id], tokens.start[state.num_matched :]
+        is_first = self._content is None and state.num_matched == 0
+        if is_first and not (piece.isspace() or piece.startswith(rest) or rest.startswith(piece)):
+            piece = piece.lstrip()  # white space before the tag is no content, also within one token
         is_start = piece.startswith(rest) and self._budget != 0
         if is_start:
             self._state = _State(_Phase.THINKING)
@@ -330,7 +339,9 @@ class ThinkingConstraint:
         rest = state.forced[1:]
         if rest:
             still = state.in_message and len(rest) > len(self._tokens.end)
-            self._state = replace(state, forced=rest, in_message=still)
+            data = state.tail + self._tokens.table.pieces[state.forced[0]]  # for `refuse_forced`
+            tail = data[-max(self._longest - 1, 3) :]
+            self._state = replace(state, forced=rest, in_message=still, tail=tail)
         else:
             self._end_thinking()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.constraints.byte_table import EOS, PIECES, TABLE, allowed, spell, take, token
 
-from paceline.constraints import Constraint, ConstraintCompiler, ThinkingConstraint
+from paceline.constraints import Constraint, ConstraintCompiler, ThinkingConstraint, TokenTable
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 
@@ -254,3 +255,57 @@ def test_a_lazy_grammar_gets_its_text_whole() -> None:
     assert constraint is not None
     take(constraint, b"<think>")
     assert allowed(constraint) == set(range(len(PIECES))) - {token(b"</think>{")}
+
+
+BLANK_PIECES = (*(bytes([byte]) for byte in range(256)), b"\n<think>", b"\n<th", b"\n\n", b"<eos>")
+BLANK_COMPILER = ConstraintCompiler(
+    TokenTable(
+        pieces=BLANK_PIECES,
+        control_ids=frozenset({259}),
+        eog_ids=frozenset({259}),
+        encode=lambda text: [*text.encode()],
+    )
+)
+
+
+def begun(budget: int | None) -> ThinkingConstraint:
+    made = BLANK_COMPILER.compile(SamplingParams(thinking={**TAGS, "budget": budget}))
+    assert isinstance(made, ThinkingConstraint)
+    return made
+
+
+def may_come(constraint: ThinkingConstraint, token_id: int) -> bool:
+    words = np.zeros(BLANK_COMPILER.table.num_words, dtype=np.uint32)
+    return not constraint.fill_mask(words) or bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def test_white_space_in_the_token_of_the_start_tag_does_not_hide_it() -> None:
+    """A budget holds, 0 included; so it does where the token begins the tag alone."""
+    constraint = begun(2)
+    constraint.accept(256)
+    assert constraint.is_thinking
+    assert not may_come(begun(0), 256)
+    constraint = begun(0)
+    for one in (258, 257, *b"ink"):
+        assert may_come(constraint, one)
+        constraint.accept(one)
+    assert not may_come(constraint, ord(">"))
+
+
+def test_an_end_that_is_refused_half_way_still_counts_what_has_come() -> None:
+    """The rest of the tag ends thinking, although it was not forced."""
+    constraint = begun(1)
+    for one in (256, ord("x"), *b"</thi"):
+        constraint.accept(one)
+    constraint.refuse_forced()
+    for one in b"nk>":
+        assert constraint.is_thinking
+        constraint.accept(one)
+    assert not constraint.is_thinking
+
+
+def test_json_in_strings_and_comments_of_lark_is_no_schema() -> None:
+    """Only what is a rule's body is."""
+    made = COMPILER.compile(SamplingParams(lark='// %json here\nstart: "%json " /%json/ a\na: %json {"const": 1}\n'))
+    assert made is not None
+    spell(made, "%json %json1")
