@@ -105,7 +105,7 @@ def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
         last = {"role": "assistant", "content": []}
         messages.append(last)
     if kind == "message":
-        last["content"] = [*last["content"], *_texts(item["content"])]
+        last["content"] += _texts(item["content"])
     elif kind == "function_call":
         function = {"name": item["name"], "arguments": item["arguments"]}
         last.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})

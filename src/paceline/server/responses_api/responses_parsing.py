@@ -51,20 +51,28 @@ class ResponsesRequest:
     generates: bool | None = None
     may_truncate: bool = False
 
-    def turn(self, *, prefills: bool = False, num_left_out: int = 0) -> Turn:
-        """Return the conversation, without so many messages behind those of the system. prefills: see `next_turn`."""
-        messages = messages_of([*self.earlier, *self.items])
-        begin = _num_of_system(messages)
-        del messages[begin : begin + num_left_out]
-        if self.instructions:
-            messages.insert(0, {"role": "system", "content": self.instructions})
-        return next_turn(messages, continues=self.continues, generates=self.generates, prefills=prefills)
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the whole conversation, the instructions left out."""
+        return messages_of([*self.earlier, *self.items])
 
-    def truncations(self) -> list[int]:
-        """Return how many messages may be left out, ascending: up to one of the user's, so that no result loses its call."""
-        messages = messages_of([*self.earlier, *self.items])
-        begin = _num_of_system(messages)
-        return [index - begin for index, one in enumerate(messages) if index > begin and one["role"] == "user"]
+    def turn(
+        self, messages: Sequence[Mapping[str, Any]] | None = None, *, prefills: bool = False, num_left_out: int = 0
+    ) -> Turn:
+        """Return the conversation, without so many messages behind those of the system.
+
+        messages: what `messages` returned, where several turns are made. prefills: see `next_turn`.
+        """
+        whole = self.messages() if messages is None else messages
+        begin = _num_of_system(whole)
+        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        kept = [*instructions, *whole[:begin], *whole[begin + num_left_out :]]
+        return next_turn(kept, continues=self.continues, generates=self.generates, prefills=prefills)
+
+
+def truncations(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return how many messages may be left out, ascending: up to one of the user's, so that no result loses its call."""
+    begin = _num_of_system(messages)
+    return [index - begin for index, one in enumerate(messages) if index > begin and one["role"] == "user"]
 
 
 def _num_of_system(messages: Sequence[Mapping[str, Any]]) -> int:

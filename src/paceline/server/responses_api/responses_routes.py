@@ -23,7 +23,7 @@ from paceline.server.responses_api.response_events import ResponseEvents
 from paceline.server.responses_api.response_object import ResponseHead, echo_of, no_store, whole_response
 from paceline.server.responses_api.response_store import ResponseStore, StoredResponse
 from paceline.server.responses_api.responses_body import ResponsesBody
-from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses
+from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
 from paceline.server.running_chat import RunningChat, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import NAMED_SSE, EventStream
@@ -174,19 +174,21 @@ class _TurnMaker:
 
     def make(self, asked: ResponsesRequest, *, prefills: bool) -> Turn:
         """Return the turn; where truncation is "auto", without the first messages that do not fit."""
-        turn = asked.turn(prefills=prefills)
+        messages = asked.messages()
+        turn = asked.turn(messages, prefills=prefills)
         if not asked.may_truncate or self._fits(asked, turn):
             return turn
-        turns = [asked.turn(prefills=prefills, num_left_out=number) for number in asked.truncations()]
-        if not turns:
+        numbers = truncations(messages)
+        if not numbers:
             return turn
-        low, high = 0, len(turns) - 1  # the last one is tried in any case
-        while low < high:
+        low, high = 0, len(numbers) - 1  # the last one is tried in any case
+        while low < high:  # turns are made one at a time: all of them would take quadratic memory
             middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(asked, turns[middle]) else (middle + 1, high)
-        number = len(turn.messages) - len(turns[low].messages)
+            tried = asked.turn(messages, prefills=prefills, num_left_out=numbers[middle])
+            low, high = (low, middle) if self._fits(asked, tried) else (middle + 1, high)
+        number = numbers[low]
         self.warnings.append(f"truncation: the first {number} messages were left out, since they did not fit")
-        return turns[low]
+        return asked.turn(messages, prefills=prefills, num_left_out=number)
 
     def _fits(self, asked: ResponsesRequest, turn: Turn) -> bool:
         """Return whether a turn leaves room for the output, as prompts do that are cut."""

@@ -12,7 +12,12 @@ from paceline.server.api_errors import ApiException
 from paceline.server.openai.parsing import CHAT_DEFAULTS
 from paceline.server.responses_api.input_items import parse_items
 from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody
-from paceline.server.responses_api.responses_parsing import ResponsesRequest, parse_responses, parse_tool_fields
+from paceline.server.responses_api.responses_parsing import (
+    ResponsesRequest,
+    parse_responses,
+    parse_tool_fields,
+    truncations,
+)
 
 BASE = SamplingParams(**CHAT_DEFAULTS)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -154,7 +159,7 @@ def test_instructions_come_before_everything_and_truncation_behind_the_systems()
     assert [message["role"] for message in asked.turn().messages] == ["system", "system", "user", "user", "user"]
     assert asked.turn().messages[0]["content"] == "I"
     assert asked.may_truncate
-    assert asked.truncations() == [1, 2]
+    assert truncations(asked.messages()) == [1, 2]
     left = asked.turn(num_left_out=2).messages
     assert [message["role"] for message in left] == ["system", "system", "user"]
     assert left[-1]["content"] == [{"type": "text", "text": "c"}]
