@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline import validation
-from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
@@ -29,6 +30,8 @@ def ollama_conversation(messages: object) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, list):
         raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParams(f"messages must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
     converted, open_calls = [], _OpenCalls()
     for index, message in enumerate(messages):
         converted.append(_message(f"messages[{index}]", message, open_calls))
@@ -41,13 +44,16 @@ class _OpenCalls:
     """The calls that have no result yet: their ids and names, in order."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, str] = {}
+        self._calls: OrderedDict[str, str] = OrderedDict()
+        self._by_name: dict[str, OrderedDict[str, None]] = {}
         self._known: set[str] = set()
 
     def add(self, place: str, call_id: object, name: str) -> str:
         """Add a call and return its id; of one without, the place is it."""
         given = f"call_{len(self._known)}" if call_id in (None, "") else validation.text(f"{place}.id", call_id)
+        self._close(given)
         self._calls[given] = name
+        self._by_name.setdefault(name, OrderedDict())[given] = None
         self._known.add(given)
         return given
 
@@ -57,14 +63,19 @@ class _OpenCalls:
             wanted = validation.text(f"{place}.tool_call_id", call_id)
             if wanted not in self._known:
                 raise InvalidParams(f"{place}.tool_call_id is {wanted[:80]!r}, and no earlier message has that call")
-            self._calls.pop(wanted, None)
+            self._close(wanted)
             return wanted
-        named = [one for one, other in self._calls.items() if name in (None, "", other)]
-        if not named:
+        first = next(iter(self._by_name.get(str(name), ()) if name else self._calls), None)
+        if first is None:
             what = f"of the tool {str(name)[:80]!r}" if name else "of a tool"
             raise InvalidParams(f"{place} is a result {what}, and no earlier message has a call without one")
-        del self._calls[named[0]]
-        return named[0]
+        self._close(first)
+        return first
+
+    def _close(self, call_id: str) -> None:
+        name = self._calls.pop(call_id, None)
+        if name is not None:
+            del self._by_name[name][call_id]
 
 
 def _message(place: str, message: object, open_calls: _OpenCalls) -> dict[str, Any]:
@@ -96,6 +107,8 @@ def _calls(place: str, role: str, calls: object, open_calls: _OpenCalls) -> list
         raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r}")
     if not isinstance(calls, list):
         raise InvalidType(f"{place} must be a list of calls, not {type(calls).__name__}")
+    if len(calls) > MAX_TOOL_CALLS:
+        raise InvalidParams(f"{place} must be at most {MAX_TOOL_CALLS} calls, not {len(calls)}")
     return [_call(f"{place}[{index}]", call, open_calls) for index, call in enumerate(calls)]
 
 

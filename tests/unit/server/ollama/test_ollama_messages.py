@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.chat import parse_messages
+from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.errors import InvalidParams, Unsupported
 from paceline.server.ollama.ollama_messages import ollama_conversation
 
@@ -90,3 +91,34 @@ def test_images_are_refused() -> None:
     """By their place."""
     with pytest.raises(Unsupported, match=r"messages\[0\].images: image input is not supported"):
         ollama_conversation([{**USER, "images": ["aGk="]}])
+
+
+def test_results_are_matched_to_many_calls_without_comparing_each() -> None:
+    """Work grows with the number of calls, not with its square."""
+    comparisons = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return str(self) == other
+
+        __hash__ = str.__hash__
+
+    number = 100
+    calls = [call(Name(f"tool {index}")) for index in range(number)]
+    results = [result("x", tool_name=Name(f"tool {index}")) for index in reversed(range(number))]
+    conversation = ollama_conversation([USER, called(*calls), *results])
+    ids = [one["id"] for one in conversation[1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in conversation[2:]] == ids[::-1]
+    assert comparisons <= 10 * number
+
+
+def test_too_many_messages_or_calls_are_refused_before_any_is_read() -> None:
+    """With the limits of every chat."""
+    with pytest.raises(InvalidParams, match="messages must have at most"):
+        ollama_conversation([None] * (MAX_MESSAGES + 1))
+    with pytest.raises(InvalidParams, match=r"messages\[0\].tool_calls must be at most"):
+        ollama_conversation([called(*[None] * (MAX_TOOL_CALLS + 1))])  # type: ignore[list-item]
