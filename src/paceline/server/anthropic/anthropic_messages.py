@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from paceline import validation
 from paceline.chat import Tool
-from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
@@ -53,11 +53,18 @@ def conversation_of(messages: object, system: object = None) -> list[dict[str, A
         raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
         raise InvalidParams("messages must have at least one message")
-    converted = [] if system is None else [{"role": "system", "content": _system("system", system)}]
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParams(f"messages must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
+    converted: list[dict[str, Any]] = []
+    if system is not None:
+        converted.append({"role": "system", "content": _system("system", system)})
     calls: set[str] = set()
     for index, message in enumerate(messages):
         for one in _message(f"messages[{index}]", message, calls):
             _append(converted, one)
+    for one in converted:
+        if "reasoning_content" in one:
+            one["reasoning_content"] = "".join(one["reasoning_content"])
     _check_end(f"messages[{len(messages) - 1}]", converted[-1])
     return converted
 
@@ -73,11 +80,11 @@ def _append(converted: list[dict[str, Any]], message: dict[str, Any]) -> None:
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         converted.append(message)
         return
-    last["content"] = _parts(last["content"]) + _parts(message["content"])
-    if "reasoning_content" in message:
-        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
-    if "tool_calls" in message:
-        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+    last["content"] = _parts(last["content"])
+    last["content"] += _parts(message["content"])  # in place: copies would take quadratic time
+    for name in ("reasoning_content", "tool_calls"):
+        if name in message:
+            last.setdefault(name, []).extend(message[name])
 
 
 def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
@@ -144,11 +151,14 @@ def _blocks(place: str, content: object, role: str) -> list[tuple[str, str, Mapp
 
 
 def _assistant(blocks: list[tuple[str, str, Mapping[str, Any]]], calls: set[str]) -> dict[str, Any]:
-    """Return the assistant's message. Redacted thinking is left out, which no model here can read."""
+    """Return the assistant's message, with its thinking as a list of texts.
+
+    Redacted thinking is left out, which no model here can read.
+    """
     texts = [_text_part(_text(where, "text", block)) for where, kind, block in blocks if kind == "text"]
     message: dict[str, Any] = {"role": "assistant", "content": texts or ""}
-    thinking = "".join(_text(where, "thinking", block) for where, kind, block in blocks if kind == "thinking")
-    if thinking:
+    thinking = [_text(where, "thinking", block) for where, kind, block in blocks if kind == "thinking"]
+    if any(thinking):
         message["reasoning_content"] = thinking
     tool_calls = [_call(where, block) for where, kind, block in blocks if kind == "tool_use"]
     if tool_calls:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.chat import Tool, parse_messages
+from paceline.chat.conversation import MAX_MESSAGES
 from paceline.errors import InvalidParams, Unsupported
-from paceline.server.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
+from paceline.server.anthropic.anthropic_messages import _append, conversation_of, tool_choice_of, tools_of
 
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
 CALL = {
@@ -244,3 +245,23 @@ def test_arguments_of_a_call_are_json_of_its_input() -> None:
     given = {"a": [1, 2.5, None, True, {"b": 'x"\n'}], "ü": {}}
     message, _ = converted(assistant({**USE, "input": given}), user(result()))
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == given
+
+
+def test_messages_are_joined_in_place() -> None:
+    """Without a copy of what was joined before, which would take quadratic time."""
+    joined: list[dict[str, Any]] = []
+    _append(joined, {"role": "assistant", "content": [], "tool_calls": [], "reasoning_content": []})
+    lists = [joined[0][name] for name in ("content", "tool_calls", "reasoning_content")]
+    for number in range(3):
+        more = {"content": f"{number}", "tool_calls": [number], "reasoning_content": ["Hm."]}
+        _append(joined, {"role": "assistant", **more})
+    assert [id(joined[0][name]) for name in ("content", "tool_calls", "reasoning_content")] == list(map(id, lists))
+    assert list(map(len, lists)) == [3, 3, 3]
+
+
+def test_too_many_messages_are_refused_before_any_is_read() -> None:
+    """Also where consecutive ones would become one."""
+    with pytest.raises(InvalidParams, match="messages must have at most"):
+        conversation_of([None] * (MAX_MESSAGES + 1))
+    most = conversation_of([{"role": "user", "content": "x"}] * MAX_MESSAGES)
+    assert [len(message["content"]) for message in most] == [MAX_MESSAGES]
