@@ -421,7 +421,7 @@ def _check_own_constraint(constraint: object) -> None:
 
 def _thinking(thinking: object) -> ThinkingParams:
     if isinstance(thinking, Mapping):
-        return ThinkingParams(**thinking)
+        return ThinkingParams(**{validation.text("thinking: a name", name): one for name, one in thinking.items()})
     return validation.instance("thinking", thinking, ThinkingParams)
 
 

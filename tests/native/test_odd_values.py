@@ -136,6 +136,7 @@ def test_methods_of_a_sampler_refuse_or_take_anything(model: Model, context: Con
     """An error of ours or a result."""
     sampler = Sampler(SamplingParams(), model)
     good = {"logits": context.logits(2), "token_id": 3, "token_ids": [3], "chosen": 1, "k": 3, "state": sampler.state()}
+    good["asleep"] = True
     for name in public(Sampler):
         assert wrong_outcomes(name, odd_calls(getattr(sampler, name), good)) == []
     goes_on(model, context)

@@ -185,7 +185,7 @@ class Sampler(Closeable):
 
     def set_grammar_asleep(self, asleep: bool) -> None:
         """Say whether the next tokens are thinking, in which a lazy grammar looks for no trigger."""
-        self.native.set_grammar_asleep(asleep)
+        self.native.set_grammar_asleep(validation.boolean("asleep", asleep))
 
     @property
     def may_end(self) -> bool:
