@@ -405,3 +405,25 @@ def test_bytes_of_a_replaced_stream_count_until_it_has_ended() -> None:
         assert streams.find(b"", "c") is second
 
     asyncio.run(main())
+
+
+def test_a_lookup_returns_each_stream_of_its_owner_once() -> None:
+    """However many of the ids name it: by nesting, or by coming again."""
+    streams = ResumableStreams()
+    nested = "a" + "::" * 500
+    names = ("b", nested, "b::2", "b::1", "b:c", "b::", "bb::x", "b;")
+    opened = {name: streams.open(b"me", name, lambda: None) for name in names}
+    streams.open(b"other", "b::3", lambda: None)
+
+    def lookup(*ids: str) -> list[str]:
+        return [one.conversation_id for one in streams.lookup(b"me", ids)]
+
+    assert lookup(*(nested[:length] for length in range(1002))) == [nested]
+    assert lookup(*["a"] * 10_000) == [nested]
+    assert lookup("b") == ["b", "b::2", "b::1", "b::"]
+    assert lookup("b::1", "b", "bb") == ["b::1", "b", "b::2", "b::", "bb::x"]
+    assert lookup("b:", "b::1::") == []
+    assert streams.lookup(b"me", ["b;"]) == [opened["b;"]]
+    streams.discard(b"me", "b::2")
+    assert lookup("b") == ["b", "b::1", "b::"]
+    assert streams.lookup(b"third", ["b"]) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -27,6 +28,7 @@ _MAX_STREAMS = 1024  # beyond, ended ones go early
 _TTL_S = 300.0
 _PART = 1 << 16  # bytes that are sent at once
 _SEPARATOR = "::"  # between a conversation's id and a model's name, as llama-server's web page has it
+_BEHIND_SEPARATOR = ":;"  # sorts behind all that begin with the separator
 
 Key = tuple[bytes, str]
 """The owner (a digest of the API key; empty where there are no keys) and the conversation's id."""
@@ -145,6 +147,7 @@ class ResumableStreams:
         self._max_stream_bytes, self._max_total_bytes = max_stream_bytes, max_total_bytes
         self._max_streams, self._ttl_s = max_streams, ttl_s
         self._by_key: dict[Key, ResumableStream] = {}
+        self._by_owner: dict[bytes, dict[str, ResumableStream]] = {}
         self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of those that have ended, in that order
         self._growing: set[ResumableStream] = set()  # those that have not, also replaced ones
         self.total_bytes = 0
@@ -161,6 +164,7 @@ class ResumableStreams:
         stream.on_change = self._grow
         stream.on_finish = lambda: self._finish(key, stream)
         self._by_key[key] = stream
+        self._by_owner.setdefault(owner, {})[conversation_id] = stream
         self._growing.add(stream)
         while len(self._by_key) > self._max_streams and self._expiry:
             self._evict(next(iter(self._expiry)))
@@ -171,14 +175,24 @@ class ResumableStreams:
         return self._by_key.get((owner, conversation_id))
 
     def lookup(self, owner: bytes, ids: Sequence[str]) -> list[ResumableStream]:
-        """Return the streams of these conversations, and of each one's variants (`id::model`), in the order of the ids."""
-        found: dict[str, list[ResumableStream]] = {one: [] for one in ids}
-        for (one, conversation_id), stream in self._by_key.items():
-            if one == owner:
-                for name in _names(conversation_id):
-                    if name in found:
-                        found[name].append(stream)
-        return [stream for one in ids for stream in found[one]]
+        """Return the streams of these conversations, and of each one's variants (`id::model`), in the order of the ids.
+
+        Each stream comes once, so that nested ids make neither long work nor a long list.
+        """
+        owned = self._by_owner.get(owner, {})
+        names = sorted(owned)  # those that are not found yet
+        order = {name: index for index, name in enumerate(owned)}
+        found: list[str] = []
+        for wanted in dict.fromkeys(ids):
+            start = bisect_left(names, wanted + _SEPARATOR)
+            end = bisect_left(names, wanted + _BEHIND_SEPARATOR, start)
+            taken = names[start:end]
+            del names[start:end]
+            exact = bisect_left(names, wanted)
+            if names[exact : exact + 1] == [wanted]:
+                taken.append(names.pop(exact))
+            found += sorted(taken, key=order.__getitem__)
+        return [owned[name] for name in found]
 
     def discard(self, owner: bytes, conversation_id: str) -> None:
         """Forget the stream of a conversation and cancel its request; nothing where there is none."""
@@ -212,15 +226,10 @@ class ResumableStreams:
     def _evict(self, key: Key) -> None:
         """Forget a stream; its bytes count until it has ended."""
         stream = self._by_key.pop(key)
+        owner, conversation_id = key
+        del self._by_owner[owner][conversation_id]
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
         if (expiry := self._expiry.pop(key, None)) is not None:
             expiry.cancel()
             self.total_bytes -= stream.kept_bytes
-
-
-def _names(conversation_id: str) -> Iterator[str]:
-    """Yield the names under which a conversation is looked up: its id, and what comes before each separator."""
-    yield conversation_id
-    end = conversation_id.find(_SEPARATOR)
-    while end >= 0:
-        yield conversation_id[:end]
-        end = conversation_id.find(_SEPARATOR, end + 1)
