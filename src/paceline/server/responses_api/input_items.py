@@ -43,6 +43,8 @@ def parse_items(
 ) -> list[Item]:
     """Check the input of a response and return its items, each whole: with type, id and status.
 
+    An id that an item before has already is replaced by a new one: lists of items are paged through by their ids.
+
     Args:
         value: A text, which is the user's, or a list of items.
         earlier: The items that come before.
@@ -62,9 +64,13 @@ def parse_items(
     if len(value) + len(earlier) > MAX_MESSAGES:
         raise InvalidParams(f"input must have at most {MAX_MESSAGES} items, not {len(value) + len(earlier)}")
     called = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    ids = {item["id"] for item in earlier}
     items = []
     for index, one in enumerate(value):
         item = _parse_item(f"input[{index}]", one, find)
+        if item["id"] in ids:
+            item = {**item, "id": new_item_id(item["type"])}
+        ids.add(item["id"])
         if item["type"] == "function_call":
             called.add(item["call_id"])
         elif item["type"] == "function_call_output":

@@ -171,7 +171,8 @@ def test_a_reference_stands_for_the_item_that_is_found() -> None:
     stored = parse_items([SAID])[0]
     named = [{"type": "item_reference", "id": stored["id"]}, {"id": stored["id"]}]
     found = parse_items([USER, *named], (), {stored["id"]: stored}.get)
-    assert found[1] == found[2] == stored
+    assert found[1] == stored
+    assert {**found[2], "id": stored["id"]} == stored
 
 
 def test_outputs_may_be_of_calls_before_the_input() -> None:
@@ -208,3 +209,17 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
         assert parse_messages(messages_of(items))
         return
     assert message.startswith("input")
+
+
+def test_an_id_that_comes_again_is_replaced() -> None:
+    """In the input, by a reference, and of an item before."""
+    message = {"role": "user", "content": "x", "id": "mine"}
+    earlier = parse_items([message])
+    assert [item["id"] for item in earlier] == ["mine"]
+    reference = {"type": "item_reference", "id": "stored"}
+    stored = {**earlier[0], "id": "stored"}
+    items = parse_items([message, message, reference, reference, {**message, "id": "other"}], earlier, lambda _: stored)
+    ids = [item["id"] for item in items]
+    assert len({"mine", *ids}) == 6
+    assert (ids[2], ids[4], stored["id"]) == ("stored", "other", "stored")
+    assert all(item["content"] == earlier[0]["content"] for item in items)
