@@ -22,6 +22,7 @@ from openai.types.responses import (
 )
 from tests.server.openai_world import FOREVER, OpenAIServer
 
+from paceline.server.responses_api.response_store import EncodedItems
 from paceline.server.settings import ApiKey
 from paceline.streaming import FinishReason
 
@@ -423,6 +424,26 @@ def test_tenants_have_stores_of_their_own() -> None:
             nobody = httpx.get(f"{world.url}/v1/responses/{made.id}")
             assert nobody.status_code == 401
             assert mine.responses.retrieve(made.id).id == made.id
+
+
+def test_only_the_output_is_encoded_on_the_event_loop(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input is encoded in the thread that parses it, and the conversation before not again."""
+    encoded: list[tuple[bool, int]] = []
+    encode = EncodedItems.of
+
+    def recorded(items: list[Any]) -> EncodedItems:
+        is_on_loop = asyncio._get_running_loop() is not None
+        encoded.append((is_on_loop, sum(item.get("role") == "user" for item in items)))
+        return encode(items)
+
+    monkeypatch.setattr(EncodedItems, "of", recorded)
+    first = streamed(client, [{"role": "user", "content": "One."}] * 3)[-1].response
+    second = streamed(client, "Two.", previous_response_id=first.id)[-1].response
+    assert encoded == [(False, 3), (True, 0), (False, 1), (True, 0)]
+    assert len(client.responses.input_items.list(second.id, limit=100).data) == 4 + len(first.output)
+    encoded.clear()
+    streamed(client, store=False)
+    assert encoded == []
 
 
 def test_without_a_store_the_flag_is_named(bare: OpenAIServer) -> None:

@@ -13,30 +13,44 @@ from paceline.server.responses_api.input_items import Item
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response.
+class EncodedItems:
+    """Items as JSON, with the id of each and the sum of their bytes."""
 
-    body: its JSON. items: of the whole conversation, as JSON: the input's, then the output's. item_ids: of each of them.
-    """
+    items: tuple[bytes, ...] = ()
+    ids: tuple[str, ...] = ()
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> EncodedItems:
+        """Encode items. Takes time: of an input not for the event loop."""
+        encoded = tuple(msgspec.json.encode(item) for item in items)
+        return cls(encoded, tuple(item["id"] for item in items), sum(map(len, encoded)))
+
+    def __add__(self, more: EncodedItems) -> EncodedItems:
+        return EncodedItems(self.items + more.items, self.ids + more.ids, self.num_bytes + more.num_bytes)
+
+    def decode(self) -> list[Item]:
+        """Return the items. Takes time: not for the event loop."""
+        return [msgspec.json.decode(item) for item in self.items]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response. body: its JSON. conversation: all items, the input's, then the output's."""
 
     id: str
     body: bytes
-    items: tuple[bytes, ...]
-    item_ids: tuple[str, ...]
+    conversation: EncodedItems
     num_output: int
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it counts for. Items that several responses share count for each of them."""
-        return len(self.body) + sum(map(len, self.items))
-
-    def conversation(self) -> list[Item]:
-        """Return all items, those of the output included. Takes time: not for the event loop."""
-        return [msgspec.json.decode(item) for item in self.items]
+        return len(self.body) + self.conversation.num_bytes
 
     def input_items(self) -> list[Item]:
         """Return the items that the response was made from. Takes time: not for the event loop."""
-        return [msgspec.json.decode(item) for item in self.items[: len(self.items) - self.num_output]]
+        return self.conversation.decode()[: len(self.conversation.items) - self.num_output]
 
 
 class ResponseStore:
@@ -54,21 +68,13 @@ class ResponseStore:
         """Whether responses are stored."""
         return self._max_responses > 0
 
-    def put(
-        self, tenant: str, response: Item, *, earlier: Sequence[Item], asked: Sequence[Item], output: Sequence[Item]
-    ) -> str | None:
+    def put(self, tenant: str, response: Item, *, before: EncodedItems, output: Sequence[Item]) -> str | None:
         """Store a response. Returns why it could not be stored, or None.
 
-        earlier, asked, output: the items of the conversation before, of the input, and of the output.
+        before: the items of the conversation up to the end of the input, encoded already since this runs on the event loop.
         """
-        conversation = (*earlier, *asked, *output)
-        entry = StoredResponse(
-            response["id"],
-            msgspec.json.encode(response),
-            tuple(msgspec.json.encode(item) for item in conversation),
-            tuple(item["id"] for item in conversation),
-            len(output),
-        )
+        conversation = before + EncodedItems.of(output)
+        entry = StoredResponse(response["id"], msgspec.json.encode(response), conversation, len(output))
         if entry.num_bytes > self._max_bytes:
             return (
                 f"store: the response and its conversation have {entry.num_bytes} bytes, more than the {self._max_bytes} of "
@@ -105,7 +111,7 @@ class ResponseStore:
         for entry in reversed(entries):
             if not missing:
                 break
-            for item_id, item in zip(entry.item_ids, entry.items, strict=True):
+            for item_id, item in zip(entry.conversation.ids, entry.conversation.items, strict=True):
                 if item_id in missing:
                     missing.discard(item_id)
                     found[item_id] = msgspec.json.decode(item)

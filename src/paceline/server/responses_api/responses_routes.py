@@ -20,8 +20,8 @@ from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.input_items import Item
 from paceline.server.responses_api.response_events import ResponseEvents
-from paceline.server.responses_api.response_object import ResponseHead, echo_of, no_store, whole_response
-from paceline.server.responses_api.response_store import ResponseStore, StoredResponse
+from paceline.server.responses_api.response_object import Keep, ResponseHead, echo_of, no_store, whole_response
+from paceline.server.responses_api.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
 from paceline.server.running_chat import RunningChat, start_chat
@@ -51,7 +51,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
         streaming = bool(body.stream)
         turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
         with _naming_fields(body):
-            asked = await _parse(service, store, body, request)
+            asked, items = await _parse(service, store, body, request)
             running = await start_chat(
                 service,
                 request,
@@ -61,7 +61,12 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 asked.parsed.options,
                 streaming=streaming,
             )
-        head = _head(service, store, body, asked, running, turns.warnings)
+
+        def keep(response: Item, output: Sequence[Item]) -> str | None:
+            return store.put(running.tenant, response, before=items, output=output)
+
+        warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings]
+        head = _head(service, body, asked, running, warnings, keep if _is_stored(store, body) else None)
         if streaming:
             events = ResponseEvents(head)
             opening = events.opening()
@@ -77,7 +82,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
         """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
         turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
         with _naming_fields(body):
-            asked = await _parse(service, store, body, request)
+            asked, _ = await _parse(service, store, body, request)
 
             def prepare() -> int:
                 turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
@@ -93,26 +98,36 @@ def _naming_fields(body: ResponsesBody) -> Any:
     return naming_param(ResponsesBody.model_fields, **others)
 
 
-async def _parse(service: Service, store: ResponseStore, body: ResponsesBody, request: Request) -> ResponsesRequest:
-    """Parse a body in a thread, with the conversation before it."""
+async def _parse(
+    service: Service, store: ResponseStore, body: ResponsesBody, request: Request
+) -> tuple[ResponsesRequest, EncodedItems]:
+    """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored."""
     tenant = RequestContext.of(request.scope).tenant
     base, options = service.sampling(CHAT_DEFAULTS), service.options(request)
     before = _previous(store, tenant, body.previous_response_id)
 
-    def parse() -> ResponsesRequest:
+    def parse() -> tuple[ResponsesRequest, EncodedItems]:
         named = _references(body.input)
-        return parse_responses(
+        asked = parse_responses(
             body,
             base,
             options,
             reasoning_format=service.settings.reasoning_format,
             template_variables=service.template_variables,
-            earlier=[] if before is None else before.conversation(),
+            earlier=[] if before is None else before.conversation.decode(),
             find=store.find_items(tenant, named).get if named else lambda _: None,
         )
+        if not _is_stored(store, body):
+            return asked, EncodedItems()
+        items = EncodedItems.of(asked.items)
+        return asked, items if before is None else before.conversation + items
 
-    asked = await asyncio.to_thread(parse)
-    return replace(asked, chat_options=service.chat_options(asked.chat_options))
+    asked, items = await asyncio.to_thread(parse)
+    return replace(asked, chat_options=service.chat_options(asked.chat_options)), items
+
+
+def _is_stored(store: ResponseStore, body: ResponsesBody) -> bool:
+    return store.is_on and body.store is not False
 
 
 def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> StoredResponse | None:
@@ -139,29 +154,24 @@ def _references(value: object) -> list[str]:
 
 def _head(
     service: Service,
-    store: ResponseStore,
     body: ResponsesBody,
     asked: ResponsesRequest,
     running: RunningChat,
     warnings: Sequence[str],
+    keep: Keep | None,
 ) -> ResponseHead:
+    """Return the head of a response. warnings: beside those of the request's fields. keep: None where it is not stored."""
     params = asked.parsed.params
-    stored = store.is_on and body.store is not False
-
-    def keep(response: Item, output: Sequence[Item]) -> str | None:
-        return store.put(running.tenant, response, earlier=asked.earlier, asked=asked.items, output=output)
-
-    missing = (_NOT_STORED,) if body.store and not store.is_on else ()
     return ResponseHead(
         id=f"resp_{secrets.token_hex(16)}",
         created_at=int(time.time()),
-        echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=stored),
+        echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=keep is not None),
         pieces=service.engine().tokenizer.pieces(True),
         num_prompt=len(running.prompts[0]),
         num_top=params.logprobs,
-        warnings=(*asked.parsed.warnings, *model_warning(body, service.names), *missing, *warnings),
+        warnings=(*asked.parsed.warnings, *model_warning(body, service.names), *warnings),
         clock=time.monotonic if body.timings_per_token else None,
-        keep=keep if stored else no_store,
+        keep=keep or no_store,
     )
 
 

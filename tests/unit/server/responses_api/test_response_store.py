@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.server.responses_api.input_items import parse_items
-from paceline.server.responses_api.response_store import ResponseStore
+from paceline.server.responses_api.response_store import EncodedItems, ResponseStore
 
 
 def put(
@@ -14,7 +14,7 @@ def put(
     output = [
         {"id": f"msg_{response_id}", "type": "message", "role": "assistant", "content": [], "status": "completed"}
     ]
-    return store.put(tenant, {"id": response_id}, earlier=earlier, asked=parse_items(text), output=output)
+    return store.put(tenant, {"id": response_id}, before=EncodedItems.of([*earlier, *parse_items(text)]), output=output)
 
 
 def ids(store: ResponseStore, tenant: str = "", names: str = "abcdef") -> str:
@@ -28,14 +28,14 @@ def test_a_conversation_grows_with_its_responses() -> None:
     put(store, "a")
     first = store.get("", "a")
     assert first is not None
-    assert len(first.conversation()) == 2
-    put(store, "b", earlier=first.conversation())
+    assert len(first.conversation.decode()) == 2
+    put(store, "b", earlier=first.conversation.decode())
     assert store.delete("", "a")
     second = store.get("", "b")
     assert second is not None
-    assert [item["role"] for item in second.conversation()] == ["user", "assistant", "user", "assistant"]
-    assert second.input_items() == second.conversation()[:3]
-    assert second.conversation()[:2] == first.conversation()
+    assert [item["role"] for item in second.conversation.decode()] == ["user", "assistant", "user", "assistant"]
+    assert second.input_items() == second.conversation.decode()[:3]
+    assert second.conversation.decode()[:2] == first.conversation.decode()
 
 
 def test_the_response_that_was_used_least_recently_goes() -> None:
