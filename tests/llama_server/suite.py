@@ -112,7 +112,7 @@ class Suite:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_", "PYTEST_"))}
         return {
             **kept,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+            "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
             "LLAMA_SERVER_BIN_PATH": str(self._program),
             MODELS: str(self._models),
