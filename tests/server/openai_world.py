@@ -62,10 +62,10 @@ class Watch(Instrument):
                 return record
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, num_ticks: int = 4) -> Iterator[None]:
         """Within the block the engine computes a few ticks and then waits for the block's end."""
         self._gate.clear()
-        self._ticks_left = 4
+        self._ticks_left = num_ticks
         try:
             yield
         finally:

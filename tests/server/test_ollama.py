@@ -275,8 +275,9 @@ def test_leaving_a_stream_frees_its_slot(world: OpenAIServer) -> None:
                     if json.loads(line)["message"]["content"]:
                         return
 
-    asyncio.run(leave())
-    world.wait_closed(ids[0])
+    with world.watch.held(64):
+        asyncio.run(leave())
+        world.wait_closed(ids[0])
     assert world.watch.ending(ids[0]).reason is FinishReason.CANCELLED
     world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))
 
