@@ -330,8 +330,9 @@ def test_leaving_a_stream_within_a_tool_call_frees_its_slot(world: OpenAIServer)
                         return stream.current_message_snapshot.id.removeprefix("msg_")
         raise AssertionError("the stream had no tool call")
 
-    request_id = asyncio.run(leave())
-    world.wait_closed(request_id)
+    with world.watch.held(64):
+        request_id = asyncio.run(leave())
+        world.wait_closed(request_id)
     assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
     world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))
 

@@ -379,8 +379,9 @@ def test_a_client_that_hangs_up_in_the_middle_of_a_call_frees_its_slot(world: Op
                         return chunk.id.removeprefix("chatcmpl-")
         raise AssertionError("the stream had no call")
 
-    request_id = asyncio.run(leave())
-    world.wait_closed(request_id)
+    with world.watch.held(64):
+        request_id = asyncio.run(leave())
+        world.wait_closed(request_id)
     assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
     world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))
 
