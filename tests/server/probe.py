@@ -64,6 +64,6 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/broken")
     async def fail() -> Response:
-        raise RuntimeError("/home/somebody/secret is broken")
+        raise RuntimeError("/home/user/secret is broken")
 
     return router

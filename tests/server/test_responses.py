@@ -421,8 +421,8 @@ def test_tenants_have_stores_of_their_own() -> None:
                 respond(other, "Go on.", previous_response_id=made.id)
             with pytest.raises(openai.BadRequestError):
                 respond(other, [{"type": "item_reference", "id": made.output[0].id}])
-            nobody = httpx.get(f"{world.url}/v1/responses/{made.id}")
-            assert nobody.status_code == 401
+            keyless = httpx.get(f"{world.url}/v1/responses/{made.id}")
+            assert keyless.status_code == 401
             assert mine.responses.retrieve(made.id).id == made.id
 
 

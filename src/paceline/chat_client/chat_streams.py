@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from paceline.chat_client.chat_reply import ChatReply
 from paceline.completion import Completion, completion_of
 from paceline.errors import Closed, PacelineError
 from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChunk, Usage
+from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator
 from paceline.streaming.sender import END, Nothing
 
 
@@ -187,52 +188,6 @@ class _BaseChatStream:
         return taken
 
 
-class ChatChunkIterator:
-    """Iterates over the chunks that `get` returns; calls `cancel` when the loop is left, which has no effect after the end."""
-
-    def __init__(self, get: Callable[[], ChatChunk | Nothing], cancel: Callable[[], None]) -> None:
-        self._get, self._cancel = get, cancel
-
-    def __iter__(self) -> ChatChunkIterator:
-        return self
-
-    def __next__(self) -> ChatChunk:
-        try:
-            taken = self._get()
-        except BaseException:
-            self._cancel()
-            raise
-        if isinstance(taken, ChatChunk):
-            return taken
-        raise StopIteration
-
-    def __del__(self) -> None:
-        self._cancel()
-
-
-class AsyncChatChunkIterator:
-    """As `ChatChunkIterator`, for an event loop; cancelling the task that waits in it also cancels the request."""
-
-    def __init__(self, get: Callable[[], Awaitable[ChatChunk | Nothing]], cancel: Callable[[], None]) -> None:
-        self._get, self._cancel = get, cancel
-
-    def __aiter__(self) -> AsyncChatChunkIterator:
-        return self
-
-    async def __anext__(self) -> ChatChunk:
-        try:
-            taken = await self._get()
-        except BaseException:
-            self._cancel()
-            raise
-        if isinstance(taken, ChatChunk):
-            return taken
-        raise StopAsyncIteration
-
-    def __del__(self) -> None:
-        self._cancel()
-
-
 class ChatStream(_BaseChatStream):
     """The chunks of one chat as they are generated: `for chunk in stream`. One reader; `cancel` is for any thread.
 
@@ -286,8 +241,8 @@ class ChatStream(_BaseChatStream):
             self._waiting.extend(self._assembly.read(taken))
         return self._take()
 
-    def __iter__(self) -> ChatChunkIterator:
-        return ChatChunkIterator(lambda: self._after(self.get()), self.cancel)
+    def __iter__(self) -> ChunkIterator[ChatChunk]:
+        return ChunkIterator(lambda: self._after(self.get()), self.cancel)
 
     def consume(self, handler: Callable[[ChatChunk], object]) -> FinishReason | None:
         """Call a function with every chunk.
@@ -403,11 +358,11 @@ class AsyncChatStream(_BaseChatStream):
             await self._finish_reading()
         return self._take()
 
-    def __aiter__(self) -> AsyncChatChunkIterator:
+    def __aiter__(self) -> AsyncChunkIterator[ChatChunk]:
         async def get() -> ChatChunk | Nothing:
             return self._after(await self.get())
 
-        return AsyncChatChunkIterator(get, self.cancel)
+        return AsyncChunkIterator(get, self.cancel)
 
     async def collect(self) -> ChatReply[Any]:
         """Return the whole, as `AsyncLLM.chat` would; read what has not been read yet.

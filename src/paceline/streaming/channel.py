@@ -11,55 +11,58 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from paceline import validation
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
 
+C = TypeVar("C")
 
-class ChunkIterator:
+
+class ChunkIterator(Generic[C]):
     """Iterates over the chunks that `get` returns; calls `cancel` when the loop is left, which has no effect after the end."""
 
-    def __init__(self, get: Callable[[], StreamChunk | Nothing], cancel: Callable[[], None]) -> None:
+    def __init__(self, get: Callable[[], C | Nothing], cancel: Callable[[], None]) -> None:
         self._get = get
         self._cancel = cancel
 
-    def __iter__(self) -> ChunkIterator:
+    def __iter__(self) -> ChunkIterator[C]:
         return self
 
-    def __next__(self) -> StreamChunk:
+    def __next__(self) -> C:
         try:
             taken = self._get()
         except BaseException:
             self._cancel()
             raise
-        if isinstance(taken, StreamChunk):
-            return taken
-        raise StopIteration
+        if isinstance(taken, Nothing):
+            raise StopIteration
+        return taken
 
     def __del__(self) -> None:
         self._cancel()
 
 
-class AsyncChunkIterator:
+class AsyncChunkIterator(Generic[C]):
     """As `ChunkIterator`, for an event loop; cancelling the task that waits in it also cancels the request."""
 
-    def __init__(self, get: Callable[[], Awaitable[StreamChunk | Nothing]], cancel: Callable[[], None]) -> None:
+    def __init__(self, get: Callable[[], Awaitable[C | Nothing]], cancel: Callable[[], None]) -> None:
         self._get = get
         self._cancel = cancel
 
-    def __aiter__(self) -> AsyncChunkIterator:
+    def __aiter__(self) -> AsyncChunkIterator[C]:
         return self
 
-    async def __anext__(self) -> StreamChunk:
+    async def __anext__(self) -> C:
         try:
             taken = await self._get()
         except BaseException:
             self._cancel()
             raise
-        if isinstance(taken, StreamChunk):
-            return taken
-        raise StopAsyncIteration
+        if isinstance(taken, Nothing):
+            raise StopAsyncIteration
+        return taken
 
     def __del__(self) -> None:
         self._cancel()
@@ -184,11 +187,11 @@ class StreamChannel:
             pass  # nothing was taken: that is done last
         return taken
 
-    def __iter__(self) -> ChunkIterator:
+    def __iter__(self) -> ChunkIterator[StreamChunk]:
         """Iterate over every chunk up to the terminal one. Leaving the loop before cancels the request."""
         return ChunkIterator(self.get, self.cancel)
 
-    def __aiter__(self) -> AsyncChunkIterator:
+    def __aiter__(self) -> AsyncChunkIterator[StreamChunk]:
         """Iterate on an event loop; cancelling the task that reads cancels the request too."""
         return AsyncChunkIterator(self.get_async, self.cancel)
 

@@ -139,7 +139,7 @@ class Stream(_BaseStream):
         self._check_open()
         return self._read(self._attached.get(timeout_s))
 
-    def __iter__(self) -> ChunkIterator:
+    def __iter__(self) -> ChunkIterator[StreamChunk]:
         return ChunkIterator(lambda: self._read_in_loop(self.get()), self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason | None:
@@ -236,7 +236,7 @@ class AsyncStream(_BaseStream):
         channel = await self._open()
         return self._read(await channel.get_async(timeout_s))
 
-    def __aiter__(self) -> AsyncChunkIterator:
+    def __aiter__(self) -> AsyncChunkIterator[StreamChunk]:
         async def get() -> StreamChunk | Nothing:
             return self._read_in_loop(await self.get())
 
