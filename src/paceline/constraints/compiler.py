@@ -256,8 +256,11 @@ _JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\
 
 def _with_schemas(lark: str) -> str:
     """Return a Lark grammar whose JSON schemas are prepared as others are."""
-    if lark_nesting(lark) > _MAX_LARK_NESTING:
-        raise GrammarError(f"lark: rules that refer to one another nest more than {_MAX_LARK_NESTING} deep")
+    nesting = lark_nesting(lark)
+    if nesting > _MAX_LARK_NESTING:
+        raise GrammarError(
+            f"lark: rules and terminals nest {nesting} deep, and may {_MAX_LARK_NESTING}; shorten the chain of references"
+        )
     found, start = [], 0
     at = 0
     while match := _JSON_RULE.search(lark, at):

@@ -88,9 +88,12 @@ def prepared_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
     prepared = _prepared("#", schema)
-    if schema_nesting(prepared) > _MAX_NESTING:
-        place = place_of(text, ("$ref",))
-        raise GrammarError(f"json_schema: {place}: schemas nest more than {_MAX_NESTING} deep through references")
+    nesting = schema_nesting(prepared)
+    if nesting > _MAX_NESTING:
+        raise GrammarError(
+            f"json_schema: {place_of(text, ('$ref',))}: schemas nest {nesting} deep through references, and may "
+            f"{_MAX_NESTING}; shorten the chain of references"
+        )
     nodes = [node for _, node in _nodes("#", prepared)]
     if any("allOf" in node or (_COMBINING & node.keys() and set(_BOUNDS) & node.keys()) for node in nodes):
         _check_exclusive("#", nodes)
