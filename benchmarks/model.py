@@ -1,11 +1,12 @@
-"""The model that speed is measured on: random weights in the shape of Qwen 2.5 0.5B, Q8_0, with its real vocabulary."""
+"""The models that speed is measured on: random weights in the shapes of Qwen 2.5, Q8_0, with its real vocabulary."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.testing.models import qwen2_half_billion, write_model
+from paceline.testing.models import Qwen2Spec, copied, qwen2_half_billion, write_lora, write_model
 
 _VOCABULARY = "models/ggml-vocab-qwen2.gguf"
 
@@ -27,10 +28,49 @@ def vocabulary_file(source: Path | None) -> Path:
 
 def half_billion(source: Path | None) -> Path:
     """Return the path of the model's file, written on first use (half a gigabyte)."""
-    path = cache_folder() / "benchmarks" / "qwen2-half-billion-q8_0.gguf"
+    return _written(
+        "qwen2-half-billion-q8_0.gguf", lambda path: write_model(path, _half_billion(source), seed=1, weights="Q8_0")
+    )
+
+
+def _half_billion(source: Path | None) -> Qwen2Spec:
+    return qwen2_half_billion(vocabulary_file(source))
+
+
+def _seven_billion(source: Path | None) -> Qwen2Spec:
+    return Qwen2Spec(n_layer=28, n_embd=3584, n_head=28, n_head_kv=4, n_ff=18944, n_ctx_train=32768,
+                     vocabulary=copied(vocabulary_file(source)))  # fmt: skip
+
+
+_SPECS: Mapping[str, Callable[[Path | None], Qwen2Spec]] = {
+    "half-billion": _half_billion,
+    "seven-billion": _seven_billion,
+}
+
+SIZES: Mapping[str, str] = {"cpu": "half-billion", "cuda": "seven-billion"}
+"""The size of the model by the device that it is to keep busy."""
+
+
+def qwen2(size: str) -> Path:
+    """Return the path of a model of one of the `SIZES`, written on first use (0.5 or 8 gigabytes)."""
+    return _written(
+        f"qwen2-{size}-q8_0.gguf", lambda path: write_model(path, _SPECS[size](None), seed=1, weights="Q8_0")
+    )
+
+
+def adapter(size: str, number: int) -> Path:
+    """Return the path of a LoRA adapter of rank 16 for that model, written on first use; the numbers differ in their values."""
+    return _written(
+        f"qwen2-{size}-lora-{number}.gguf",
+        lambda path: write_lora(path, _SPECS[size](None), rank=16, seed=100 + number),
+    )
+
+
+def _written(name: str, write: Callable[[Path], object]) -> Path:
+    path = cache_folder() / "benchmarks" / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(".part")
-        write_model(aside, qwen2_half_billion(vocabulary_file(source)), seed=1, weights="Q8_0")
+        write(aside)
         aside.replace(path)
     return path

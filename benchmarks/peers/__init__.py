@@ -1,0 +1,1 @@
+"""paceline's server beside llama-server, llama-cpp-python's and xllamacpp's: `python -m benchmarks.peers --help`."""
