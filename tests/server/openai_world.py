@@ -31,7 +31,7 @@ class Watch(Instrument):
         self._ended: queue.SimpleQueue[EndRecord] = queue.SimpleQueue()
         self._ids: dict[int, str | None] = {}
         self._changed = threading.Condition()
-        self._gate = threading.Event()
+        self._gate, self._is_held = threading.Event(), threading.Event()
         self._ticks_left: int | None = None
 
     def request_queued(self, record: RequestRecord) -> None:
@@ -47,6 +47,7 @@ class Watch(Instrument):
             return
         self._ticks_left -= 1
         if self._ticks_left <= 0:
+            self._is_held.set()
             assert self._gate.wait(LONG_S)
 
     def wait_queued(self, request_id: str) -> None:
@@ -61,10 +62,15 @@ class Watch(Instrument):
             if self._ids.get(record.key) == request_id:
                 return record
 
+    def wait_held(self) -> None:
+        """Within `held`: wait until the engine waits."""
+        assert self._is_held.wait(LONG_S)
+
     @contextmanager
     def held(self, num_ticks: int = 4) -> Iterator[None]:
         """Within the block the engine computes a few ticks and then waits for the block's end."""
         self._gate.clear()
+        self._is_held.clear()
         self._ticks_left = num_ticks
         try:
             yield
