@@ -82,6 +82,24 @@ def test_without_run_tools_the_calls_are_the_callers(llm: LLM) -> None:
         _ = reply.parsed
 
 
+def test_a_stream_runs_tools_as_a_chat_does(llm: LLM) -> None:
+    """The pieces of both messages, the call and its result between them; the reply is that of `chat`."""
+    whole = llm.chat(PARIS, tools=[weather], run_tools=True, **GREEDY)
+    with llm.stream_chat(PARIS, tools=[weather], run_tools=True, **GREEDY) as stream:
+        chunks = list(stream)
+        reply = stream.collect()
+    (place,) = [index for index, chunk in enumerate(chunks) if chunk.tool_result is not None]
+    called = chunks[place - 1].message
+    assert called is not None
+    result = chunks[place].tool_result
+    assert result is not None
+    assert (called.tool_calls, result.content) == ((result.call,), whole.messages[2]["content"])
+    assert "".join(delta.content for chunk in chunks[place:] for delta in chunk.deltas) == reply.content
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert (reply.content, roles(reply)) == (whole.content, roles(whole))
+    assert reply.usage.cached_tokens > 0
+
+
 def test_a_reply_is_an_instance(llm: LLM) -> None:
     """Of a dataclass; one that is cut off raises with its text, and the next one works."""
     asked = [{"role": "user", "content": "Describe an animal."}]

@@ -14,6 +14,7 @@ from paceline.chat.chat_completion import (
     ChatChunk,
     ChatCompletion,
     ChatReader,
+    ToolResult,
     chat_completion_of,
     new_call_id,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolResult",
     "Turn",
     "chat_completion_of",
     "is_thinking_open",

@@ -98,6 +98,19 @@ class ChatCompletion:
         return self.choices[0].finish_reason
 
 
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of a call that was run for the model.
+
+    Attributes:
+        call: The call.
+        content: What the model reads; where the call failed, "Error: " and why.
+    """
+
+    call: ToolCall
+    content: str
+
+
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of one choice of a chat that is being generated.
 
@@ -111,8 +124,10 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
         stop: The stop string or token id that ended it, with the reason STOP.
         usage: Token counts and times; on the terminal chunk, the last of the stream.
         error: Why the choice failed, with the reason ERROR.
-        message: The whole message; on the choice's last chunk.
-        warning: As in `ChatChoice`; on the choice's last chunk.
+        message: The whole message; on the choice's last chunk, and with run_tools on the last one of a message whose calls are
+            run, which has no finish_reason.
+        warning: As in `ChatChoice`; beside message.
+        tool_result: With run_tools: the result of a call of the message before; nothing else is in its chunk.
     """
 
     choice: int
@@ -126,6 +141,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     error: PacelineError | None = None
     message: ParsedMessage | None = None
     warning: ChatParseError | None = None
+    tool_result: ToolResult | None = None
 
     @property
     def has_output(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import (
     ChatOutcome,
@@ -18,7 +19,7 @@ from paceline.chat_client.chat_methods import (
     streamed_chat_arguments,
 )
 from paceline.chat_client.chat_reply import ChatReply
-from paceline.chat_client.chat_streams import AsyncChatStream, ChatAssembly
+from paceline.chat_client.chat_streams import AsyncChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.client import EngineClient
 from paceline.engine.results import AsyncBatch, batch_outcome
@@ -132,20 +133,29 @@ class AsyncChatMethods(ABC):
         make_history: Callable[[Model], TokenHistory] = lambda _: TokenHistory(),
         on_end: Callable[[ChatCall, Model], object] = lambda _, __: None,
     ) -> AsyncChatStream:
-        opened: list[ChatAssembly] = []
+        made: list[ChatCall] = []  # by the first round
 
-        async def submit() -> StreamChannel:
-            engine = await self._engine()
+        async def make_call(engine: EngineClient) -> ChatCall:
             arguments = await asyncio.to_thread(
                 streamed_chat_arguments, engine.sampling_defaults, messages, params, options
             )
-            call = await self._call(messages, arguments, make_history(engine.model))
-            request = await asyncio.to_thread(call.prepare, engine)
-            opened.append(ChatAssembly(call, request.prompt, lambda ended: on_end(ended, engine.model)))
-            return engine.accept(request, index)
+            return await self._call(messages, arguments, make_history(engine.model))
 
-        stream = AsyncStream(submit, interval=options.get("interval", 1), request_index=index, keep_alive=self)
-        return AsyncChatStream(stream, lambda: opened[0])
+        def open_round() -> tuple[AsyncStream, Callable[[], ChatAssembly]]:
+            opened: list[ChatAssembly] = []
+
+            async def submit() -> StreamChannel:
+                engine = await self._engine()
+                if not made:
+                    made.append(await make_call(engine))
+                request = await asyncio.to_thread(made[0].prepare, engine)
+                opened.append(ChatAssembly(made[0], request.prompt, lambda ended: on_end(ended, engine.model)))
+                return engine.accept(request, index)
+
+            stream = AsyncStream(submit, interval=options.get("interval", 1), request_index=index, keep_alive=self)
+            return stream, lambda: opened[0]
+
+        return AsyncChatStream(open_round)
 
     async def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
         defaults = (await self._engine()).sampling_defaults

@@ -21,10 +21,12 @@ from paceline.chat import (
 )
 from paceline.chat_client.chat_arguments import ChatArguments
 from paceline.chat_client.chat_reply import ChatReply, Message, is_whole, reply_message, reply_of, result_message
+from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import ResponseModelError
+from paceline.errors import PacelineError, ResponseModelError
 from paceline.scheduling.sequence import Request
+from paceline.streaming import FinishReason
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -74,6 +76,16 @@ class ChatCall:
         return self._history
 
     @property
+    def toolbox(self) -> Toolbox:
+        """What runs calls."""
+        return self._arguments.toolbox
+
+    @property
+    def may_run_tools(self) -> bool:
+        """Whether calls of the next message would be run."""
+        return len(self._rounds) < self._arguments.max_tool_rounds
+
+    @property
     def completion(self) -> ChatCompletion | None:
         """What was generated last."""
         return self._completion
@@ -103,7 +115,7 @@ class ChatCall:
         self._completion = completion
         self._messages = self._with(completion.message)
         calls = completion.tool_calls
-        runs = calls and len(self._rounds) < self._arguments.max_tool_rounds and is_whole(completion)
+        runs = calls and self.may_run_tools and is_whole(completion)
         return calls if runs and self._arguments.toolbox.can_run(calls) else ()
 
     def add_results(self, results: Iterable[tuple[ToolCall, str]]) -> None:
@@ -111,6 +123,14 @@ class ChatCall:
         assert self._completion is not None  # noqa: S101 - our own invariant
         self._rounds.append(self._completion)
         self._messages = [*self._messages, *(result_message(call, result) for call, result in results)]
+
+    def cut_off(self, reason: FinishReason, error: PacelineError | None = None) -> ChatCompletion:
+        """End at the calls of the last message, for another reason than the message itself had; return it so."""
+        assert self._completion is not None  # noqa: S101 - our own invariant
+        (choice,) = self._completion.choices
+        choices = (dataclasses.replace(choice, finish_reason=reason, error=error),)
+        self._completion = dataclasses.replace(self._completion, choices=choices)
+        return self._completion
 
     def reply(self) -> ChatReply[Any]:
         """Return the reply. Raises `ResponseModelError` where its content is no instance of response_model."""

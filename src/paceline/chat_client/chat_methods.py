@@ -7,9 +7,10 @@ from typing import Any, TypeVar, overload
 
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_reply import ChatReply
-from paceline.chat_client.chat_streams import ChatAssembly, ChatStream
+from paceline.chat_client.chat_streams import ChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.client import EngineClient
 from paceline.engine.progress_bar import progress_bar
@@ -124,7 +125,8 @@ class ChatMethods:
             messages: The conversation.
             params: The sampling parameters; None: the defaults, without a limit on the message's length.
             request_index: A number of the caller's for this request, at least 0; the engine does not use it.
-            **options: As for `chat`, without run_tools and max_tool_rounds, and all of `RequestOptions`.
+            **options: As for `chat`, and all of `RequestOptions`. With run_tools the stream goes on over the calls and their
+                results to the reply; see `ChatStream`.
 
         Returns:
             The stream, with the request already queued.
@@ -134,7 +136,7 @@ class ChatMethods:
             QueueFull: The queue is full.
             EngineStopped: The engine accepts no requests any more.
         """
-        arguments = streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options)
+        arguments = self._streamed_arguments(messages, params, options)
         return self._stream(self._call(messages, arguments), validation.integer("request_index", request_index, 0))
 
     @property
@@ -159,14 +161,16 @@ class ChatMethods:
         on_end: Callable[[ChatCall], object],
     ) -> ChatStream:
         """Stream a turn of a `Conversation`. on_end: called with it when its terminal chunk has been read."""
-        arguments = streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options)
+        arguments = self._streamed_arguments(messages, params, options)
         return self._stream(self._call(messages, arguments, history), on_end=on_end)
 
     def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
-        arguments = chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False)
-        if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
-            raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
-        return arguments
+        return _without_loop(chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False))
+
+    def _streamed_arguments(
+        self, messages: object, params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> ChatArguments:
+        return _without_loop(streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options))
 
     def _run(self, call: ChatCall, arguments: ChatArguments) -> ChatReply[Any]:
         """Run one conversation."""
@@ -176,12 +180,21 @@ class ChatMethods:
         return outcome
 
     def _stream(self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] | None = None) -> ChatStream:
-        request = call.prepare(self._engine)
-        stream = Stream(self._engine.accept(request, index), keep_alive=self)
-        return ChatStream(stream, ChatAssembly(call, request.prompt, on_end))
+        def open_round() -> tuple[Stream, ChatAssembly]:
+            request = call.prepare(self._engine)
+            stream = Stream(self._engine.accept(request, index), keep_alive=self)
+            return stream, ChatAssembly(call, request.prompt, on_end)
+
+        return ChatStream(open_round)
 
     def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
         return ChatCall(messages, arguments, self._formats.get(arguments.template), history)
+
+
+def _without_loop(arguments: ChatArguments) -> ChatArguments:
+    if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
+        raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
+    return arguments
 
 
 def streamed_chat_arguments(
@@ -190,9 +203,6 @@ def streamed_chat_arguments(
     """Check the keywords of a chat that is streamed."""
     if is_batch_of_chats(messages):
         raise InvalidType("stream_chat takes one conversation; make a stream for each of several")
-    for name in ("run_tools", "max_tool_rounds"):
-        if name in options:
-            raise InvalidParams(f"{name} means nothing for a stream; run the calls of its completion, or use chat")
     return chat_arguments(defaults, params, options, is_streamed=True)
 
 

@@ -7,95 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, ChatReader
-from paceline.chat_client.chat_call import ChatCall
+from paceline.chat import ChatChunk, ToolCall, ToolResult
+from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_reply import ChatReply
-from paceline.completion import Completion, completion_of
 from paceline.errors import Closed, PacelineError
 from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChunk, Usage
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator
-from paceline.streaming.sender import END, Nothing
-
-
-class ChatAssembly:
-    """Reads the chunks of one request as chunks of a chat, and puts them together at the end. One thread at a time."""
-
-    def __init__(
-        self, call: ChatCall, prompt: Sequence[int], on_end: Callable[[ChatCall], object] | None = None
-    ) -> None:
-        """Begin to read.
-
-        Args:
-            call: The chat, prepared.
-            prompt: Its prompt as it is computed.
-            on_end: Called with the chat on the thread that reads the terminal chunk.
-        """
-        self._call, self._prompt = call, prompt
-        self._reader = ChatReader(call.rendered, call.request.params.n)
-        self._received: list[StreamChunk] = []
-        self._last_chunks: dict[int, ChatChunk] = {}
-        self._on_end = on_end
-        self.completion: ChatCompletion | None = None
-
-    def needs_parser(self, chunk: StreamChunk) -> bool:
-        """Return whether reading this chunk takes time."""
-        return self._reader.needs_parser(chunk)
-
-    def read(self, chunk: StreamChunk) -> list[ChatChunk]:
-        """Return what a chunk brings."""
-        self._received.append(chunk)
-        chunks = self._reader.read(chunk)
-        self._last_chunks |= {one.choice: one for one in chunks if one.finish_reason is not None}
-        if chunk.usage is not None:
-            self.completion = self._assembled()
-            self._call.take_read(self.completion)
-            if self._on_end is not None:
-                self._on_end(self._call)
-        return chunks
-
-    def reply(self) -> ChatReply[Any]:
-        """Return the reply of a chat that has ended. Raises `ResponseModelError`."""
-        return self._call.reply()
-
-    def _assembled(self) -> ChatCompletion:
-        params = self._call.request.params
-        whole = completion_of(
-            self._received,
-            prompt=self._prompt,
-            wants_logprobs=params.logprobs is not None,
-            wants_prompt_logprobs=params.prompt_logprobs is not None,
-            index=0,
-        )
-        self._received.clear()
-        return ChatCompletion(
-            choices=tuple(self._choices(whole)),
-            prompt_token_ids=whole.prompt_token_ids,
-            usage=whole.usage,
-            prompt_logprobs=whole.prompt_logprobs,
-        )
-
-    def _choices(self, whole: Completion) -> Iterable[ChatChoice]:
-        """Yield the choices with the messages that were streamed, whose calls have their ids."""
-        texts = {choice.index: choice for choice in whole.choices}
-        for index, last in sorted(self._last_chunks.items()):
-            generated = texts.get(index)
-            assert last.message is not None  # noqa: S101 - a choice's last chunk has its message
-            assert last.finish_reason is not None  # noqa: S101 - and its reason
-            yield ChatChoice(
-                index=index,
-                message=last.message,
-                finish_reason=last.finish_reason,
-                text="" if generated is None else generated.text,
-                token_ids=() if generated is None else generated.token_ids,
-                stop=last.stop,
-                logprobs=None if generated is None else generated.logprobs,
-                error=last.error,
-                warning=last.warning,
-            )
+from paceline.streaming.sender import END, TIMEOUT, Nothing
 
 
 class _BaseChatStream:
@@ -108,30 +31,38 @@ class _BaseChatStream:
         self._waiting: deque[ChatChunk] = deque()
         self._error: PacelineError | None = None
         self._is_closed = False
+        self._is_stopped = False  # while calls may still be run
+        self._results: list[tuple[ToolCall, str]] = []
+        self._ending: ChatChunk | None = None  # of a chat that ended in front of another request
 
     def cancel(self) -> None:
         """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+        self._is_stopped |= self._may_go_on
         self._stream.cancel()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the terminal chunk has come."""
-        return self._stream.is_finished
+        """Whether the terminal chunk has come; with run_tools, whether it has been read."""
+        return self._ending is not None or (self._stream.is_finished and not self._may_go_on)
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the request was cancelled before its end."""
-        return self._stream.is_cancelled
+        return self._is_stopped or self._stream.is_cancelled
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the choice that ended last did; None before the end."""
-        return self._stream.finish_reason
+        if self._ending is not None:
+            return self._ending.finish_reason
+        return self._stream.finish_reason if self.is_finished else None
 
     @property
     def usage(self) -> Usage | None:
-        """Token counts and times; None before the end."""
-        return self._stream.usage
+        """Token counts and times; None before the end. With run_tools those of the last message."""
+        if self._ending is not None:
+            return self._ending.usage
+        return self._stream.usage if self.is_finished else None
 
     @property
     def error(self) -> PacelineError | None:
@@ -163,8 +94,14 @@ class _BaseChatStream:
         return not (self._is_closed or self._has_ended or self.is_cancelled)
 
     @property
+    def _may_go_on(self) -> bool:
+        return self._assembly is not None and self._assembly.may_go_on
+
+    @property
     def _has_ended(self) -> bool:
-        return self._assembly is not None and self._assembly.completion is not None and not self._waiting
+        assembly = self._assembly
+        is_whole = assembly is not None and assembly.completion is not None and not assembly.pending
+        return is_whole and not self._waiting
 
     def _whole(self) -> ChatReply[Any]:
         if self._error is not None:
@@ -175,6 +112,15 @@ class _BaseChatStream:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("this stream was closed: read it inside its `with` block, or before close()")
+
+    def _add_result(self, call: ToolCall, content: str) -> None:
+        self._results.append((call, content))
+        self._waiting.append(ChatChunk(choice=0, tool_result=ToolResult(call, content)))
+
+    def _end(self, assembly: ChatAssembly, reason: FinishReason, error: PacelineError | None = None) -> None:
+        """End in front of another request, with a terminal chunk as every stream has."""
+        self._ending = assembly.cut_off(reason, error)
+        self._waiting.append(self._ending)
 
     def _take(self) -> ChatChunk:
         chunk = self._waiting.popleft()
@@ -199,18 +145,24 @@ class ChatStream(_BaseChatStream):
                 for delta in chunk.deltas:
                     print(delta.content, end="", flush=True)
         print(stream.completion.finish_reason)
+
+    With run_tools it goes on over calls and their results: a message whose calls are run ends with a chunk that has `message`
+    and no finish_reason, and a chunk with `tool_result` for each call follows. The functions run on the thread that reads. The
+    terminal chunk is that of the reply. A cancellation meanwhile, or a request that is refused, ends the stream with a
+    terminal chunk too.
     """
 
-    def __init__(self, stream: Stream, assembly: ChatAssembly) -> None:
-        """Wrap a stream.
+    def __init__(self, open_round: Callable[[], tuple[Stream, ChatAssembly]]) -> None:
+        """Submit the first request.
 
         Args:
-            stream: Of the request.
-            assembly: Reads its chunks.
+            open_round: Submits the chat's next request; returns its stream, and what reads its chunks.
         """
         super().__init__()
-        self._stream: Stream = stream
-        self._assembly: ChatAssembly = assembly
+        self._open_round: Callable[[], tuple[Stream, ChatAssembly]] | None = open_round
+        self._stream: Stream
+        self._assembly: ChatAssembly
+        self._stream, self._assembly = open_round()
 
     @property
     def interval(self) -> int:
@@ -225,7 +177,8 @@ class ChatStream(_BaseChatStream):
         """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
 
         Args:
-            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all.
+            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all. A function that run_tools runs takes
+                as long as it takes.
 
         Returns:
             The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
@@ -234,12 +187,38 @@ class ChatStream(_BaseChatStream):
             Closed: The stream was closed.
         """
         self._check_open()
-        if not self._waiting:
+        while not self._waiting:
+            if self._assembly.pending:
+                self._go_on(self._assembly)
+                continue
+            if self._ending is not None:
+                return END
             taken = self._stream.get(timeout_s)
             if not isinstance(taken, StreamChunk):
                 return taken
             self._waiting.extend(self._assembly.read(taken))
         return self._take()
+
+    def _go_on(self, assembly: ChatAssembly) -> None:
+        """Run the next of the calls, or submit the request that follows them."""
+        call, num_run = assembly.call, len(self._results)
+        try:
+            if self._is_stopped or self._open_round is None:
+                self._end(assembly, FinishReason.CANCELLED)
+            elif num_run < len(assembly.pending):
+                self._add_result(assembly.pending[num_run], call.toolbox.run(assembly.pending[num_run]))
+            else:
+                call.add_results(self._results)
+                self._results, interval = [], self._stream.interval
+                self._stream, self._assembly = self._open_round()
+                self._stream.interval = interval
+                if self.is_cancelled:  # meanwhile, by another thread
+                    self._stream.cancel()
+        except PacelineError as error:
+            self._end(assembly, FinishReason.ERROR, error)
+        except BaseException:
+            self._is_stopped = True  # no call is run again
+            raise
 
     def __iter__(self) -> ChunkIterator[ChatChunk]:
         return ChunkIterator(lambda: self._after(self.get()), self.cancel)
@@ -294,6 +273,8 @@ class ChatStream(_BaseChatStream):
     def close(self) -> None:
         """Cancel the request if it has not ended, and read no more. Does not wait; see `wait_released`."""
         self._is_closed = True
+        self._open_round = None
+        self.cancel()
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -311,21 +292,24 @@ class AsyncChatStream(_BaseChatStream):
 
     The request is prepared and submitted when the block is entered, or else by reading the first chunk; errors such as
     `TemplateError` and `QueueFull` are raised there. Otherwise as `ChatStream`. Cancelling the task that reads cancels the
-    request. What takes time is parsed in threads of the loop's executor.
+    request. What takes time is parsed in threads of the loop's executor. With run_tools the calls of a message run concurrently:
+    async functions on the event loop, others in threads; their results come in the order of the calls.
     """
 
-    def __init__(self, stream: AsyncStream, assembly: Callable[[], ChatAssembly]) -> None:
-        """Wrap a stream.
+    def __init__(self, open_round: Callable[[], tuple[AsyncStream, Callable[[], ChatAssembly]]]) -> None:
+        """Prepare a stream; nothing is submitted yet.
 
         Args:
-            stream: Of the request.
-            assembly: Returns what reads its chunks; called once the stream is open.
+            open_round: Returns the stream of the chat's next request, and a function that returns what reads its chunks, which
+                is called once the stream is open.
         """
         super().__init__()
-        self._stream: AsyncStream = stream
-        self._make_assembly = assembly
+        self._open_round = open_round
+        self._stream: AsyncStream
+        self._stream, self._make_assembly = open_round()
         self._assembly: ChatAssembly | None = None
         self._reading: asyncio.Future[list[ChatChunk]] | None = None
+        self._running: list[asyncio.Task[str]] = []
 
     @property
     def interval(self) -> int:
@@ -349,7 +333,13 @@ class AsyncChatStream(_BaseChatStream):
             Closed: The stream was closed.
         """
         self._check_open()
-        if not self._waiting:
+        while not self._waiting:
+            if self._reading is None and self._assembly is not None and self._assembly.pending:
+                if not await self._go_on(self._assembly, timeout_s):
+                    return TIMEOUT
+                continue
+            if self._ending is not None:
+                return END
             if self._reading is None:
                 taken = await self._stream.get(timeout_s)
                 if not isinstance(taken, StreamChunk):
@@ -357,6 +347,42 @@ class AsyncChatStream(_BaseChatStream):
                 self._read(taken)
             await self._finish_reading()
         return self._take()
+
+    def cancel(self) -> None:
+        """Ask the engine to end the request, and functions that run to end. Any thread; never blocks."""
+        super().cancel()
+        for task in self._running:
+            with suppress(RuntimeError):  # the loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def _go_on(self, assembly: ChatAssembly, timeout_s: float | None) -> bool:
+        """Wait for the result of the next call, or submit the request that follows them; return whether that is done."""
+        calls, num_run = assembly.pending, len(self._results)
+        if not self._is_stopped and num_run < len(calls):
+            if not self._running:
+                toolbox = assembly.call.toolbox
+                self._running = [asyncio.create_task(toolbox.run_async(one, asyncio.to_thread)) for one in calls]
+            task = self._running[num_run]
+            await asyncio.wait((task,), timeout=timeout_s)  # which leaves it alone when the caller is cancelled
+            if not task.done():
+                return False
+            if not task.cancelled():
+                self._add_result(calls[num_run], task.result())
+                return True
+            self._is_stopped = True
+        if self._is_stopped:
+            self._end(assembly, FinishReason.CANCELLED)
+            return True
+        assembly.call.add_results(self._results)
+        self._results, self._running, interval = [], [], self._stream.interval
+        self._stream, self._make_assembly = self._open_round()
+        self._assembly, self._stream.interval = None, interval
+        try:
+            await self._stream.__aenter__()
+        except PacelineError as error:
+            self._assembly = assembly
+            self._end(assembly, FinishReason.ERROR, error)
+        return True
 
     def __aiter__(self) -> AsyncChunkIterator[ChatChunk]:
         async def get() -> ChatChunk | Nothing:
@@ -387,6 +413,7 @@ class AsyncChatStream(_BaseChatStream):
     async def aclose(self) -> None:
         """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
         self._is_closed = True
+        self.cancel()
         await self._stream.aclose()
 
     async def __aenter__(self) -> Self:

@@ -141,11 +141,9 @@ def test_a_failed_request_yields_its_terminal_chunk_and_raises() -> None:
 
 
 def test_what_a_stream_does_not_take_is_refused(chats: FakeChats) -> None:
-    """Lists of conversations, and the loop of tools."""
+    """Lists of conversations, and a number that is none."""
     with pytest.raises(InvalidType, match="one conversation"):
         chats.stream_chat([HELLO, HELLO])  # type: ignore[list-item]
-    with pytest.raises(InvalidParams, match="run_tools means nothing for a stream"):
-        chats.stream_chat(HELLO, run_tools=True)
     with pytest.raises(InvalidParams, match="request_index"):
         chats.stream_chat(HELLO, request_index=-1)
 
