@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
+
+import httpx
+from tests.server.running import LONG_S
 
 STORY = "Tell me a story about a fox."
 NOTE = {"type": "object", "properties": {"text": {"type": "string", "minLength": 600}}, "required": ["text"]}
@@ -218,3 +222,59 @@ DIALECTS: tuple[Dialect, ...] = (
     OllamaGenerate(),
     OllamaRaw(),
 )
+
+
+class OpenStreams:
+    """Streams of every API on one server, each read by a thread of its own. A context manager that waits for their ends."""
+
+    def __init__(self, url: str, *, max_tokens: int) -> None:
+        self._url, self._max_tokens = url, max_tokens
+        self._events: dict[str, list[Event]] = {dialect.name: [] for dialect in DIALECTS}
+        self._begun: set[str] = set()
+        self._changed = threading.Condition()
+        self._failures: list[BaseException] = []
+
+    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=self._read, args=(dialect,), daemon=True) for dialect in DIALECTS]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.wait_ended()
+
+    def wait_begun(self) -> None:
+        """Wait until each has text."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._begun) == len(DIALECTS) or self._failures, LONG_S)
+        assert not self._failures
+
+    def wait_ended(self) -> dict[str, list[Event]]:
+        """Return the events of each stream."""
+        for thread in self._threads:
+            thread.join(LONG_S)
+            assert not thread.is_alive()
+        assert not self._failures
+        return self._events
+
+    def _read(self, dialect: Dialect) -> None:
+        try:
+            with httpx.stream(
+                "POST", self._url + dialect.path, json=dialect.body(self._max_tokens), timeout=LONG_S
+            ) as response:
+                assert response.status_code == 200
+                for line in response.iter_lines():
+                    event = dialect.event(line)
+                    if event is not None:
+                        self._take(dialect, event)
+        except BaseException as error:
+            with self._changed:
+                self._failures.append(error)
+                self._changed.notify_all()
+
+    def _take(self, dialect: Dialect, event: Event) -> None:
+        self._events[dialect.name].append(event)
+        if dialect.name not in self._begun and dialect.has_text(event):
+            with self._changed:
+                self._begun.add(dialect.name)
+                self._changed.notify_all()

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import anthropic
 import httpx
 import ollama
 import openai
 import pytest
-from tests.server.dialects import DIALECTS, STORY, Dialect, Event
+from tests.server.dialects import DIALECTS, STORY, Dialect, Event, OpenStreams
 from tests.server.openai_world import OpenAIServer
-from tests.server.running import LONG_S, RunningServer
+from tests.server.running import RunningServer
 from tests.server.stand_in import StandInLLM
 
 from paceline.errors import DecodeError
@@ -215,59 +214,6 @@ def test_a_server_that_loads_or_drains_refuses_chats_in_every_apis_shape() -> No
 # ---- a worker that dies
 
 
-class Open:
-    """Streams of every API on one server. wait_begun: returns once each has text."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._events: dict[str, list[Event]] = {dialect.name: [] for dialect in DIALECTS}
-        self._begun: set[str] = set()
-        self._changed = threading.Condition()
-        self._failures: list[BaseException] = []
-
-    def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._read, args=(dialect,), daemon=True) for dialect in DIALECTS]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.wait_ended()
-
-    def wait_begun(self) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self._begun) == len(DIALECTS) or self._failures, LONG_S)
-        assert not self._failures
-
-    def wait_ended(self) -> dict[str, list[Event]]:
-        """Return the events of each stream."""
-        for thread in self._threads:
-            thread.join(LONG_S)
-            assert not thread.is_alive()
-        assert not self._failures
-        return self._events
-
-    def _read(self, dialect: Dialect) -> None:
-        try:
-            with httpx.stream("POST", self._url + dialect.path, json=dialect.body(300), timeout=LONG_S) as response:
-                assert response.status_code == 200
-                for line in response.iter_lines():
-                    event = dialect.event(line)
-                    if event is not None:
-                        self._take(dialect, event)
-        except BaseException as error:
-            with self._changed:
-                self._failures.append(error)
-                self._changed.notify_all()
-
-    def _take(self, dialect: Dialect, event: Event) -> None:
-        self._events[dialect.name].append(event)
-        if dialect.name not in self._begun and dialect.has_text(event):
-            with self._changed:
-                self._begun.add(dialect.name)
-                self._changed.notify_all()
-
-
 def kill(server: RunningServer) -> int:
     """Kill the worker of this server's engine; return its process id."""
     pid: int = server.engine.worker_pid
@@ -278,7 +224,7 @@ def kill(server: RunningServer) -> int:
 def test_a_worker_that_dies_ends_streams_where_that_was_asked_for() -> None:
     """on_engine_death="fail": each with its API's error; the next chat of each finds a new worker."""
     with OpenAIServer({**APART, "on_engine_death": "fail"}, **ENDLESS) as server, server.client() as client:
-        with Open(server.url) as streams:
+        with OpenStreams(server.url, max_tokens=300) as streams:
             streams.wait_begun()
             kill(server)
             ended = streams.wait_ended()
@@ -293,7 +239,7 @@ def test_a_worker_that_dies_ends_streams_where_that_was_asked_for() -> None:
 def test_a_worker_that_dies_changes_no_stream_where_it_is_replaced() -> None:
     """Each goes on and ends as it would have."""
     with OpenAIServer(APART, **ENDLESS) as server:
-        with Open(server.url) as streams:
+        with OpenStreams(server.url, max_tokens=300) as streams:
             streams.wait_begun()
             kill(server)
             ended = streams.wait_ended()
@@ -306,7 +252,7 @@ def test_a_worker_that_dies_changes_no_stream_where_it_is_replaced() -> None:
 def test_an_engine_that_gives_up_ends_streams_and_refuses_chats() -> None:
     """After one crash too many: the streams end with their APIs' errors, and what comes then is a 503."""
     with OpenAIServer({**APART, "max_restarts": 1}, **ENDLESS) as server, server.client() as client:
-        with Open(server.url) as streams:
+        with OpenStreams(server.url, max_tokens=300) as streams:
             streams.wait_begun()
             first = kill(server)
             server.until(lambda: server.engine.worker_pid not in (None, first))

@@ -31,8 +31,8 @@ BYTES: Final = "paceline_http_streamed_bytes_total"
 HTTP_HELP: Final = {
     REQUESTS: "HTTP requests that have ended.",
     SECONDS: "Time from the first byte of a request to the last of its response.",
-    STREAMS: "Streams of events that are open.",
-    BYTES: "Bytes sent in streams of events, heartbeats included.",
+    STREAMS: "Streams of events or lines that are open.",
+    BYTES: "Bytes sent in streams of events or lines, heartbeats included.",
 }
 
 
@@ -58,17 +58,17 @@ class HttpMetrics:
             self._seconds[route].observe(seconds)
 
     def stream_opened(self) -> None:
-        """Count an event stream as open."""
+        """Count a stream as open."""
         with self._lock:
             self._num_streams += 1
 
     def stream_closed(self) -> None:
-        """Count an event stream as ended."""
+        """Count a stream as ended."""
         with self._lock:
             self._num_streams -= 1
 
     def sent(self, num_bytes: int) -> None:
-        """Count bytes of event streams."""
+        """Count bytes of streams."""
         with self._lock:
             self._num_bytes += num_bytes
 

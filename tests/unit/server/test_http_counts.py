@@ -40,13 +40,14 @@ def numbers(metrics: HttpMetrics) -> dict[Any, Any]:
     return {(one.name, *[value for _, value in one.labels]): one.value for one in metrics.samples()}
 
 
-def test_a_stream_is_open_until_its_response_is_over() -> None:
-    """Its bytes count as they go."""
+@pytest.mark.parametrize("kind", [b"text/event-stream; charset=utf-8", b"application/x-ndjson"])
+def test_a_stream_is_open_until_its_response_is_over(kind: bytes) -> None:
+    """Of events or of lines; its bytes count as they go."""
     metrics = HttpMetrics()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = SimpleNamespace(path="/v1/things/{id}")
-        await send(start(b"text/event-stream; charset=utf-8"))
+        await send(start(kind))
         await send(body(b"data: 1", more=True))
         assert numbers(metrics)[server_metrics.STREAMS,] == 1
         assert numbers(metrics)[server_metrics.BYTES,] == 7

@@ -20,7 +20,7 @@ _access_log = logging.getLogger(ACCESS_LOGGER)
 _log = logging.getLogger("paceline.server")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_EVENT_STREAM = b"text/event-stream"
+_STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 _MAX_LOGGED_CHARS = 200  # of a path that matches no route
 
 
@@ -80,7 +80,7 @@ class HttpCounts:
 
 
 class _StreamCounter:
-    """A `send` that counts an event stream's bytes."""
+    """A `send` that counts the bytes of a stream of events or lines."""
 
     def __init__(self, send: Send, metrics: HttpMetrics) -> None:
         self._send, self._metrics = send, metrics
@@ -90,7 +90,7 @@ class _StreamCounter:
         await self._send(message)
         if self._is_open and message["type"] == "http.response.body":
             self._metrics.sent(len(message.get("body", b"")))
-        elif message["type"] == "http.response.start" and _is_event_stream(message):
+        elif message["type"] == "http.response.start" and _is_stream(message):
             self._is_open = True
             self._metrics.stream_opened()
 
@@ -101,9 +101,9 @@ class _StreamCounter:
             self._metrics.stream_closed()
 
 
-def _is_event_stream(message: Message) -> bool:
+def _is_stream(message: Message) -> bool:
     headers = message.get("headers", ())
-    return any(name == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
+    return any(name == b"content-type" and value.startswith(_STREAM_TYPES) for name, value in headers)
 
 
 class AccessLog:
