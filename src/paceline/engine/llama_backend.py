@@ -26,7 +26,9 @@ from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
-_CALIBRATION_SIZES = (1, 1, 4, 32, 64, 128, 512)
+_CALIBRATION_SIZES = (1, 1, 8, 32, 64, 128, 512)
+_CALIBRATION_ROWS = 8  # of the pass that decodes
+_NUM_BEFORE_DECODING = 3
 _CALIBRATION_S = 0.5
 _MASK_TIMEOUT_S = 10.0
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
@@ -65,25 +67,38 @@ class LlamaBackend:
     def calibrate(self, cost_model: TickCostModel) -> None:
         """Time passes of growing size, for half a second, so that the cost model begins with measurements.
 
-        Leaves the context empty. The first pass warms up and does not count. This takes at most one pass beyond the budget;
-        a pass that would not fit by the time of the one before is skipped.
+        Most hold a prompt, one a token of each of several sequences with its logits. Leaves the context empty. The first pass
+        warms up and does not count. This takes at most one pass beyond the budget; a pass that would not fit by the time of
+        the one before is skipped.
         """
         context = self._context
         if context is None:
             return
-        samples: list[tuple[int, int, float]] = []
+        samples: list[tuple[int, int, float, int]] = []
         spent_s, last_s, last_size = 0.0, 0.0, 1
-        for index, size in enumerate(min(one, context.n_batch, context.max_positions) for one in _CALIBRATION_SIZES):
+        for index, rows in enumerate(self._calibration_passes(context)):
+            size = sum(len(row.token_ids) for row in rows)
             if spent_s + last_s * size / last_size > _CALIBRATION_S:
                 break
             start = time.perf_counter()
-            context.step([StepRow(seq_id=0, position=0, token_ids=[0] * size)])
+            context.step(rows)
             last_s, last_size = time.perf_counter() - start, size
             spent_s += last_s
-            context.remove(0)
+            for row in rows:
+                context.remove(row.seq_id)
             if index:
-                samples.append((size, size, last_s))
+                samples.append((size, size, last_s, sum(len(row.samplers) for row in rows)))
         cost_model.calibrate(samples)
+
+    def _calibration_passes(self, context: Context) -> list[list[StepRow]]:
+        sizes = [min(size, context.n_batch, context.max_positions) for size in _CALIBRATION_SIZES]
+        passes = [[StepRow(seq_id=0, position=0, token_ids=[0] * size)] for size in sizes]
+        greedy = Sampler(SamplingParams(temperature=0), self._model)
+        num_rows = min(_CALIBRATION_ROWS, context.n_seq_max, context.n_batch, context.n_outputs_max)
+        decoding = [
+            StepRow(seq_id=one, position=0, token_ids=[0], samplers=(greedy.clone(),)) for one in range(num_rows)
+        ]
+        return [*passes[:_NUM_BEFORE_DECODING], decoding, *passes[_NUM_BEFORE_DECODING:]]
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler | ConstrainedSampler, ...]:
         """Make one for each choice, all with the same seed. Compiles grammar and constraint, which may take long."""

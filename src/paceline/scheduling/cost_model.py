@@ -4,11 +4,12 @@ A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
 
     base + a slope for each range of n + per_cell * n * cells in use
 
-with other coefficients from 64 tokens on than below, as other kernels compute it then: llama.cpp's attention on a CPU works
-on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than 63. The ranges end at 4 and 8 tokens
-below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a
-CPU or a GPU. No coefficient is negative: that step apart, more tokens or cells never take less. They follow the ticks in
-three ways:
+and so much for each output: a token whose logits are computed, which may be a third of its cost in a small model with a
+large vocabulary. All but that have other coefficients from 64 tokens on than below, as other kernels compute then:
+llama.cpp's attention on a CPU works on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than
+63. The ranges end at 4 and 8 tokens below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the
+machine, or dear from the start, on a CPU or a GPU. No coefficient is negative: that step apart, more tokens, cells or outputs
+never take less. They follow the ticks in three ways:
 
 1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
    that a machine that becomes slower is followed at once for every size, and a single outlier is ignored.
@@ -31,8 +32,8 @@ from paceline import validation
 TILE_TOKENS = 64  # from as many on other kernels compute
 
 # A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
-# a tile on: base, tokens up to 256, tokens above, tokens times cells.
-_PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6)
+# a tile on: base, tokens up to 256, tokens above, tokens times cells. Last: outputs.
+_PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6, 0.005)
 _NUM_BELOW = 5  # of them
 _FORGET = 0.97  # weight of the past: about 33 ticks
 _GAIN = 0.3  # part of a change in speed that is believed in one tick
@@ -61,17 +62,19 @@ class UbatchCost:
 class TickCostState:
     """The estimate of a `TickCostModel` for ubatches of less than 64 tokens and of those from there on.
 
-    margin: what is multiplied in to make a mean a high quantile. num_observed: ticks seen, a calibration's included.
+    per_output_s: seconds of computing a token's logits. margin: what is multiplied in to make a mean a high quantile.
+    num_observed: ticks seen, a calibration's included.
     """
 
     below_tile: UbatchCost
     from_tile: UbatchCost
+    per_output_s: float
     margin: float
     num_observed: int
 
 
 class TickCostModel:
-    """A `TickCost` that learns. Before the first tick it expects a slow machine: 75 ms for a token, 1.2 s for 64.
+    """A `TickCost` that learns. Before the first tick it expects a slow machine: 80 ms for a token, 1.2 s for 64.
 
     n_ubatch: tokens of a ubatch. quantile: share of the ticks that are to take no longer than expected; higher is more
     careful with the time between two tokens, lower computes prompts sooner.
@@ -87,23 +90,28 @@ class TickCostModel:
         self._recent: list[float] = []  # logarithms of the last ratios
         self._speed = 1.0  # of the machine that is expected: seconds, as a multiple of the first expectation
         self._num_observed = 0
-        for num_tokens in (1, 8, 64, 512):
-            features = self._features(num_tokens, 1000)
+        for num_tokens, num_outputs in ((1, 1), (8, 8), (8, 0), (64, 1), (512, 1)):
+            features = self._features(num_tokens, 1000, num_outputs)
             mean = self._mean(features)
             self._remember([feature / mean for feature in features], 0.1)
 
-    def seconds(self, num_tokens: int, num_cells: int) -> float:
-        """Return what a pass of `num_tokens` tokens, with `num_cells` in use at its end, takes at most in that share of ticks."""
-        return self._mean(self._features(num_tokens, num_cells)) * math.exp(self._margin)
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return what a pass takes at most in that share of ticks.
 
-    def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
-        """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took.
+        num_tokens: its tokens. num_cells: in use at its end. num_outputs: tokens of it whose logits are computed.
+        """
+        return self._mean(self._features(num_tokens, num_cells, num_outputs)) * math.exp(self._margin)
 
-        Raises `InvalidParams` for less than a token or negative cells, and for seconds that are negative or not finite.
+    def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
+        """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took, its outputs.
+
+        Raises `InvalidParams` for less than a token, negative cells or outputs, and for seconds that are negative or not
+        finite.
         """
         features = self._features(
             validation.integer("num_tokens", num_tokens, 1, _MOST),
             validation.integer("num_cells", num_cells, 0, _MOST),
+            validation.integer("num_outputs", num_outputs, 0, _MOST),
         )
         mean = self._mean(features)
         ratio = math.log(max(validation.number("seconds", seconds, 0), _LEAST_S) / mean)
@@ -115,8 +123,8 @@ class TickCostModel:
         self._fit()
         self._num_observed += 1
 
-    def calibrate(self, samples: Iterable[tuple[int, int, float]]) -> None:
-        """Learn from passes that were made to measure: (num_tokens, num_cells, seconds) each, as for `observe`.
+    def calibrate(self, samples: Iterable[tuple[int, int, float, int]]) -> None:
+        """Learn from passes that were made to measure: (num_tokens, num_cells, seconds, num_outputs) each, as for `observe`.
 
         They count as much as eight ticks each; later ticks correct them.
         """
@@ -132,19 +140,20 @@ class TickCostModel:
         """Return the current estimate, for reports."""
         return TickCostState(
             below_tile=_cost(*self._coefficients[:_NUM_BELOW]),
-            from_tile=_cost(*self._coefficients[_NUM_BELOW:]),
+            from_tile=_cost(*self._coefficients[_NUM_BELOW:-1]),
+            per_output_s=self._coefficients[-1],
             margin=math.exp(self._margin),
             num_observed=self._num_observed,
         )
 
-    def _features(self, num_tokens: int, num_cells: int) -> tuple[float, ...]:
-        """Return what the coefficients are multiplied by: sums over the ubatches of a pass."""
+    def _features(self, num_tokens: int, num_cells: int, num_outputs: int) -> tuple[float, ...]:
+        """Return what the coefficients are multiplied by: sums over the ubatches of a pass, and its outputs."""
         num_whole, rest = divmod(num_tokens, self._n_ubatch)
         features = _ubatch(rest, num_cells)
         if num_whole:
             whole = _ubatch(self._n_ubatch, num_cells)
             features = tuple([one * num_whole + part for one, part in zip(whole, features, strict=True)])
-        return features
+        return (*features, num_outputs)
 
     def _mean(self, features: tuple[float, ...]) -> float:
         mean: float = sum(map(mul, self._coefficients, features))

@@ -261,7 +261,8 @@ class Scheduler:
         """Correct the cost model by a pass; of those that only decode, every eighth is enough."""
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
-            self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+            num_outputs = sum([row.draws or len(row.targets) for row in plan.rows])
+            self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s, num_outputs)
             self.kv_cache.update_idle_limit()
 
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:

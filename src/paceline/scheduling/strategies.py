@@ -90,12 +90,18 @@ def num_wanted(sequences: Iterable[SequenceView]) -> int:
 class Paced:
     """Decode rows first; prompts get what keeps the tick within `view.itl_target_s`, as `view.cost` expects it.
 
-    Never less than a least share, so that prompts make progress where decoding alone takes longer than the target: the most that
-    makes the tick `least_growth` longer than decoding alone (0.25: a quarter), and at least `least_tokens`. While
-    no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
+    The target yields where keeping it would cost too much, and by no more than that:
 
-    While a sequence decodes, a tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it
-    may, and prompts come `stretch` times as fast for it: on a CPU a token of them costs less from there on, see `pace`.
+    - Prompts get at least `prefill_share` of the time: where decoding alone takes too much of the target, the tick is as long
+      as that needs.
+    - While more than one prompt waits, sequences decode that are fewer than could be, and a row of a small batch is dearer than
+      one of a large batch. Below the batch whose rows cost at most 1 / `efficiency` of those of all sequences that could
+      decode, the target is longer in proportion to what is missing, up to `view.max_tick_s`.
+    - A prompt never gets less than `least_tokens`.
+    - A tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it may, and prompts come
+      `stretch` times as fast for it: on some backends a token costs less from there on.
+
+    While no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
 
     Prompts come in the order of `submitted_s + what it still takes alone - 10 s * priority`: the shortest first, but a long
     one comes before all that are submitted after the time at which it could have been done. Each gets as much as it may.
@@ -105,9 +111,16 @@ class Paced:
     """
 
     def __init__(
-        self, *, least_growth: float = 0.25, least_tokens: int = 16, patience: int = 8, stretch: float = 1.25
+        self,
+        *,
+        efficiency: float = 0.97,
+        prefill_share: float = 0.5,
+        least_tokens: int = 16,
+        patience: int = 8,
+        stretch: float = 1.25,
     ) -> None:
-        self._growth = 1 + validation.number("least_growth", least_growth, 0, 100)
+        self._efficiency = validation.number("efficiency", efficiency, 0, 1)
+        self._prefill_share = validation.number("prefill_share", prefill_share, 0, 0.99)
         self._least_tokens = validation.integer("least_tokens", least_tokens, 1)
         self._patience = validation.integer("patience", patience, 1)
         self._stretch = validation.number("stretch", stretch, 1, 100)
@@ -127,7 +140,10 @@ class Paced:
         batch.add_decode(longest_waiting_first(decoders), budget)
         num_decode = budget - batch.tokens_left - num_early
         most = min(budget - num_decode, num_wanted(prompts))
-        batch.add_prefill(prompts, self._prefill_tokens(view, num_decode, most) - num_early)
+        limit_s = self._limit_s(view, num_decode, len(prompts))
+        stretch = self._stretch if num_decode else 1.0
+        num_prefill = _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, stretch)
+        batch.add_prefill(prompts, num_prefill - num_early)
         return batch.allocations()
 
     def _earliest_due_first(self, prompts: list[SequenceView], view: SchedulerView, budget: int) -> list[SequenceView]:
@@ -143,14 +159,31 @@ class Paced:
             ),
         )
 
-    def _prefill_tokens(self, view: SchedulerView, num_decode: int, most: int) -> int:
-        """How many tokens prompts get in this tick, beside so many of decoding: at most `most`."""
-        limit_s, stretch = view.max_tick_s, 1.0
-        if num_decode:
-            stretch = self._stretch
-            alone_s = view.cost.seconds(num_decode, view.num_cells)
-            limit_s = max(view.itl_target_s, self._growth * alone_s)
-        return _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, stretch)
+    def _limit_s(self, view: SchedulerView, num_decode: int, num_prompts: int) -> float:
+        """How long the tick may take, beside so many tokens of decoding and while so many prompts wait."""
+        if not num_decode:
+            return view.max_tick_s
+        alone_s = _decode_s(view, num_decode)
+        limit_s = max(view.itl_target_s, alone_s / (1 - self._prefill_share))
+        if num_prompts > 1 and limit_s < view.max_tick_s:
+            num_wanted_rows = self._efficient_rows(view, num_decode, num_decode + num_prompts - 1)
+            limit_s = max(limit_s, min(view.max_tick_s, view.itl_target_s * num_wanted_rows / num_decode))
+        return limit_s
+
+    def _efficient_rows(self, view: SchedulerView, low: int, high: int) -> int:
+        """Return the smallest number of decoding rows in [low, high] of which each costs hardly more than with `high`."""
+        most_s = _decode_s(view, high) / high
+        if _decode_s(view, low) / low * self._efficiency <= most_s:
+            return low
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_efficient = _decode_s(view, middle) / middle * self._efficiency <= most_s
+            low, high = (low, middle) if is_efficient else (middle, high)
+        return high
+
+
+def _decode_s(view: SchedulerView, num_rows: int) -> float:
+    return view.cost.seconds(num_rows, view.num_cells, num_rows)
 
 
 class _Search:
@@ -183,7 +216,8 @@ class _Search:
         return tile_s <= stretch * limit_s and self._tile * self._seconds(below) >= stretch * below * tile_s
 
     def _seconds(self, num_tokens: int) -> float:
-        return self._view.cost.seconds(self._num_decode + num_tokens, self._view.num_cells + num_tokens)
+        cost, num_cells = self._view.cost, self._view.num_cells + num_tokens
+        return cost.seconds(self._num_decode + num_tokens, num_cells, max(1, self._num_decode))
 
 
 class DecodeMaximal:

@@ -45,8 +45,11 @@ class SequenceView(Protocol):
 class TickCost(Protocol):
     """What a tick is expected to take: a high quantile, learnt from the ticks so far."""
 
-    def seconds(self, num_tokens: int, num_cells: int) -> float:
-        """Return the seconds of a pass over `num_tokens` tokens in all while `num_cells` cells are in use."""
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return the seconds of a pass over `num_tokens` tokens in all while `num_cells` cells are in use.
+
+        num_outputs: how many of the tokens get logits. A decoding row's does, and a prompt's last one.
+        """
 
 
 class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):

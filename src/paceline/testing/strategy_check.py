@@ -49,15 +49,16 @@ class TrialSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCost:
-    """A `TickCost` in seconds a pass, a token, and a token and cell."""
+    """A `TickCost` in seconds a pass, a token, a token and cell, and an output."""
 
     pass_s: float = 0.01
     token_s: float = 0.003
     cell_s: float = 1.5e-7
+    output_s: float = 0.0
 
-    def seconds(self, num_tokens: int, num_cells: int) -> float:
-        """Of a pass over so many tokens with so many cells in use."""
-        return self.pass_s + num_tokens * (self.token_s + num_cells * self.cell_s)
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Of a pass over so many tokens with so many cells in use, and logits of so many."""
+        return self.pass_s + num_tokens * (self.token_s + num_cells * self.cell_s) + num_outputs * self.output_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -469,10 +469,10 @@ class KnownCost:
     def __init__(self, per_cell_s: float) -> None:
         self.per_cell_s = per_cell_s
 
-    def seconds(self, num_tokens: int, num_cells: int) -> float:
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
         return 0.01 + num_tokens * num_cells * self.per_cell_s
 
-    def observe(self, num_tokens: int, num_cells: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
         """It knows."""
 
 

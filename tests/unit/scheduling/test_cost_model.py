@@ -79,7 +79,7 @@ def observe_mixed(pace: TickCostModel, random: Random, machine: Machine, num_tic
         )
         num_cells = random.randint(0, 4000)
         seconds = noisy(random, machine(num_decode, num_prefill, num_cells))
-        pace.observe(num_decode + num_prefill, num_cells, seconds)
+        pace.observe(num_decode + num_prefill, num_cells, seconds, num_decode)
 
 
 def sequence(key: int, num_uncomputed_tokens: int, *, is_decoding: bool) -> TrialSequence:
@@ -115,7 +115,7 @@ def run_paced(pace: TickCostModel, random: Random, machine: Machine, target_s: f
         )
         num_prefill = sum(share.num_tokens for share in Paced().plan(view, 2048)) - 4
         seconds = noisy(random, machine(4, num_prefill, num_cells))
-        pace.observe(4 + num_prefill, num_cells + num_prefill, seconds)
+        pace.observe(4 + num_prefill, num_cells + num_prefill, seconds, 4)
         ticks.append(seconds / target_s)
     return ticks
 
@@ -139,7 +139,7 @@ def test_paced_ticks_keep_to_the_target_and_use_it(machine: Machine, target_s: f
 def test_a_calibration_is_as_good_as_many_ticks(machine: Machine, target_s: float) -> None:
     """Calibrated with five passes, the first hundred ticks keep to the target and use it."""
     pace = TickCostModel()
-    pace.calibrate([(size, 0, machine(0, size, 0)) for size in (1, 16, 64, 256, 512)])
+    pace.calibrate([(size, 0, machine(0, size, 0), 0) for size in (1, 16, 64, 256, 512)])
     ticks = run_paced(pace, Random(0), machine, target_s, 100)
     assert quantile(ticks, 0.99) <= 1.3
     assert sum(ticks) / len(ticks) >= 0.75
@@ -148,10 +148,10 @@ def test_a_calibration_is_as_good_as_many_ticks(machine: Machine, target_s: floa
 def test_a_calibration_leaves_a_margin() -> None:
     """Passes that were measured are expected to take a little longer than they did."""
     pace = TickCostModel()
-    samples = [(size, 0, cpu(0, size, 0)) for size in (1, 16, 64, 256, 512)]
+    samples = [(size, 0, cpu(0, size, 0), 0) for size in (1, 16, 64, 256, 512)]
     pace.calibrate(samples)
-    for num_tokens, num_cells, seconds in samples:
-        assert 1.0 <= pace.seconds(num_tokens, num_cells) / seconds <= 1.4
+    for num_tokens, num_cells, seconds, num_outputs in samples:
+        assert 1.0 <= pace.seconds(num_tokens, num_cells, num_outputs) / seconds <= 1.4
     assert pace.state().num_observed == 40
 
 
@@ -188,7 +188,7 @@ def test_a_change_seen_while_decoding_counts_for_prompts_too() -> None:
     pace, random = TickCostModel(), Random(4)
     observe_mixed(pace, random, fast_cpu)
     for _ in range(30):
-        pace.observe(4, 1000, noisy(random, 2 * fast_cpu(4, 0, 1000)))
+        pace.observe(4, 1000, noisy(random, 2 * fast_cpu(4, 0, 1000)), 4)
     ticks = run_paced(pace, random, lambda *tick: 2 * fast_cpu(*tick), 0.05, 5)
     assert max(ticks) <= 1.3
 
@@ -231,8 +231,8 @@ def test_a_range_that_was_hardly_seen_does_not_run_away() -> None:
 def test_a_pass_is_the_sum_of_its_ubatches() -> None:
     """Two whole ubatches take twice what one takes, and a token more begins another."""
     pace = TickCostModel(n_ubatch=128)
-    assert pace.seconds(256, 0) == pytest.approx(2 * pace.seconds(128, 0))
-    assert pace.seconds(257, 0) == pytest.approx(pace.seconds(256, 0) + pace.seconds(1, 0))
+    assert pace.seconds(256, 0, 2) == pytest.approx(2 * pace.seconds(128, 0, 1))
+    assert pace.seconds(257, 0, 3) == pytest.approx(pace.seconds(256, 0, 2) + pace.seconds(1, 0, 1))
 
 
 def test_cells_in_use_are_learnt() -> None:
@@ -243,6 +243,19 @@ def test_cells_in_use_are_learnt() -> None:
         pace.observe(num_tokens, num_cells, 0.01 + num_tokens * (0.001 + 1e-7 * num_cells))
     assert pace.state().from_tile.per_cell_s == pytest.approx(1e-7, rel=0.1)
     assert pace.seconds(300, 20_000) / pace.seconds(300, 0) == pytest.approx(0.91 / 0.31, rel=0.1)
+
+
+def test_outputs_are_learnt() -> None:
+    """Where logits are a third of a token's cost, rows that decode are told from prompt tokens of the same number."""
+    pace, random = TickCostModel(), Random(8)
+    for _ in range(200):
+        num_decode, num_prefill = random.randint(1, 32), random.choice((0, 0, 16, 100))
+        num_tokens = num_decode + num_prefill
+        pace.observe(num_tokens, 0, noisy(random, 0.02 + 0.006 * num_tokens + 0.003 * num_decode), num_decode)
+    assert pace.state().per_output_s == pytest.approx(0.003, rel=0.2)
+    for num_decode in (8, 16, 32):
+        expected = (0.02 + 0.009 * num_decode) * pace.state().margin
+        assert pace.seconds(num_decode, 0, num_decode) == pytest.approx(expected, rel=0.1)
 
 
 def test_the_state_has_the_estimates() -> None:
@@ -269,6 +282,8 @@ def test_the_state_has_the_estimates() -> None:
         ((1, 0, math.inf), InvalidParams, "seconds"),
         ((True, 0, 1.0), InvalidType, "num_tokens"),
         ((1, 0, "1"), InvalidType, "seconds"),
+        ((1, 0, 1.0, -1), InvalidParams, "num_outputs"),
+        ((1, 0, 1.0, None), InvalidType, "num_outputs"),
     ],
 )
 def test_impossible_observations_are_refused_and_forgotten(observed: Any, error: type[Exception], field: str) -> None:
@@ -307,7 +322,8 @@ def test_that_share_of_the_ticks_takes_no_longer_than_expected(quantile: float) 
 
 
 OBSERVATIONS = st.lists(
-    st.tuples(st.integers(1, 4096), st.integers(0, 100_000), st.floats(0, 1e6, allow_nan=False)), max_size=30
+    st.tuples(st.integers(1, 4096), st.integers(0, 100_000), st.floats(0, 1e6, allow_nan=False), st.integers(0, 4096)),
+    max_size=30,
 )
 
 
@@ -318,9 +334,9 @@ SIZES = st.sampled_from([range(64), range(64, 513)]).flatmap(
 
 @given(OBSERVATIONS, SIZES, st.integers(0, 5), st.integers(0, 50_000), st.integers(0, 50_000))
 def test_more_of_a_kind_is_never_expected_to_take_less(
-    observed: list[tuple[int, int, float]], sizes: tuple[int, int], num_whole: int, num_cells: int, more_cells: int
+    observed: list[tuple[int, int, float, int]], sizes: tuple[int, int], num_whole: int, num_cells: int, more_cells: int
 ) -> None:
-    """Whatever was observed: finite, positive, and not falling with cells, nor with tokens on either side of a tile."""
+    """Whatever was observed: finite, positive, not falling with cells, outputs, nor tokens on either side of a tile."""
     pace = TickCostModel()
     for one in observed:
         pace.observe(*one)
@@ -329,6 +345,7 @@ def test_more_of_a_kind_is_never_expected_to_take_less(
     assert 0 < seconds < math.inf
     assert pace.seconds(more, num_cells) >= seconds * (1 - 1e-12)
     assert pace.seconds(fewer, num_cells + more_cells) >= seconds * (1 - 1e-12)
+    assert pace.seconds(fewer, num_cells, 1 + num_whole) >= seconds * (1 - 1e-12)
 
 
 def test_a_tile_that_is_cheaper_than_less_is_learnt() -> None:

@@ -186,7 +186,10 @@ def test_options_are_read_by_the_types_of_the_class(own_module: str) -> None:
     ("value", "message"),
     [
         ("paced:patienc=4", r"strategy 'paced': unknown option 'patienc'; did you mean 'patience'\?"),
-        ({"name": "paced", "zzz": 4}, "unknown option 'zzz'; known are least_growth, least_tokens, patience, stretch"),
+        (
+            {"name": "paced", "zzz": 4},
+            "unknown option 'zzz'; known are efficiency, least_tokens, patience, prefill_share, stretch",
+        ),
         ("balanced:patience=4", "strategy 'balanced' takes no options, not 'patience'"),
         ("paced:patience=4.5", "strategy 'paced': patience must be an integer, not '4.5'"),
         ("paced:patience=", "strategy 'paced': patience must be an integer, not ''"),
