@@ -64,19 +64,19 @@ class LlamaBackend:
         """Made when first needed: reading a large vocabulary takes about a second."""
         return ConstraintCompiler(token_table(self._model.tokenizer))
 
-    def calibrate(self, cost_model: TickCostModel) -> None:
+    def calibrate(self, cost_model: TickCostModel, num_slots: int) -> None:
         """Time passes of growing size, for half a second, so that the cost model begins with measurements.
 
-        Most hold a prompt, one a token of each of several sequences with its logits. Leaves the context empty. The first pass
-        warms up and does not count. This takes at most one pass beyond the budget; a pass that would not fit by the time of
-        the one before is skipped.
+        Most hold a prompt, one a token of each of several sequences with its logits, at most `num_slots`. Leaves the
+        context empty. The first pass warms up and does not count. This takes at most one pass beyond the budget; a pass that
+        would not fit by the time of the one before is skipped.
         """
         context = self._context
         if context is None:
             return
         samples: list[tuple[int, int, float, int]] = []
         spent_s, last_s, last_size = 0.0, 0.0, 1
-        for index, rows in enumerate(self._calibration_passes(context)):
+        for index, rows in enumerate(self._calibration_passes(context, num_slots)):
             size = sum(len(row.token_ids) for row in rows)
             if spent_s + last_s * size / last_size > _CALIBRATION_S:
                 break
@@ -90,11 +90,11 @@ class LlamaBackend:
                 samples.append((size, size, last_s, sum(len(row.samplers) for row in rows)))
         cost_model.calibrate(samples)
 
-    def _calibration_passes(self, context: Context) -> list[list[StepRow]]:
+    def _calibration_passes(self, context: Context, num_slots: int) -> list[list[StepRow]]:
         sizes = [min(size, context.n_batch, context.max_positions) for size in _CALIBRATION_SIZES]
         passes = [[StepRow(seq_id=0, position=0, token_ids=[0] * size)] for size in sizes]
         greedy = Sampler(SamplingParams(temperature=0), self._model)
-        num_rows = min(_CALIBRATION_ROWS, context.n_seq_max, context.n_batch, context.n_outputs_max)
+        num_rows = min(_CALIBRATION_ROWS, num_slots, context.n_batch, context.n_outputs_max)
         decoding = [
             StepRow(seq_id=one, position=0, token_ids=[0], samplers=(greedy.clone(),)) for one in range(num_rows)
         ]
