@@ -26,7 +26,7 @@ void check_triggers(const Model & model, const GrammarOptions & options) {
                                       str(model.n_vocab() - 1) + ")");
         }
     }
-    if (options.lazy && options.trigger_words.empty() && options.trigger_tokens.empty()) {
+    if (options.lazy && options.trigger_words.empty() && options.trigger_tokens.empty() && options.trigger_patterns.empty()) {
         fail("GrammarError", "grammar_lazy needs grammar_triggers: without one the grammar would never begin");
     }
 }
@@ -57,6 +57,10 @@ Grammar::Grammar(const std::shared_ptr<Model> & model, const GrammarOptions & op
         const bool first = word[0] == '^';
         (first ? waiting_->first_words : waiting_->words).push_back(word.substr(first ? 1 : 0));
         waiting_->longest = std::max(waiting_->longest, word.size());
+    }
+    size_t size_left = TriggerSearch::max_program;
+    for (const PatternTrigger & trigger : options.trigger_patterns) {
+        waiting_->searches.emplace_back(compile_trigger(trigger.pattern, trigger.full, size_left));
     }
 }
 
@@ -112,28 +116,57 @@ bool Grammar::accept(int32_t token) {
     return matcher_.accept(token, texts_->of_token(token), true);
 }
 
-bool Grammar::accept_waiting(int32_t token) {
+bool Grammar::is_trigger(int32_t token) const {
     const std::vector<int32_t> & triggers = waiting_->triggers;
-    if (std::find(triggers.begin(), triggers.end(), token) != triggers.end()) {
+    return std::find(triggers.begin(), triggers.end(), token) != triggers.end();
+}
+
+bool Grammar::may_begin_with(int32_t token) const {
+    if (!waiting_ || asleep_) {
+        return true;
+    }
+    GrammarMatcher begun = matcher_;
+    if (is_trigger(token)) {
+        return begun.accept(token, texts_->of_token(token), true);
+    }
+    if (llama_vocab_is_eog(model_->vocab(), token)) {
+        return true;
+    }
+    Waiting next = *waiting_;
+    next.add(token, texts_->of_token(token));
+    const std::optional<size_t> start = next.find();
+    return !start || begin_with(begun, next, *start);
+}
+
+bool Grammar::accept_waiting(int32_t token) {
+    if (is_trigger(token)) {
         if (!matcher_.accept(token, texts_->of_token(token), true)) {
             return false;
         }
         waiting_.reset();
         return true;
     }
+    if (llama_vocab_is_eog(model_->vocab(), token)) {
+        return true;
+    }
     Waiting next = *waiting_;
     next.add(token, texts_->of_token(token));
     if (const std::optional<size_t> start = next.find()) {
-        return begin_with(next, *start);
+        GrammarMatcher begun = matcher_;
+        if (!begin_with(begun, next, *start)) {
+            return false;
+        }
+        matcher_ = std::move(begun);
+        waiting_.reset();
+        return true;
     }
     next.shorten();
     waiting_ = std::move(next);
     return true;
 }
 
-bool Grammar::begin_with(const Waiting & text, size_t start) {
-    GrammarMatcher begun = matcher_;
-    size_t         begin = 0;
+bool Grammar::begin_with(GrammarMatcher & begun, const Waiting & text, size_t start) const {
+    size_t begin = 0;
     for (const auto & [token, end] : text.tokens) {
         const size_t from  = std::max(begin, start);
         const auto   bytes = std::string_view(text.text).substr(from, end > from ? end - from : 0);
@@ -142,8 +175,6 @@ bool Grammar::begin_with(const Waiting & text, size_t start) {
         }
         begin = end;
     }
-    matcher_ = std::move(begun);
-    waiting_.reset();
     return true;
 }
 
@@ -153,36 +184,50 @@ void Grammar::Waiting::add(int32_t token, std::string_view bytes) {
     }
     text += bytes;
     tokens.emplace_back(token, text.size());
+    uint64_t work_left = TriggerSearch::max_work;
+    for (TriggerSearch & search : searches) {
+        search.advance(bytes, work_left);
+    }
 }
 
 std::optional<size_t> Grammar::Waiting::find() const {
     size_t start = std::string::npos;
     for (const std::string & word : first_words) {
-        if (whole && text.starts_with(word)) {
+        if (dropped == 0 && text.starts_with(word)) {
             return 0;
         }
     }
     for (const std::string & word : words) {
         start = std::min(start, text.find(word));
     }
+    for (auto search = searches.begin(); start == std::string::npos && search != searches.end(); ++search) {
+        if (const std::optional<size_t> found = search->found()) {
+            start = *found - dropped;
+        }
+    }
     return start == std::string::npos ? std::nullopt : std::optional(start);
 }
 
 // Drops tokens in which no trigger can have begun.
 void Grammar::Waiting::shorten() {
+    size_t keep_from = text.size() - std::min(text.size(), longest);
+    for (TriggerSearch & search : searches) {
+        search.forget_before(dropped + text.size() - std::min(text.size(), max_text));
+        keep_from = std::min(keep_from, search.earliest() - dropped);
+    }
     size_t count = 0;
-    while (count < tokens.size() && text.size() - tokens[count].second >= longest) {
+    while (count < tokens.size() && tokens[count].second <= keep_from) {
         ++count;
     }
     if (count == 0) {
         return;
     }
-    const size_t dropped = tokens[count - 1].second;
-    whole                = false;
-    text.erase(0, dropped);
+    const size_t size = tokens[count - 1].second;
+    dropped += size;
+    text.erase(0, size);
     tokens.erase(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count));
     for (auto & [token, end] : tokens) {
-        end -= dropped;
+        end -= size;
     }
 }
 

@@ -15,8 +15,15 @@
 #include "grammar_matcher.hpp"
 #include "model.hpp"
 #include "token_texts.hpp"
+#include "trigger_pattern.hpp"
 
 namespace paceline {
+
+// A regular expression; full: the whole text has to match it.
+struct PatternTrigger {
+    std::string pattern;
+    bool        full = false;
+};
 
 struct GrammarOptions {
     std::string              text;
@@ -25,6 +32,7 @@ struct GrammarOptions {
     bool                     lazy = false;  // free text until a trigger, with which the grammar starts
     std::vector<std::string> trigger_words; // as they are; with a ^ before: only where the text begins
     std::vector<int32_t>     trigger_tokens;
+    std::vector<PatternTrigger> trigger_patterns;
 };
 
 // Not safe to call from several threads at once, not even const functions. A copy continues independently.
@@ -39,6 +47,8 @@ public:
     bool allows(int32_t token) const;
     bool may_end() const { return waiting_ || matcher_.complete(); } // text before a trigger is free
     bool is_complete() const { return !waiting_ && matcher_.exhausted(); }
+    // Whether this is no token with which the grammar would begin, at a text that it does not allow.
+    bool may_begin_with(int32_t token) const;
     // Whether the text is thinking, in which no trigger is looked for; without an effect where the grammar has begun.
     void set_asleep(bool asleep) { asleep_ = asleep; }
     bool asleep() const { return asleep_ && waiting_.has_value(); }
@@ -47,11 +57,14 @@ public:
 private:
     // A lazy grammar before its trigger: the end of the text, in which a trigger may have begun.
     struct Waiting {
+        static constexpr size_t max_text = 1 << 18; // bytes; a match of a pattern that is longer is not found
+
         std::vector<std::string>                words, first_words; // anywhere, or where the text begins
         std::vector<int32_t>                    triggers;
         size_t                                  longest = 0;
         std::string                             text;
-        bool                                    whole = true; // nothing dropped from the beginning
+        size_t                                  dropped = 0; // bytes from the beginning
+        std::vector<TriggerSearch>              searches;
         std::vector<std::pair<int32_t, size_t>> tokens;       // and where they end in it
 
         void                  add(int32_t token, std::string_view bytes);
@@ -60,8 +73,9 @@ private:
     };
 
     bool matches(int32_t token) const;
+    bool is_trigger(int32_t token) const;
     bool accept_waiting(int32_t token);
-    bool begin_with(const Waiting & text, size_t start);
+    bool begin_with(GrammarMatcher & begun, const Waiting & text, size_t start) const;
 
     std::shared_ptr<Model>            model_;
     std::shared_ptr<const TokenTexts> texts_;

@@ -15,6 +15,7 @@ namespace {
 constexpr float    impossible   = -std::numeric_limits<float>::infinity();
 constexpr size_t   infill_limit = 1000; // llama.cpp's infill compares every candidate with every other
 constexpr int      lucky_tries  = 2;    // draws that are checked against the grammar before all tokens are
+constexpr int      redraws      = 16;   // of tokens that a lazy grammar refuses to begin with, before all tokens are checked
 constexpr uint32_t xtc_stream   = 0;
 
 void check_row(const float * logits, size_t n) {
@@ -43,12 +44,33 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
+    for (int i = 0; grammar_ && !grammar_->may_begin_with(result.token); ++i) {
+        row          = without_false_begin(row, result.token, i == redraws);
+        pending      = {};
+        result.token = choose(row, from_list, pending);
+    }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
                                     : row_logprobs(logits, given_.size(), result.token, num_logprobs);
     }
     pending_ = pending;
     return result;
+}
+
+// The row without a token that completes the trigger of a lazy grammar with a text that the grammar does not allow: the call
+// has to begin otherwise, or not at all. any: without all such tokens.
+const float * Sampler::without_false_begin(const float * row, int32_t token, bool any) {
+    if (row != row_.data()) {
+        row_.assign(row, row + n_vocab_);
+    }
+    row_[static_cast<size_t>(token)] = impossible;
+    for (int32_t other = 0; any && other < n_vocab_; ++other) {
+        float & logit = row_[static_cast<size_t>(other)];
+        if (logit != impossible && !grammar_->may_begin_with(other)) {
+            logit = impossible;
+        }
+    }
+    return row_.data();
 }
 
 // Whether the grammar can filter candidates instead of the whole row: where the chain begins with top_k, or where nothing

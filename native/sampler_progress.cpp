@@ -211,6 +211,9 @@ uint64_t Sampler::fingerprint() const {
     if (o.grammar) {
         f.add(std::vector<std::string>{o.grammar->text, o.grammar->root, o.grammar->prefix});
         f.add(o.grammar->trigger_words), f.add(o.grammar->trigger_tokens);
+        for (const PatternTrigger & trigger : o.grammar->trigger_patterns) {
+            f.add(std::vector<std::string>{trigger.pattern, trigger.full ? "full" : ""});
+        }
         f.add(static_cast<int32_t>(o.grammar->lazy));
     }
     return f.value();

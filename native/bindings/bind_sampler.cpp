@@ -45,6 +45,8 @@ void bind_options(nb::module_ & m) {
         .value("temperature", SamplerKind::temperature)
         .value("adaptive_p", SamplerKind::adaptive_p)
         .value("infill", SamplerKind::infill);
+    nb::class_<PatternTrigger>(m, "PatternTrigger")
+        .def(nb::init<std::string, bool>(), nb::arg("pattern"), nb::arg("full"));
     nb::class_<GrammarOptions>(m, "GrammarOptions")
         .def(nb::init<>())
         .def_rw("text", &GrammarOptions::text)
@@ -52,7 +54,8 @@ void bind_options(nb::module_ & m) {
         .def_rw("prefix", &GrammarOptions::prefix)
         .def_rw("lazy", &GrammarOptions::lazy)
         .def_rw("trigger_words", &GrammarOptions::trigger_words)
-        .def_rw("trigger_tokens", &GrammarOptions::trigger_tokens);
+        .def_rw("trigger_tokens", &GrammarOptions::trigger_tokens)
+        .def_rw("trigger_patterns", &GrammarOptions::trigger_patterns);
     nb::class_<SamplerOptions>(m, "SamplerOptions")
         .def(nb::init<>())
         .def_rw("seed", &SamplerOptions::seed)

@@ -267,6 +267,9 @@ class SamplerKind(enum.Enum):
 
     infill = 10
 
+class PatternTrigger:
+    def __init__(self, pattern: str, full: bool) -> None: ...
+
 class GrammarOptions:
     def __init__(self) -> None: ...
 
@@ -305,6 +308,12 @@ class GrammarOptions:
 
     @trigger_tokens.setter
     def trigger_tokens(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def trigger_patterns(self) -> list[PatternTrigger]: ...
+
+    @trigger_patterns.setter
+    def trigger_patterns(self, arg: Sequence[PatternTrigger], /) -> None: ...
 
 class SamplerOptions:
     def __init__(self) -> None: ...

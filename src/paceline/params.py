@@ -82,6 +82,7 @@ _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
 _MAX_CHOICE_CHARS = 2**18
 _MAX_TAG_CHARS = 256
+_MAX_PATTERN_CHARS = 2**14
 _MAX_MESSAGE_CHARS = 4096
 
 
@@ -124,6 +125,32 @@ class ThinkingParams:
             raise InvalidParams("thinking.start must not be empty where the prompt does not end inside thinking")
         if self.budget is not None:
             object.__setattr__(self, "budget", validation.integer("thinking.budget", self.budget, 0, _INT32, "or None"))
+
+
+@dataclass(frozen=True, slots=True)
+class PatternTrigger:
+    r"""A regular expression that begins a lazy grammar, such as `PatternTrigger(r"^\s*(\{)")`.
+
+    It is looked for after each token, in the text so far: `$` and `(?!...)` see no further. The grammar begins at the first
+    group that is not empty, or else where the match begins. Syntax and meaning are those of llama.cpp's triggers (ECMAScript,
+    on the bytes of UTF-8), without back references, `\b` and lookahead other than `(?!...)`; control tokens have their text.
+
+    Attributes:
+        pattern: The expression, of at most 16,384 characters and 8 groups that capture.
+        is_full: Whether the whole text has to match, not a part of it.
+
+    Raises:
+        InvalidParams: The pattern is empty or too long.
+        InvalidType: A value has the wrong type.
+    """
+
+    pattern: str
+    is_full: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(validation.text("pattern", self.pattern)) <= _MAX_PATTERN_CHARS:
+            raise InvalidParams(f"pattern must have 1 to {_MAX_PATTERN_CHARS} characters, not {len(self.pattern)}")
+        validation.boolean("is_full", self.is_full)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +198,9 @@ class SamplingParams:
         grammar_root: The rule that it begins with.
         grammar_prefix: Text of the prompt's end that the grammar begins with; it has a match before the first token.
         grammar_lazy: Text is free until one of grammar_triggers has come, with which the grammar begins.
-        grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; or token ids.
+        grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; token ids; or regular
+            expressions, as `PatternTrigger` or a mapping of its fields. A token that would complete a trigger with a text
+            that the grammar does not allow is not drawn.
         json_schema: A JSON schema as text, a mapping or a bool.
         regex: A regular expression that the whole text matches, in the syntax of Rust's regex crate: without look-around and
             back references.
@@ -235,7 +264,7 @@ class SamplingParams:
     grammar_root: str = "root"
     grammar_prefix: str = ""
     grammar_lazy: bool = False
-    grammar_triggers: tuple[str | int, ...] = ()
+    grammar_triggers: tuple[str | int | PatternTrigger | Mapping[str, Any], ...] = ()
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
@@ -388,14 +417,24 @@ def _order(samplers: object) -> tuple[str, ...]:
     return items
 
 
-def _triggers(triggers: object) -> tuple[str | int, ...]:
+def _triggers(triggers: object) -> tuple[str | int | PatternTrigger, ...]:
     items = _items("grammar_triggers", triggers)
     if len(items) > 256:
         raise InvalidParams(f"grammar_triggers must be at most 256, not {len(items)}")
     return tuple(_trigger(f"grammar_triggers[{i}]", item) for i, item in enumerate(items))
 
 
-def _trigger(name: str, trigger: object) -> str | int:
+def _trigger(name: str, trigger: object) -> str | int | PatternTrigger:
+    if isinstance(trigger, PatternTrigger):
+        return trigger
+    if isinstance(trigger, Mapping):
+        validation.reject_unknown(trigger, [one.name for one in dataclasses.fields(PatternTrigger)], "PatternTrigger")
+        if "pattern" not in trigger:
+            raise InvalidParams(f"{name} must have a pattern")
+        try:
+            return PatternTrigger(**trigger)
+        except (InvalidParams, InvalidType) as error:
+            raise type(error)(f"{name}.{error}") from None
     if not isinstance(trigger, str):
         return validation.integer(name, trigger, 0, _INT32)
     text = validation.text(name, trigger)

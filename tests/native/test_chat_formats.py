@@ -19,8 +19,9 @@ from tests.native.chat_templates import CHATML, demo
 from tests.native.conftest import TinyModels
 
 from paceline import SamplingParams
-from paceline.chat import ChatFormat, ChatOptions, RenderedPrompt
+from paceline.chat import ChatFormat, ChatOptions, RenderedPrompt, next_turn, prepare_chat
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError, TemplateError, Unsupported
+from paceline.params import PatternTrigger
 from paceline.runtime import Model, Sampler
 
 TABLE = Path(__file__).with_name("chat_formats.json")
@@ -51,7 +52,20 @@ def facts_of(chat: ChatFormat) -> dict[str, Any]:
             facts[name] = summary_of(chat.render(ASKED, options=ChatOptions(**options, kwargs=KWARGS)))  # type: ignore[arg-type]
         except PacelineError as error:
             facts[name] = f"{type(error).__name__}: {error}"
+    facts["calls in auto"] = constraint_of_calls(chat)
     return facts
+
+
+def constraint_of_calls(chat: ChatFormat) -> str | list[str]:
+    """Return what switches the grammar of calls on where the model may call tools, as the engine gets it."""
+    try:
+        params = prepare_chat(chat, next_turn(ASKED), ChatOptions(tools=TOOLS, kwargs=KWARGS)).params
+    except Unsupported:
+        return "no tools"
+    shown = [
+        f"pattern {one.pattern}" if isinstance(one, PatternTrigger) else str(one) for one in params.grammar_triggers
+    ]
+    return shown if params.grammar is not None else "free"
 
 
 def summary_of(prompt: RenderedPrompt) -> dict[str, Any]:

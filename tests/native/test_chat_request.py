@@ -42,14 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tools and schema": {"tools": TOOLS, "json_schema": SCHEMA},
 }
 SAYS_NOTHING_OF_TOOLS = "this model's chat template has none"
-# Templates whose `auto` leaves tool calls without a grammar: llama.cpp has none for one of them, and no trigger for three.
-FREE_CALLS = {
-    "ibm-granite-granite-3.3-2B-Instruct",
-    "meta-llama-Llama-3.1-8B-Instruct",
-    "meta-llama-Llama-3.2-3B-Instruct",
-    "meta-llama-Llama-3.3-70B-Instruct",
-}
-PATTERNS = {"meetkai-functionary-medium-v3.2", "muse-glimmer", "openai-gpt-oss-120b"}
+# The template whose `auto` leaves tool calls without a grammar: it renders no calls, so that llama.cpp infers none.
+FREE_CALLS = {"ibm-granite-granite-3.3-2B-Instruct"}
 
 
 @cache
@@ -94,7 +88,7 @@ def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Pat
     assert num_constrained >= {"auto": 58, "schema": 4, "none": 0, "tools and schema": 54}.get(case, 64)
 
 
-def test_calls_are_free_only_in_formats_without_triggers(llama_cpp_source: Path) -> None:
+def test_calls_are_free_only_in_a_format_without_calls(llama_cpp_source: Path) -> None:
     """In all other formats with tools, `auto` constrains a call from where it begins."""
     free = set()
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
@@ -104,7 +98,96 @@ def test_calls_are_free_only_in_formats_without_triggers(llama_cpp_source: Path)
             continue
         if request.params.grammar is None:
             free.add(path.stem)
-    assert free == FREE_CALLS | PATTERNS
+    assert free == FREE_CALLS
+
+
+LLAMA, MUSE, GPT_OSS, FUNCTIONARY = (
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "muse-glimmer",
+    "openai-gpt-oss-120b",
+    "meetkai-functionary-medium-v3.2",
+)
+MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="'
+
+
+@pytest.mark.parametrize(
+    ("name", "free", "begun", "wrong", "right"),
+    [
+        (GPT_OSS, "", " to=functions.", "other", 'weather<|channel|>commentary json<|message|>{"city": "Bonn"}'),
+        (GPT_OSS, "", "<|channel|>commentary to=functions", "x", '.weather<|message|>{"city": "Bonn"}'),
+        (
+            GPT_OSS,
+            "<|channel|>analysis<|message|>They want to=functions.<|end|><|start|>assistant",
+            "<|channel|>analysis to=functions.weather<|message|>",
+            '{"town"',
+            '{"city": "Bonn"}',
+        ),
+        (
+            GPT_OSS,
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant",
+            " to",
+            "o",
+            '=functions.weather<|channel|>commentary<|message|>{"city": "Bonn"}',
+        ),
+        (
+            MUSE,
+            "",
+            " to=weather" + MUSE_CALL,
+            "town",
+            'city">Bonn</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+        ),
+        (
+            MUSE,
+            " to=self<|message|>Look to=weather.<|eom|><|start|>assistant",
+            " to=weather<|message|>",
+            "Hello",
+            MUSE_CALL.removeprefix("<|message|>")
+            + 'city">Bonn</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+        ),
+        (FUNCTIONARY, "", "weather\n", "Bonn", '{"city": "Bonn"}'),
+        (FUNCTIONARY, "", "", "sunny", "clock\n{}"),
+        (LLAMA, "", '{"name": "weather"', ', "arguments"', ', "parameters": {"city": "Bonn"}}'),
+        (LLAMA, "Well.\n\n", '{"type": "function", "name": "weather", "parameters": {', '"town"', '"city": "Bonn"}}'),
+    ],
+)
+def test_calls_are_constrained_from_where_they_begin(
+    prepare: Prepare, name: str, free: str, begun: str, wrong: str, right: str
+) -> None:
+    """Text before is free; behind the beginning of a call, what is no call is refused, and the whole call ends the message."""
+    request = prepare(name, tools=TOOLS)
+    encode, params = (lambda text: demo().tokenizer.encode(text, add_special=False)), request.params
+    assert params.grammar_lazy
+    with Sampler(params, demo()) as sampler:
+        accept_all(sampler, encode(free))
+        assert sampler.may_end
+        accept_all(sampler, encode(begun))
+        with pytest.raises(InvalidParams, match="does not allow"):
+            accept_all(sampler, encode(wrong))
+    with Sampler(params, demo()) as sampler:
+        accept_all(sampler, encode(free + begun + right))
+        assert bits(sampler.allowed_mask(), sampler.n_vocab) >= {demo().tokenizer.special_tokens["eot"]}
+        assert len(bits(sampler.allowed_mask(), sampler.n_vocab)) < 100
+    parsed = MessageParser(request.rendered).parse(free + begun + right)
+    assert [call.name for call in parsed.tool_calls] in (["weather"], ["clock"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (GPT_OSS, "<|channel|>final<|message|>Go to=functions.other or <|channel|>commentary to it."),
+        (GPT_OSS, "<|channel|>commentary to=browser.search<|message|>"),
+        (MUSE, " to=user<|message|>Send it to=weather, and <b>so on</b>."),
+        (FUNCTIONARY, "all\n>>> print(1)\n>>>weather\n[]"),
+        (LLAMA, '{"name": "Anna", "parameters": {"town": 1}}'),
+        (LLAMA, 'The set {x} and {"name": "weather", "arguments": 5}'),
+    ],
+)
+def test_content_that_resembles_a_call_is_free(prepare: Prepare, name: str, text: str) -> None:
+    """No grammar begins in it."""
+    with Sampler(prepare(name, tools=TOOLS).params, demo()) as sampler:
+        accept_all(sampler, demo().tokenizer.encode(text, add_special=False))
+        assert sampler.may_end
+        assert len(bits(sampler.allowed_mask(), sampler.n_vocab)) == sampler.n_vocab
 
 
 def test_the_callers_params_stay(prepare: Prepare) -> None:

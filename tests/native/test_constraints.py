@@ -228,6 +228,14 @@ def test_in_a_worker_process() -> None:
     with LLM(n_ctx=1024, num_slots=2, isolation="process") as llm:
         completion = llm.generate("A", json_schema=PERSON, **ENDLESS)
         jsonschema.validate(json.loads(completion.text), PERSON)
+        called = llm.generate(
+            "A",
+            grammar='root ::= "call" [0-9]',
+            grammar_lazy=True,
+            grammar_triggers=[{"pattern": "^(?!zz)"}],
+            **ENDLESS,
+        )
+        assert re.fullmatch("call[0-9]", called.text)
         thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True, "budget": 3}
         found = llm.generate("A", choice=("yes", "no"), thinking=thinking, **ENDLESS)
         assert found.text.partition("</t>")[2].strip() in ("yes", "no")

@@ -146,6 +146,8 @@ def test_optional_integers_may_be_none_but_not_true(name: str) -> None:
         ({"grammar_triggers": ("",)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
         ({"grammar_triggers": ("^",)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
         ({"grammar_triggers": ("(" * 257,)}, r"grammar_triggers\[0\] must have 1 to 256 characters"),
+        ({"grammar_triggers": ({"pattern": ""},)}, r"grammar_triggers\[0\]\.pattern must have 1 to 16384 characters"),
+        ({"grammar_triggers": ({"is_full": True},)}, r"grammar_triggers\[0\] must have a pattern"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[str, Any], message: str) -> None:
@@ -163,7 +165,8 @@ def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[st
         ("logit_bias", None), ("samplers", "top_k"), ("samplers", (1,)), ("grammar", 5), ("grammar", b"root"),
         ("regex", 5), ("choice", "yes"), ("choice", (1,)), ("json_schema", 5), ("json_schema", [1]),
         ("allowed_token_ids", 5), ("bad_words", "x"), ("ignore_eos", 1), ("ignore_eos", None), ("echo", "yes"),
-        ("grammar_root", None), ("grammar_triggers", "x"), ("grammar_triggers", (1.5,)), ("seed", 1.0), ("seed", "1"),
+        ("grammar_root", None), ("grammar_triggers", "x"), ("grammar_triggers", (1.5,)),
+        ("grammar_triggers", ({"pattern": 5},)), ("seed", 1.0), ("seed", "1"),
         ("logprobs_mode", 1), ("grammar_lazy", 0),
     ],
 )  # fmt: skip

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt
+from paceline.chat.call_triggers import lazy_grammar_of
+from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
+from paceline.chat.tools import parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
@@ -208,17 +210,15 @@ def _with_grammar(
     if grammar is not None and not rendered.is_grammar_lazy:
         direct = _TEXT_BEFORE_CALLS.sub("", grammar)  # a call that is required could be put off by text without end
         return _with_fixed(params, direct, rendered.generation_prompt)
-    triggers = tuple(
-        _trigger(one, chat_format.tokenizer) for one in rendered.triggers if not one.kind.startswith("pattern")
+    lazy = lazy_grammar_of(
+        rendered,
+        [tool.name for tool in parse_tools(options.tools)],
+        chat_format.tokenizer,
+        lambda: chat_format.render_turn(turn, replace(options, reasoning_format="auto", tool_choice="required")),
     )
-    if grammar is None or not triggers:
+    if lazy is None:
         return params
-    return params.replace(grammar=grammar, grammar_root="root", grammar_lazy=True, grammar_triggers=triggers)
-
-
-def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int:
-    token_id = tokenizer.token_id(trigger.value) if trigger.kind == "token" else None
-    return trigger.value if token_id is None else token_id
+    return params.replace(grammar=lazy.text, grammar_root=lazy.root, grammar_lazy=True, grammar_triggers=lazy.triggers)
 
 
 def _schema_of(params: SamplingParams) -> Mapping[str, Any]:

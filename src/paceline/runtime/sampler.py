@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
-from paceline.params import SamplingParams
+from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime.json_schema import check_keywords
 from paceline.runtime.native_core import Closeable
 
@@ -296,6 +296,11 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     grammar.lazy = params.grammar_lazy
     grammar.trigger_words = [trigger for trigger in params.grammar_triggers if isinstance(trigger, str)]
     grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]
+    grammar.trigger_patterns = [
+        _native.PatternTrigger(trigger.pattern, trigger.is_full)
+        for trigger in params.grammar_triggers
+        if isinstance(trigger, PatternTrigger)
+    ]
     return grammar
 
 

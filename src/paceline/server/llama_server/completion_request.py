@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import InvalidParams, PromptTooLong, Unsupported
-from paceline.params import SamplingParams
+from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.tokenizer import FimTokens
 from paceline.server.llama_server.chunk_sources import LineLimits
@@ -265,7 +265,11 @@ def _bias_pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
     return tuple(params.logit_bias.items()) if isinstance(params.logit_bias, Mapping) else params.logit_bias
 
 
-def _trigger_body(trigger: str | int) -> dict[str, Any]:
-    if isinstance(trigger, int):
-        return {"type": 0, "value": "", "token": trigger}
-    return {"type": 1, "value": trigger}
+def _trigger_body(trigger: object) -> dict[str, Any]:
+    match trigger:
+        case int():
+            return {"type": 0, "value": "", "token": trigger}
+        case PatternTrigger():
+            return {"type": 3 if trigger.is_full else 2, "value": trigger.pattern}
+        case _:
+            return {"type": 1, "value": trigger}

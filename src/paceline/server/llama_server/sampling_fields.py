@@ -49,7 +49,7 @@ _CLAMPED = {
     "mirostat": (0, 2),
     "adaptive_target": (None, 1.0),
 }
-_TOKEN_TRIGGER, _WORD_TRIGGER = 0, 1
+_TOKEN_TRIGGER, _WORD_TRIGGER, _PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER = 0, 1, 2, 3
 _SAMPLING_EXTRAS = (
     "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
     "lark",
@@ -179,14 +179,18 @@ def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
     return {"json_schema": {"type": "object"} if body.json_schema == {} else body.json_schema}
 
 
-def _parse_trigger(index: int, trigger: dict[str, Any]) -> str | int:
+def _parse_trigger(index: int, trigger: dict[str, Any]) -> str | int | dict[str, Any]:
     kind, value = trigger.get("type"), trigger.get("value")
     if kind == _TOKEN_TRIGGER:
         return validation.integer(f"grammar_triggers[{index}].token", trigger.get("token"), 0)
     if kind == _WORD_TRIGGER:
         return validation.text(f"grammar_triggers[{index}].value", value)
-    raise Unsupported(
-        f"grammar_triggers[{index}].type must be 0 (a token) or 1 (a word), not {kind!r}: no patterns here"
+    if kind in (_PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER):
+        pattern = validation.text(f"grammar_triggers[{index}].value", value)
+        return {"pattern": pattern, "is_full": kind == _FULL_PATTERN_TRIGGER}
+    raise InvalidParams(
+        f"grammar_triggers[{index}].type must be 0 (a token), 1 (a word), 2 (a pattern) or 3 (a pattern of the whole text), "
+        f"not {kind!r}"
     )
 
 

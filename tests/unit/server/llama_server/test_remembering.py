@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.params import SamplingParams
+from paceline.params import PatternTrigger, SamplingParams
 from paceline.server.llama_server.completion_request import brief_settings, full_settings
 from paceline.server.llama_server.sampling_fields import BANNED_BIAS, RANDOM_SEED
 from paceline.server.llama_server.slots import Adapters, SlotContent, VirtualSlots
@@ -71,9 +71,13 @@ def test_settings_are_shown_under_llama_servers_names() -> None:
 
 def test_grammars_and_schemas_are_shown() -> None:
     """A schema as it is, beside an empty grammar."""
-    lazy = SamplingParams(grammar="root ::= x", grammar_lazy=True, grammar_triggers=("a", 3))
+    lazy = SamplingParams(grammar="root ::= x", grammar_lazy=True, grammar_triggers=("a", 3, PatternTrigger("b", True)))
     shown = full_settings(lazy, (), stream=False, others={})
-    assert shown["grammar_triggers"] == [{"type": 1, "value": "a"}, {"type": 0, "value": "", "token": 3}]
+    assert shown["grammar_triggers"] == [
+        {"type": 1, "value": "a"},
+        {"type": 0, "value": "", "token": 3},
+        {"type": 3, "value": "b"},
+    ]
     assert "json_schema" not in shown
     shown = full_settings(SamplingParams(json_schema={"type": "object"}), (), stream=False, others={})
     assert (shown["grammar"], shown["json_schema"]) == ("", {"type": "object"})

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.server.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.params import SamplingParams
+from paceline.params import PatternTrigger, SamplingParams
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.llama_server.sampling_fields import (
     API_DEFAULTS,
@@ -110,12 +110,10 @@ def test_a_dry_base_below_one_is_the_servers() -> None:
 
 
 def test_unsupported_fields_that_would_change_the_output_are_refused() -> None:
-    """min_keep beyond one, and triggers that are patterns."""
+    """min_keep beyond one."""
     assert params(min_keep=1) == BASE
     with pytest.raises(Unsupported, match="min_keep"):
         read({"min_keep": 2})
-    with pytest.raises(Unsupported, match=r"grammar_triggers\[0\]"):
-        read({"grammar": "root ::= x", "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "a.*"}]})
 
 
 def test_stops_without_letters_are_dropped() -> None:
@@ -134,11 +132,16 @@ def test_a_grammar_wins_over_a_schema() -> None:
     assert "json_schema" in warnings[0]
 
 
-def test_a_lazy_grammar_has_words_and_tokens_as_triggers() -> None:
+def test_a_lazy_grammar_has_words_tokens_and_patterns_as_triggers() -> None:
     """Triggers have llama-server's numbers for their kinds."""
+    lazy = {"grammar": "root ::= x", "grammar_lazy": True}
     triggers = [{"type": 1, "value": "<tool>"}, {"type": 0, "value": "", "token": 12}]
-    found = params(grammar="root ::= x", grammar_lazy=True, grammar_triggers=triggers)
-    assert found.grammar_triggers == ("<tool>", 12)
+    patterns = [{"type": 2, "value": "a.*"}, {"type": 3, "value": "b"}]
+    found = params(**lazy, grammar_triggers=[*triggers, *patterns])
+    assert found.grammar_triggers == ("<tool>", 12, PatternTrigger("a.*"), PatternTrigger("b", is_full=True))
+    for wrong in ({"type": 4, "value": "a"}, {"type": 2, "value": ""}):
+        with pytest.raises(InvalidParams, match=r"grammar_triggers\[0\]\.(type must be|pattern must have 1 to)"):
+            read({**lazy, "grammar_triggers": [wrong]})
 
 
 def test_probabilities_are_asked_for_by_two_names() -> None:
