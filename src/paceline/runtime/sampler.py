@@ -296,11 +296,9 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     grammar.lazy = params.grammar_lazy
     grammar.trigger_words = [trigger for trigger in params.grammar_triggers if isinstance(trigger, str)]
     grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]
-    grammar.trigger_patterns = [
-        _native.PatternTrigger(trigger.pattern, trigger.is_full)
-        for trigger in params.grammar_triggers
-        if isinstance(trigger, PatternTrigger)
-    ]
+    patterns = [trigger for trigger in params.grammar_triggers if isinstance(trigger, PatternTrigger)]
+    if patterns:
+        grammar.trigger_patterns = [_native.PatternTrigger(one.pattern, one.is_full) for one in patterns]
     return grammar
 
 
