@@ -23,7 +23,7 @@ from benchmarks.model import cache_folder
 PROJECT = Path(__file__).with_name("llama_server")
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "llama-cpp-python": ("llama-cpp-python[server]==0.3.36",),
-    "xllamacpp": ("xllamacpp",),
+    "xllamacpp": ("xllamacpp==2026.10.11549",),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -110,9 +110,13 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread | None:
-    """Return the ratios of rounds that ran side by side; None where there is none."""
-    found = [one / other for one, other in zip(ours, theirs, strict=False) if other]
+Rounds = Mapping[int, float]
+"""A figure by the number of the round."""
+
+
+def ratios(ours: Rounds, theirs: Rounds) -> Spread | None:
+    """Return the ratios of rounds that both have; None where there is none."""
+    found = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
     return spread(found) if found else None
 
 
@@ -125,12 +129,12 @@ class Verdict:
     is_met: bool
 
 
-def verdict(target: Target, ours: Sequence[float], theirs: Sequence[float]) -> Verdict | None:
+def verdict(target: Target, ours: Rounds, theirs: Rounds) -> Verdict | None:
     """Return whether the median over the rounds meets the target; `theirs` is what it is compared with, or empty."""
     if target.beside is None and target.of_role is None:
-        measured: Spread | None = spread(ours) if ours else None
+        measured: Spread | None = spread(list(ours.values())) if ours else None
     elif target.is_difference:
-        pairs = [one - other for one, other in zip(ours, theirs, strict=False)]
+        pairs = [ours[number] - theirs[number] for number in ours.keys() & theirs.keys()]
         measured = spread(pairs) if pairs else None
     else:
         measured = ratios(ours, theirs)

@@ -61,9 +61,11 @@ def _throughput(records: Records, kind: str) -> Any:
     for server, colour in _colours(records).items():
         points = []
         for name, servers in records.items():
-            if name.startswith(f"{kind}-") and server in servers:
-                workload = WORKLOADS[name]
-                points.append((workload.width or 0, spread(values(servers[server], workload, "all", "tokens_per_s"))))
+            workload = WORKLOADS[name]
+            if name.startswith(f"{kind}-") and (
+                found := values(servers.get(server, ()), workload, "all", "tokens_per_s")
+            ):
+                points.append((workload.width or 0, spread(list(found.values()))))
         points.sort(key=lambda point: point[0])
         if points:
             medians = [one.median for _, one in points]
@@ -105,7 +107,7 @@ def _trade(name: str, servers: dict[str, Sequence[Record]] | Any) -> Any:
         wanted: tuple[tuple[str, Figure], ...] = ((role, "longest_gap_s"), ("all", "tokens_per_s"))
         points = [values(servers[server], workload, of, figure) for of, figure in wanted]
         if all(points):
-            gap, speed = (spread(one).median for one in points)
+            gap, speed = (spread(list(one.values())).median for one in points)
             axes.plot([gap], [speed], "o", color=colour)
             axes.annotate(server, (gap, speed), xytext=(5, 3), textcoords="offset points", fontsize=8)
     axes.set(xlabel="longest gap, s", ylabel="tokens/s", xscale="log", ylim=(0, None))

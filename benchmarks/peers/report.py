@@ -34,14 +34,13 @@ DETAILS: tuple[Figure, ...] = (
 )  # fmt: skip
 
 
-def values(records: Sequence[Record], workload: Workload, role: str, figure: Figure) -> list[float]:
+def values(records: Sequence[Record], workload: Workload, role: str, figure: Figure) -> dict[int, float]:
     """Return a figure of every round that has it."""
-    found = []
+    found = {}
     for record in records:
-        if figure in record.process:
-            found.append(record.process[figure])
-        elif figure in (of_role := figures_by_role(workload, record.requests).get(role, {})):
-            found.append(of_role[figure])
+        by_role = figures_by_role(workload, record.requests)
+        if (value := record.process.get(figure, by_role.get(role, {}).get(figure))) is not None:
+            found[record.round] = value
     return found
 
 
@@ -75,7 +74,7 @@ def headlines(records: Records) -> str:
         figure, role = workload.headline, workload.headline_role
         columns = [values(servers.get(server, ()), workload, role, figure) for server in ("paceline", PLAIN, TUNED)]
         cells = [workload.title, TITLES[figure] + ("" if role == "all" else f" ({role})")]
-        cells += [_number(spread(column).median) if column else "" for column in columns]
+        cells += [_number(spread(list(column.values())).median) if column else "" for column in columns]
         cells += [_ratio(ratios(columns[0], column)) for column in columns[1:]]
         cells.append("; ".join(_verdict(one) for one in verdicts(workload, servers)))
         rows.append("| " + " | ".join(cells) + " |")
@@ -116,7 +115,7 @@ def _details(workload: Workload, servers: Mapping[str, Sequence[Record]]) -> str
         for role in roles:
             columns = [values(records, workload, role, figure) for figure in (*DETAILS, "load_s", "peak_mib")]
             cells = [server, role, str(len(records))]
-            cells += [_number(spread(column).median) if column else "" for column in columns]
+            cells += [_number(spread(list(column.values())).median) if column else "" for column in columns]
             rows.append("| " + " | ".join(cells) + " |")
     commands = [f"- {server}: `{' '.join(records[0].command)}`" for server, records in servers.items() if records]
     return "\n".join([rows[0], "", *rows[1:], "", *commands])

@@ -17,12 +17,13 @@ def main() -> None:
     parser.add_argument("-b", dest="n_batch", type=int, default=2048)
     parser.add_argument("-ub", dest="n_ubatch", type=int, default=512)
     parser.add_argument("--kv-unified", dest="kv_unified", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--host", dest="hostname")
+    parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path = options.model
-    for name in ("n_parallel", "n_ctx", "n_batch", "n_ubatch", "kv_unified", "hostname", "port"):
+    params.hostnames = [options.host]
+    for name in ("n_parallel", "n_ctx", "n_batch", "n_ubatch", "kv_unified", "port"):
         setattr(params, name, getattr(options, name))
     server = xllamacpp.Server(params)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

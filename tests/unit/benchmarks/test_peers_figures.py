@@ -50,9 +50,9 @@ def test_failed_requests_count_for_nothing_but_themselves() -> None:
 
 def test_ratios_compare_the_rounds_that_ran_side_by_side() -> None:
     """Not the medians of both."""
-    assert ratios([2.0, 3.0, 10.0], [1.0, 3.0, 2.0]) == spread([2.0, 1.0, 5.0])
-    assert ratios([2.0], [0.0]) is None
-    assert ratios([2.0], []) is None
+    assert ratios({1: 2.0, 2: 3.0, 4: 10.0}, {1: 1.0, 3: 3.0, 4: 2.0}) == spread([2.0, 5.0])
+    assert ratios({1: 2.0}, {1: 0.0}) is None
+    assert ratios({1: 2.0}, {2: 1.0}) is None
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_targets_are_ratios_differences_or_bounds(
     target: Target, ours: list[float], theirs: list[float], is_met: bool
 ) -> None:
     """The median decides."""
-    found = verdict(target, ours, theirs)
+    found = verdict(target, dict(enumerate(ours)), dict(enumerate(theirs)))
     assert found is not None
     assert found.is_met == is_met
 
 
 def test_a_target_without_a_measured_figure_has_no_verdict() -> None:
     """As where the other server did not run, or all of its requests failed."""
-    assert verdict(Target(figure="tokens_per_s", bound=1.0, at_least=True), [10.0], []) is None
+    assert verdict(Target(figure="tokens_per_s", bound=1.0, at_least=True), {1: 10.0}, {}) is None
 
 
 def record(server: str, round_number: int, *requests: RequestTimes, workload: str = "steady-8") -> Record:
@@ -143,3 +143,22 @@ def test_a_build_is_found_again_only_with_the_same_key(tmp_path: Path, monkeypat
     for other in (INFO | {"compiler": "Clang 18"}, INFO | {"flags": []}, INFO | {"llama_cpp_commit": "4"}):
         assert builds.find_llama_server(other, builds.Variant()) is None
     assert builds.find_llama_server(INFO, builds.Variant(has_openmp=True)) is None
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    """Throughput over streams, the distributions of every workload, and the trade where servers are compared."""
+    pytest.importorskip("matplotlib")
+    from benchmarks.peers import pictures
+
+    records = {
+        name: {
+            "paceline": [record("paceline", 1, request(), workload=name)],
+            "llama-server": [record("llama-server", 1, request((), status="failed", num=0), workload=name)],
+        }
+        for name in ("steady-1", "steady-8")
+    }
+    files = {path.name for path in pictures.draw_all(records, tmp_path)}
+    assert files == {"throughput-steady.svg"} | {
+        f"{kind}-steady-{width}.svg" for kind in ("latency", "trade") for width in (1, 8)
+    }
+    assert all((tmp_path / name).read_text().startswith("<?xml") for name in files)
