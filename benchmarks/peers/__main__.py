@@ -18,6 +18,7 @@ interpreter of that environment.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from benchmarks.peers.workloads import WORKLOADS
 def main() -> None:
     """Parse the command line and run the command."""
     options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server of a step ends with it
     options.command(options)
 
 
