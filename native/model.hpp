@@ -34,7 +34,8 @@ struct ModelOptions {
 
 enum class MemoryClass { none, attention, sliding_window, recurrent, hybrid };
 
-class Model {
+// With one owner for Python and C++ (without the base class every call from Python makes another): caches know a model by it.
+class Model : public std::enable_shared_from_this<Model> {
 public:
     static std::shared_ptr<Model> load(const ModelOptions & options);
     ~Model();
