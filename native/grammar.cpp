@@ -6,6 +6,7 @@
 #include "error.hpp"
 #include "grammar_guard.hpp"
 #include "grammar_rules.hpp"
+#include "recent_cache.hpp"
 
 namespace paceline {
 
@@ -31,13 +32,30 @@ void check_triggers(const Model & model, const GrammarOptions & options) {
     }
 }
 
+// The rules of a grammar. Those of late are kept: a chat's tools make the same grammar at every turn.
+std::shared_ptr<const GrammarRules> rules_of(const std::shared_ptr<Model> & model, const GrammarOptions & options) {
+    struct Compiled {
+        std::weak_ptr<Model>                model;
+        std::shared_ptr<const GrammarRules> rules;
+    };
+    static RecentCache<Compiled> cache(32, 16u << 20);
+    const std::string            key = str(reinterpret_cast<uintptr_t>(model.get())) + '\0' + options.root + '\0' + options.text;
+    if (const auto found = cache.find(key); found && found->model.lock() == model) {
+        return found->rules;
+    }
+    check_grammar(model, options.text, options.root);
+    auto       rules = read_grammar(model->vocab(), options.text, options.root);
+    const auto bytes = rules->elements.size() * sizeof(GrammarRules::Element) + rules->starts.size() * sizeof(uint32_t);
+    cache.put(key, std::make_shared<const Compiled>(Compiled{model, rules}), bytes);
+    return rules;
+}
+
 GrammarMatcher matcher(const std::shared_ptr<Model> & model, const GrammarOptions & options) {
     if (llama_vocab_type(model->vocab()) == LLAMA_VOCAB_TYPE_NONE) {
         fail("Unsupported", "grammar: this model has no vocabulary of text");
     }
     check_triggers(*model, options);
-    check_grammar(model, options.text, options.root);
-    return GrammarMatcher(read_grammar(model->vocab(), options.text, options.root));
+    return GrammarMatcher(rules_of(model, options));
 }
 
 } // namespace
