@@ -26,7 +26,10 @@ namespace paceline {
 
 namespace {
 
-constexpr std::size_t max_analysed_bytes = 4u << 20; // of all renderings together
+constexpr std::size_t max_analysed_bytes  = 4u << 20; // of all renderings together
+constexpr std::size_t max_inferences      = 32;
+constexpr std::size_t max_inference_bytes = 16u << 20;
+constexpr std::size_t bytes_per_character = 16; // of JSON, in memory
 
 std::string token_text(const Model & model, llama_token token) {
     const bool has_texts = llama_vocab_type(model.vocab()) != LLAMA_VOCAB_TYPE_NONE;
@@ -88,18 +91,25 @@ common_json admitted_tools(const common_json & tools, SchemaGuard & guard) {
     return admitted;
 }
 
-autoparser::generation_params inputs_of(const common_json & request) {
-    SchemaGuard guard;
+// Everything that a request has beside its messages, as text.
+std::string options_of(const common_json & request) {
+    std::string options;
+    for (const auto & [name, content] : request.items()) {
+        if (name != "messages" && name != "continued") {
+            options += name + '=' + content.dump() + '\n';
+        }
+    }
+    return options;
+}
 
+// Without tools and schema.
+autoparser::generation_params inputs_of(const common_json & request) {
     autoparser::generation_params inputs;
     inputs.messages              = request.at("messages");
-    inputs.tools                 = request.contains("tools") ? admitted_tools(request.at("tools"), guard) : common_json();
     inputs.tool_choice           = tool_choice(text_of(request, "tool_choice"));
     inputs.parallel_tool_calls   = request.at("parallel_tool_calls").get<bool>();
     inputs.reasoning_format      = common_reasoning_format_from_name(text_of(request, "reasoning_format"));
     inputs.enable_thinking       = request.at("enable_thinking").get<bool>();
-    inputs.json_schema =
-        request.contains("json_schema") ? guard.admitted(request.at("json_schema"), "json_schema", false) : common_json();
     inputs.is_inference = false; // for one format llama.cpp would replace a token, also one that a user wrote
     inputs.add_generation_prompt = request.at("add_generation_prompt").get<bool>();
     inputs.extra_context         = common_json::object();
@@ -216,9 +226,14 @@ std::string trimmed(const std::string & text) {
 
 } // namespace
 
+struct ChatFormat::Inference {
+    common_json                       tools, json_schema; // as admitted
+    std::optional<common_chat_params> params; // of the analysis, without a prompt; they hold for their generation prompt
+};
+
 ChatFormat::ChatFormat(std::shared_ptr<Model> model, const std::string & source)
     : model_(std::move(model)), source_(checked_template_source(source)), bos_(token_text(*model_, llama_vocab_bos(model_->vocab()))),
-      eos_(token_text(*model_, llama_vocab_eos(model_->vocab()))) {
+      eos_(token_text(*model_, llama_vocab_eos(model_->vocab()))), inferences_(max_inferences, max_inference_bytes) {
     harden_builtins();
     run_within_budget(0, [this] { parse(); });
     try {
@@ -271,13 +286,16 @@ ChatPrompt ChatFormat::apply(const std::string & request) const {
 ChatPrompt ChatFormat::applied(const std::string & text) const {
     const common_json             request = common_json::parse(text);
     autoparser::generation_params inputs  = inputs_of(request);
+    const Recalled                options = recalled(request);
+    inputs.tools                          = options.inference->tools;
+    inputs.json_schema                    = options.inference->json_schema;
     const std::vector<Placeholder> placeholders = continue_message(inputs, request);
     const llama_vocab *            vocab        = model_->vocab();
     inputs.add_bos                              = llama_vocab_get_add_bos(vocab);
     inputs.add_eos                              = llama_vocab_get_add_eos(vocab);
 
     RenderingRecord          record(variables_of(request));
-    const common_chat_params params = inferred(inputs);
+    const common_chat_params params = inferred(inputs, options);
     check_continued(params.prompt, placeholders);
     auto parts = record.parts_of(params.prompt, inputs.add_bos ? bos_ : "", inputs.add_eos ? eos_ : "", placeholders);
     if (!parts) {
@@ -292,25 +310,31 @@ ChatPrompt ChatFormat::applied(const std::string & text) const {
     return prompt;
 }
 
-common_chat_params ChatFormat::inferred(autoparser::generation_params & inputs) const {
+ChatFormat::Recalled ChatFormat::recalled(const common_json & request) const {
+    Recalled found{options_of(request), nullptr};
+    found.inference = inferences_.find(found.options);
+    if (!found.inference) {
+        SchemaGuard guard;
+        auto        made = std::make_shared<Inference>();
+        if (request.contains("tools")) {
+            made->tools = admitted_tools(request.at("tools"), guard);
+        }
+        if (request.contains("json_schema")) {
+            made->json_schema = guard.admitted(request.at("json_schema"), "json_schema", false);
+        }
+        inferences_.put(found.options, made, bytes_per_character * found.options.size());
+        found.inference = std::move(made);
+    }
+    return found;
+}
+
+common_chat_params ChatFormat::inferred(autoparser::generation_params & inputs, const Recalled & recalled) const {
     std::optional<common_chat_params> params = common_chat_try_specialized_template(*template_, template_->src, inputs);
     if (params) {
         return *params;
     }
     if (analysis_) {
-        params = autoparser::peg_generator::generate_parser(*template_, inputs, *analysis_);
-        if (inputs.has_continuation()) {
-            params->prompt = begun_message(*template_, inputs, params->generation_prompt).value_or(params->prompt);
-        }
-        params->supports_thinking = analysis_->reasoning.mode != autoparser::reasoning_mode::NONE;
-        if (params->supports_thinking) {
-            params->thinking_start_tag = trimmed(analysis_->reasoning.start);
-            const std::string end      = trimmed(analysis_->reasoning.end);
-            if (!end.empty()) {
-                params->thinking_end_tags = {end};
-            }
-        }
-        return *params;
+        return analyzed(inputs, recalled);
     }
     if (!inputs.tools.is_null() || !inputs.json_schema.is_null()) {
         fail("TemplateError", "the chat template's format cannot be inferred, so it has no tools and no schemas: " + analysis_failure_);
@@ -321,6 +345,54 @@ common_chat_params ChatFormat::inferred(autoparser::generation_params & inputs) 
         params->prompt += common_chat_template_generation_prompt(*template_, inputs) + inputs.continue_msg.render_content();
     }
     return *params;
+}
+
+common_chat_params ChatFormat::analyzed(autoparser::generation_params & inputs, const Recalled & recalled) const {
+    const bool is_continued = inputs.has_continuation();
+    if (recalled.inference->params && !is_continued) {
+        if (std::optional<common_chat_params> known = rendered(inputs, *recalled.inference)) {
+            return *known;
+        }
+    }
+    common_chat_params params = autoparser::peg_generator::generate_parser(*template_, inputs, *analysis_);
+    if (is_continued) {
+        params.prompt = begun_message(*template_, inputs, params.generation_prompt).value_or(params.prompt);
+    }
+    params.supports_thinking = analysis_->reasoning.mode != autoparser::reasoning_mode::NONE;
+    if (params.supports_thinking) {
+        params.thinking_start_tag = trimmed(analysis_->reasoning.start);
+        const std::string end     = trimmed(analysis_->reasoning.end);
+        if (!end.empty()) {
+            params.thinking_end_tags = {end};
+        }
+    }
+    if (!is_continued) {
+        auto learned = std::make_shared<Inference>(*recalled.inference);
+        learned->params.emplace(params).prompt.clear();
+        inferences_.put(recalled.options, learned,
+                        bytes_per_character * recalled.options.size() + params.parser.size() + params.grammar.size());
+    }
+    return params;
+}
+
+// The prompt with what is known of its options; null where these renderings end with another generation prompt.
+std::optional<common_chat_params> ChatFormat::rendered(autoparser::generation_params & inputs,
+                                                       const Inference &               inference) const {
+    const bool  generates        = inputs.add_generation_prompt;
+    std::string prompt           = common_chat_template_direct_apply(*template_, inputs);
+    inputs.add_generation_prompt = !generates;
+    const std::string other      = common_chat_template_direct_apply(*template_, inputs);
+    inputs.add_generation_prompt = generates;
+
+    const std::string & longer  = generates ? prompt : other;
+    const std::string & shorter = generates ? other : prompt;
+    const auto          same    = std::mismatch(longer.begin(), longer.end(), shorter.begin(), shorter.end()).first;
+    if (inference.params->generation_prompt != std::string(same, longer.end())) {
+        return std::nullopt;
+    }
+    common_chat_params params = *inference.params;
+    params.prompt             = std::move(prompt);
+    return params;
 }
 
 } // namespace paceline

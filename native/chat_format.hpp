@@ -5,12 +5,15 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hardening/template_origins.hpp"
 #include "model.hpp"
+#include "recent_cache.hpp"
 
+class common_json;
 struct common_chat_params;
 struct common_chat_template;
 
@@ -59,14 +62,24 @@ public:
     // `request`: a JSON object, made by paceline.chat.ChatFormat: messages, tools (may be missing), tool_choice,
     // parallel_tool_calls, reasoning_format, enable_thinking, json_schema (may be missing), add_generation_prompt,
     // continued (may be missing; content and reasoning_content of the message that the model continues) and variables.
+    // What follows from tools and options alone is kept for the next turn of a conversation.
     ChatPrompt apply(const std::string & request) const;
 
 private:
+    struct Inference; // what follows from tools and options, whatever the messages are
+    struct Recalled {
+        std::string                      options; // the key
+        std::shared_ptr<const Inference> inference;
+    };
+
     void       parse();
     void       analyze();
     ChatPrompt applied(const std::string & request) const;
 
-    common_chat_params inferred(autoparser::generation_params & inputs) const;
+    Recalled                          recalled(const common_json & request) const;
+    common_chat_params                inferred(autoparser::generation_params & inputs, const Recalled & recalled) const;
+    common_chat_params                analyzed(autoparser::generation_params & inputs, const Recalled & recalled) const;
+    std::optional<common_chat_params> rendered(autoparser::generation_params & inputs, const Inference & inference) const;
 
     std::shared_ptr<Model>                  model_;
     std::string                             source_;
@@ -75,6 +88,8 @@ private:
     std::unique_ptr<common_chat_template>   template_;
     std::unique_ptr<autoparser::autoparser> analysis_; // null where llama.cpp has a parser of its own for the format
     std::string                             analysis_failure_;
+
+    mutable RecentCache<Inference>          inferences_; // by the options of requests
 };
 
 } // namespace paceline

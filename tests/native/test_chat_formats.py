@@ -128,6 +128,44 @@ def test_what_is_inferred_of_templates_is_what_was_reviewed(llama_cpp_source: Pa
     assert {name: differing(expected[name], found[name]) for name in found if expected[name] != found[name]} == {}
 
 
+def rendering_of(chat: ChatFormat, messages: object, options: ChatOptions) -> RenderedPrompt | str:
+    try:
+        return chat.render(messages, options=options)
+    except PacelineError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_what_is_kept_of_earlier_renderings_changes_no_later_one(llama_cpp_source: Path) -> None:
+    """Tools and options recur with other messages: every rendering is that of a format which has rendered nothing before."""
+    asked_again = [*ASKED, {"role": "assistant", "content": "Mild."}, {"role": "user", "content": "And in Paris?"}]
+    choices: list[dict[str, Any]] = [
+        {},
+        {"tools": TOOLS},
+        {"tools": TOOLS[:1]},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "reasoning_format": "none"},
+        {"json_schema": SCHEMA},
+    ]
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        used, fresh = ChatFormat(demo(), path.read_text()), ChatFormat(demo(), path.read_text())
+        for choice in choices:
+            options = ChatOptions(**choice, kwargs=KWARGS)
+            expected = rendering_of(fresh, asked_again, options)
+            first = rendering_of(used, ASKED, options)
+            assert rendering_of(used, asked_again, options) == expected, (path.stem, choice)
+            assert rendering_of(used, ASKED, options) == first, (path.stem, choice)
+
+
+def test_a_generation_prompt_that_depends_on_the_messages_is_each_conversations_own() -> None:
+    """Also after a conversation with the same options and another one."""
+    begins = "{% if add_generation_prompt %}{{ '<|im_start|>' + messages[-1].content[:3] + '\\n' }}{% endif %}"
+    chat = ChatFormat(demo(), CHATML.partition("{%- if add_generation_prompt")[0] + begins)
+    for content in ("one", "two", "one", "one"):
+        rendered = chat.render([{"role": "user", "content": content}])
+        assert rendered.generation_prompt == f"<|im_start|>{content}\n"
+        assert rendered == ChatFormat(demo(), chat.source).render([{"role": "user", "content": content}])
+
+
 def test_every_grammar_that_is_emitted_compiles(llama_cpp_source: Path) -> None:
     """By our own matcher, within its limits."""
     num_compiled = 0

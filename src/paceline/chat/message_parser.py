@@ -10,8 +10,8 @@ from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.runtime.chat_layer import ChatParser
 
-MAX_KEPT_CHARS = 4096
-"""Characters of the largest parser that is kept: those of chats without tools, which depend on the template alone."""
+MAX_KEPT_CHARS = 65536
+"""Characters of the largest parser that is kept: those of chats with a dozen tools, which are the same at every turn."""
 
 
 @dataclass(frozen=True, slots=True)
