@@ -37,10 +37,9 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     const std::lock_guard lock(mutex_);
     given_.assign(given, given + n_vocab_);
     check_row(given_.data(), given_.size());
-    const float * logits = given_.data();
     // logprobs_mode "sampled" needs all candidates, which rules out the shortcuts around the grammar.
     const bool      from_list = num_logprobs >= 0 && options_.sampled_logprobs;
-    const float *   row       = edit(logits, mask);
+    const float *   row       = edit(mask, num_logprobs >= 0 && !from_list);
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
@@ -51,7 +50,7 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     }
     if (num_logprobs >= 0) {
         result.logprobs = from_list ? list_logprobs(result.token, num_logprobs)
-                                    : row_logprobs(logits, given_.size(), result.token, num_logprobs);
+                                    : row_logprobs(given_.data(), given_.size(), result.token, num_logprobs);
     }
     pending_ = pending;
     return result;

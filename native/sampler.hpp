@@ -163,7 +163,7 @@ private:
     bool starts_with_top_k() const;
     bool grammar_on_list() const;
 
-    const float * edit(const float * logits, const uint32_t * mask);
+    const float * edit(const uint32_t * mask, bool keeps_given);
     void          ban(float * row) const;
     float         penalized(float logit, int32_t count) const;
     void          edit_penalties(float * row) const;

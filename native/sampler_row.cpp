@@ -2,6 +2,7 @@
 #include "sampler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <limits>
 #include <set>
@@ -17,40 +18,56 @@ float moved(float before, float after) {
     return before == impossible ? impossible : std::clamp(after, -FLT_MAX, FLT_MAX);
 }
 
+constexpr std::array<uint32_t, 32> bits = [] {
+    std::array<uint32_t, 32> found{};
+    for (size_t j = 0; j < found.size(); ++j) {
+        found[j] = 1u << j;
+    }
+    return found;
+}();
+
 void forbid_unset(float * row, size_t n, const uint32_t * mask) {
-    for (size_t i = 0; i < n; i += 32) {
+    const size_t whole = n / 32 * 32;
+    for (size_t i = 0; i < whole; i += 32) {
         const uint32_t word = mask[i / 32];
-        for (size_t j = i; word != ~0u && j < std::min(n, i + 32); ++j) {
-            if (!(word >> (j - i) & 1)) {
-                row[j] = impossible;
-            }
+        if (word == ~0u) {
+            continue;
         }
+        for (size_t j = 0; j < 32; ++j) { // without branches and shifts, so that it is vectorised
+            row[i + j] = (word & bits[j]) != 0 ? row[i + j] : impossible;
+        }
+    }
+    for (size_t i = whole; i < n; ++i) {
+        row[i] = (mask[i / 32] & bits[i % 32]) != 0 ? row[i] : impossible;
     }
 }
 
 } // namespace
 
-// The row with biases, bans and leading penalties in it: a copy of our own only where there are any.
-const float * Sampler::edit(const float * logits, const uint32_t * mask) {
+// The row with biases, bans and leading penalties in it: `given_` itself, or where that is needed as it was, a copy.
+const float * Sampler::edit(const uint32_t * mask, bool keeps_given) {
     const SamplerOptions & o = options_;
     const bool ends = progress_.k < static_cast<uint32_t>(o.min_tokens);
     const bool few  = leading_ > 0 && !progress_.history.empty();
     const bool whole_grammar = grammar_ && !grammar_on_list();
     if (!mask && !ends && !few && !whole_grammar && o.logit_bias.empty() && banned_.empty() && allowed_.empty() &&
         bad_sequences_.empty()) {
-        return logits;
+        return given_.data();
     }
-    row_.assign(logits, logits + n_vocab_);
-    float * row = row_.data();
+    if (keeps_given) {
+        row_ = given_;
+    }
+    float * row = keeps_given ? row_.data() : given_.data();
+    const size_t n = given_.size();
     for (const auto & [token, bias] : o.logit_bias) {
         row[token] = moved(row[token], row[token] + bias);
     }
     ban(row);
     if (mask) {
-        forbid_unset(row, row_.size(), mask);
+        forbid_unset(row, n, mask);
     }
     if (whole_grammar) {
-        grammar_->filter(row, row_.size());
+        grammar_->filter(row, n);
     }
     for (size_t i = 0; few && i < leading_; ++i) {
         chain_[i] == SamplerKind::dry ? edit_dry(row) : edit_penalties(row);
