@@ -30,6 +30,8 @@ _FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
 
 def integer(name: str, value: object, low: int | None = None, high: int | None = None, hint: str | None = None) -> int:
     """Return the value as an `int` in [low, high]; `hint` is appended to the message."""
+    if type(value) is int and (low is None or value >= low) and (high is None or value <= high):
+        return value  # params have dozens of fields: no words for an error that there is none of
     wanted = _wanted("an integer", low, high)
     if isinstance(value, bool) or not isinstance(value, Integral):
         _refuse(InvalidType, name, wanted, value, hint)
@@ -54,6 +56,9 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
     It must be one that 32 bits can keep: beyond 3.4e38 it would become infinite there, and an open bound holds for what
     it is rounded to.
     """
+    is_closed = above is None and below is None
+    if type(value) is float and is_closed and _is_between(value, low, high) and abs(value) <= _FLOAT32_MAX:
+        return value
     wanted = _wanted("a finite number", low, high, above, below)
     if isinstance(value, bool) or not isinstance(value, Real):
         _refuse(InvalidType, name, wanted, value, hint)
@@ -63,8 +68,7 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
         result = math.inf
     if math.isfinite(result) and abs(result) > _FLOAT32_MAX:
         _refuse(InvalidParams, name, wanted, value, hint or "it has 32 bits, whose numbers end at 3.4e38")
-    inside = math.isfinite(result) and (low is None or result >= low) and (high is None or result <= high)
-    if not inside or not _within(result, above, below):
+    if not (math.isfinite(result) and _is_between(result, low, high) and _within(result, above, below)):
         _refuse(InvalidParams, name, wanted, value, hint)
     return result
 
@@ -111,6 +115,8 @@ def instance(name: str, value: object, kind: type[_T]) -> _T:
 
 def choice(name: str, value: object, options: Collection[str]) -> str:
     """Return the value, which must be one of `options`; the message suggests the nearest."""
+    if type(value) is str and value in options:
+        return value
     wanted = "one of " + ", ".join(map(repr, options))
     if not isinstance(value, str):
         _refuse(InvalidType, name, wanted, value)
@@ -141,6 +147,10 @@ def reject_unknown(names: Iterable[str], known: Collection[str], see: str | None
         if name not in known:
             others = "known are " + ", ".join(sorted(known)) if see is None else f"there are {len(known)}, see {see}"
             raise InvalidType(f"unknown option {_shown(name)}; {_did_you_mean(name, known) or others}")
+
+
+def _is_between(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def _within(value: float, above: float | None, below: float | None) -> bool:
