@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Turn, chat_completion_of, prepare_chat
 from paceline.chat.chat_request import ChatRequest
 from paceline.params import SamplingParams
-from paceline.server.running_request import RunningRequest, start_request
+from paceline.scheduling.sequence import Request
+from paceline.server.running_request import RunningRequest, check_num_prompts, start_prepared, streamed_or_whole
 from paceline.server.service import Service
 from paceline.streaming import StreamChunk
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
 
 ChatBatch = list[tuple[int, ChatChunk]]
 """Chunks that were available at one time, each with the index of its prompt, which is 0."""
@@ -24,7 +28,7 @@ ChatBatch = list[tuple[int, ChatChunk]]
 
 async def start_chat(  # noqa: PLR0913 - what a chat is made of
     service: Service,
-    request: Request,
+    request: HttpRequest,
     make_turn: Callable[[], Turn],
     chat_options: ChatOptions,
     params: SamplingParams,
@@ -32,21 +36,24 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     *,
     streaming: bool,
 ) -> RunningChat:
-    """Render and tokenise a conversation in a thread, and submit it.
+    """Render, tokenise and check a conversation in one turn of a thread, and submit it.
 
     make_turn: parses the messages; called in the thread. chat_options: its kwargs are completed by
     `Service.template_variables`. options: keywords of `RequestOptions`. The request's body must have been read. Use the
     `RunningChat` as a context manager. Raises what `prepare_chat` and `start_request` raise; then nothing runs.
     """
     chat_format = service.chat_format()
+    chats: list[ChatRequest] = []  # the one, once it is prepared
 
-    def prepare() -> ChatRequest:
-        return prepare_chat(chat_format, make_turn(), service.chat_options(chat_options), params)
+    def prepare(engine: EngineClient) -> list[Request]:
+        check_num_prompts(engine, 1, params.n)
+        chat = prepare_chat(chat_format, make_turn(), service.chat_options(chat_options), params)
+        chats.append(chat)
+        wanted = streamed_or_whole({**options, "preserved_tokens": chat.preserved_tokens}, streaming=streaming)
+        return [engine.prepare(chat.token_ids, chat.params, wanted)]
 
-    prepared = await asyncio.to_thread(prepare)
-    wanted = {**options, "preserved_tokens": prepared.preserved_tokens}
-    running = await start_request(service, request, [prepared.token_ids], prepared.params, wanted, streaming=streaming)
-    return RunningChat(running, prepared)
+    running = await start_prepared(service, request, prepare, streaming=streaming)
+    return RunningChat(running, chats[0])
 
 
 class RunningChat:

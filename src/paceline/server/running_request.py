@@ -6,7 +6,7 @@ On the event loop; prompts are tokenised and grammars compiled in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -51,16 +51,31 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     read. Use the `RunningRequest` as a context manager. Raises what is wrong with params or options, `QueueFull`,
     `EngineStopped`, `ApiException`; then nothing runs.
     """
+
+    def prepare(engine: EngineClient) -> list[Request]:
+        check_num_prompts(engine, len(prompts), params.n)
+        wanted = streamed_or_whole(options, streaming=streaming)
+        return [engine.prepare(prompt, params, wanted) for prompt in prompts]
+
+    return await start_prepared(service, request, prepare, streaming=streaming, resumable=resumable)
+
+
+async def start_prepared(
+    service: Service,
+    request: HttpRequest,
+    prepare: Callable[[EngineClient], list[Request]],
+    *,
+    streaming: bool,
+    resumable: bool = True,
+) -> RunningRequest:
+    """Submit what `prepare` returns, which is called in a thread; otherwise as `start_request`."""
     service.check_accepting()
     engine = service.engine()
-    check_num_prompts(engine, len(prompts), params.n)
-    for_stream = {"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options}
-    wanted = RequestOptions(**(for_stream if streaming else {**options, "interval": _WHOLE_RESPONSE}))
     context = RequestContext.of(request.scope)
     conversation_id = conversation_id_of(request) if streaming and resumable else None
     watcher = DisconnectWatcher(request.receive if conversation_id is None else None)
     try:
-        prepared = await asyncio.to_thread(_prepare, engine, prompts, params, wanted)
+        prepared = await asyncio.to_thread(prepare, engine)
         watcher.raise_if_disconnected()
         channels = _accept(engine, prepared)
     except BaseException:
@@ -71,6 +86,13 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
         streams = service.resumable_streams
         context.resumable_stream = streams.open(context.key_digest, conversation_id, running_request.cancel)
     return running_request
+
+
+def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool) -> RequestOptions:
+    """Return the options of a request whose chunks are sent as they come, or all at once. options: as keywords."""
+    if streaming:
+        return RequestOptions(**{"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options})
+    return RequestOptions(**{**options, "interval": _WHOLE_RESPONSE})
 
 
 def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) -> None:
@@ -84,12 +106,6 @@ def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) 
 def max_num_prompts(engine: EngineClient) -> int:
     """Return the largest number of prompts of one HTTP request."""
     return engine.config.num_slots + engine.config.max_queue
-
-
-def _prepare(
-    engine: EngineClient, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions
-) -> list[Request]:
-    return [engine.prepare(prompt, params, options) for prompt in prompts]
 
 
 def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamChannel]:
