@@ -81,6 +81,7 @@ _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
 }
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
 _MAX_CHOICE_CHARS = 2**18
+_MAX_PROCESSORS = 16
 _MAX_TAG_CHARS = 256
 _MAX_PATTERN_CHARS = 2**14
 _MAX_MESSAGE_CHARS = 4096
@@ -211,6 +212,9 @@ class SamplingParams:
             isolation="process" needs.
         thinking: Where thinking begins and ends, as `ThinkingParams` or a mapping of its fields: a constraint holds for what
             comes outside of it, and its length can be limited. None: all text is alike.
+        logits_processors: Functions of your own that change the logits of each token before it is drawn, in order:
+            (token_ids, logits) -> logits, with the tokens that the choice has generated and an array of float32, which may be
+            changed in place. Or their names, as "module:attr", which isolation="process" needs. See `sampling` for the cost.
         allowed_token_ids: The only tokens that may come; None: all.
         bad_words: Texts that may not come, as the tokens they are encoded to, with and without a space in front.
         logprobs: None for none, 0 for each token's own log-probability, k for the k most likely as well; natural logarithms.
@@ -271,6 +275,7 @@ class SamplingParams:
     lark: str | None = None
     constraint: Any = None
     thinking: ThinkingParams | Mapping[str, Any] | None = None
+    logits_processors: tuple[Any, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
 
@@ -328,6 +333,7 @@ class SamplingParams:
             if not allowed:
                 raise InvalidParams("allowed_token_ids must name at least one token, or be None to allow all")
             self._set("allowed_token_ids", allowed)
+        self._set("logits_processors", _processors(self.logits_processors))
         self._set("logit_bias", _biases(self.logit_bias))
         self._set("samplers", _order(self.samplers))
 
@@ -444,13 +450,30 @@ def _trigger(name: str, trigger: object) -> str | int | PatternTrigger:
     return text
 
 
+def _processors(processors: object) -> tuple[Any, ...]:
+    items = _items("logits_processors", processors)
+    if len(items) > _MAX_PROCESSORS:
+        raise InvalidParams(f"logits_processors must be at most {_MAX_PROCESSORS}, not {len(items)}")
+    for index, item in enumerate(items):
+        name = f"logits_processors[{index}]"
+        if isinstance(item, str):
+            _check_import_name(name, item)
+        elif not callable(item):
+            raise InvalidType(
+                f"{name} must be a function, or the name of one as 'module:attr', not {type(item).__name__}"
+            )
+    return tuple(items)
+
+
+def _check_import_name(name: str, text: str) -> None:
+    module, colon, attribute = validation.text(name, text).partition(":")
+    if not (module and colon and attribute):
+        raise InvalidParams(f"{name} must be of the form 'module:attr' where it is a text, not {text!r:.80}")
+
+
 def _check_own_constraint(constraint: object) -> None:
     if isinstance(constraint, str):
-        module, colon, attribute = validation.text("constraint", constraint).partition(":")
-        if not (module and colon and attribute):
-            raise InvalidParams(
-                f"constraint must be of the form 'module:attr' where it is a text, not {constraint!r:.80}"
-            )
+        _check_import_name("constraint", constraint)
     elif not (callable(constraint) or hasattr(constraint, "fill_mask")):
         raise InvalidType(
             "constraint must be an object with fill_mask and accept, a function that makes one, or the name of one as "

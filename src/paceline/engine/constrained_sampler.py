@@ -1,4 +1,4 @@
-"""A sampler of the native core with what its choice has to follow: a constraint, a GBNF grammar of its own, or both."""
+"""A sampler of the native core with what its choice has to follow: a constraint, a GBNF grammar of its own, logits processors."""
 
 from __future__ import annotations
 
@@ -7,32 +7,71 @@ from typing import Self
 
 import numpy as np
 
-from paceline.constraints import Constraint, ThinkingConstraint
+from paceline.constraints import Constraint, LogitsProcessors, ThinkingConstraint
 from paceline.constraints.constraint import TokenWords
+from paceline.constraints.logits_processors import LogitRow
 from paceline.engine.executor import as_paceline_error
 from paceline.errors import NoTokenAllowed, SamplingError
-from paceline.runtime import Sampler
+from paceline.params import SamplingParams
+from paceline.runtime import Model, Sampler
+from paceline.runtime.sampler import Logprobs
 from paceline.scheduling.plan import RowOutput
+from paceline.streaming.chunk import TokenLogprobs
+
+_GREEDY = SamplingParams(temperature=0, samplers=())
 
 
 class ConstrainedSampler:
     """Draws of one choice, and the constraint that they advance.
 
-    `fill_mask` runs on a thread of its own while the pass runs; the rest on the engine's thread.
+    `fill_mask` runs on a thread of its own while the pass runs; the rest on the engine's thread. With processors the native
+    step only computes the row, for which it needs a sampler to draw with, `row_sampler`; `draw` draws the token.
     """
 
-    __slots__ = ("_filling", "constraint", "sampler")
+    __slots__ = ("_filling", "constraint", "processors", "row_sampler", "sampler")
 
-    def __init__(self, sampler: Sampler, constraint: Constraint | None) -> None:
-        self.sampler, self.constraint = sampler, constraint
+    def __init__(
+        self,
+        sampler: Sampler,
+        constraint: Constraint | None,
+        processors: LogitsProcessors | None = None,
+        row_sampler: Sampler | None = None,
+    ) -> None:
+        self.sampler, self.constraint, self.processors = sampler, constraint, processors
+        self.row_sampler = sampler if row_sampler is None else row_sampler
         self._filling = threading.Lock()
         self._note_thinking()
 
     def copy(self, choice: int) -> Self:
         """Return the same for another choice."""
         return type(self)(
-            self.sampler.clone(choice=choice), None if self.constraint is None else self.constraint.copy()
+            self.sampler.clone(choice=choice),
+            None if self.constraint is None else self.constraint.copy(),
+            None if self.processors is None else self.processors.copy(),
+            None if self.processors is None else self.row_sampler.clone(),
         )
+
+    def draw(self, logits: LogitRow, mask: TokenWords | None, num_logprobs: int | None) -> RowOutput:
+        """Draw the next token from a processed row; the logits may be changed. Never raises.
+
+        mask: what the constraint allows. num_logprobs: as in `Row`.
+        """
+        sampler, processors = self.sampler, self.processors
+        assert processors is not None  # noqa: S101 - else the native step draws
+        try:
+            is_raw = num_logprobs is not None and sampler.params.logprobs_mode == "raw"
+            raw = logits.copy() if is_raw else logits
+            row = processors.process(logits)
+            if num_logprobs is None:
+                output = RowOutput((sampler.sample(row, mask),))
+            else:
+                token_id, logprobs = sampler.sample_with_logprobs(row, mask, k=num_logprobs)
+                found = sampler.logprobs(raw, token_id, num_logprobs) if is_raw else logprobs
+                output = RowOutput((token_id,), [_record(found)])
+            sampler.accept(output.token_ids[0])
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own processor may raise anything
+            return RowOutput(error=as_paceline_error(error))
+        return output
 
     def fill_mask(self, words: TokenWords) -> bool:
         """See `Constraint`. A forced token that the sampler itself would not draw is given up.
@@ -62,7 +101,9 @@ class ConstrainedSampler:
         self.follow(token_id)
 
     def follow(self, token_id: int) -> None:
-        """Advance the constraint alone, by a token that the sampler has drawn."""
+        """Advance constraint and processors alone, by a token that the sampler has drawn."""
+        if self.processors is not None:
+            self.processors.accept(token_id)
         if self.constraint is not None and not self.sampler.is_eog(token_id):
             self.constraint.accept(token_id)
             self._note_thinking()
@@ -95,6 +136,16 @@ class ConstrainedSampler:
         if self.constraint is not None and self.constraint.is_complete:
             return True
         return self.sampler.params.grammar is not None and self.sampler.is_complete
+
+
+def greedy_row_sampler(model: Model) -> Sampler:
+    """Return a sampler by which the native step computes a row; what it draws does not count."""
+    return Sampler(_GREEDY, model, is_masked=True)
+
+
+def _record(logprobs: Logprobs) -> TokenLogprobs:
+    top = logprobs.top
+    return TokenLogprobs(logprobs.chosen.logprob, tuple(one.token_id for one in top), tuple(one.logprob for one in top))
 
 
 def _has(words: TokenWords, token_id: int) -> bool:

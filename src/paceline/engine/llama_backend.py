@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
-from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint
+from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
 from paceline.engine.backend import Lora
-from paceline.engine.constrained_sampler import ConstrainedSampler
+from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import MaskFiller, MaskJob
 from paceline.errors import PacelineError, Unsupported
@@ -105,9 +106,11 @@ class LlamaBackend:
         first = Sampler(params, self._model, is_masked=True)
         first.accept_prompt(prompt)
         constraint = self._compiler.compile(params) if has_constraint(params) else None
-        if constraint is None and params.grammar is None:
+        processors = logits_processors_of(params)
+        if constraint is None and processors is None and params.grammar is None:
             return (first, *(first.clone(choice=choice) for choice in range(1, params.n)))
-        leading = ConstrainedSampler(first, constraint)
+        row_sampler = None if processors is None else greedy_row_sampler(self._model)
+        leading = ConstrainedSampler(first, constraint, processors, row_sampler)
         return (leading, *(leading.copy(choice) for choice in range(1, params.n)))
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
@@ -183,11 +186,17 @@ class LlamaBackend:
             if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
                 self._masks = None  # a thread is still writing to it
         failed = {id(one): job for one, job in zip(masked, jobs, strict=True)}
-        outputs = map(_row_output, found.rows)
-        return [
-            output if one is None else _settled(one, output, failed.get(id(one)))
-            for one, output in zip(samplers, outputs, strict=True)
-        ]
+        ends = accumulate(len(row.token_ids) for row in rows)
+        outputs = []
+        for row, end, one, result in zip(rows, ends, samplers, found.rows, strict=True):
+            output = _row_output(result)
+            if one is not None and one.processors is not None and output.error is None:
+                slot = slots.get(id(one))
+                mask = None if slot is None else filler.slots.words(slot)
+                scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
+                output.scored = scored
+            outputs.append(output if one is None else _settled(one, output, failed.get(id(one))))
+        return outputs
 
     def _mask_filler(self, context: Context) -> MaskFiller:
         if self._masks is None:
@@ -268,7 +277,7 @@ def _step_row(row: Row, mask_slot: int = -1) -> StepRow:
     sequence = row.sequence
     assert sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
     sampler: Any = sequence.sampler
-    native = sampler.sampler if isinstance(sampler, ConstrainedSampler) else sampler
+    native = sampler.row_sampler if isinstance(sampler, ConstrainedSampler) else sampler
     return StepRow(
         seq_id=sequence.seq_id,
         position=row.position,

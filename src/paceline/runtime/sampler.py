@@ -94,9 +94,9 @@ class Sampler(Closeable):
     `sample` only chooses; accept each generated token exactly once. A call that raises leaves the sampler
     as it was. Keeps the model's vocabulary alive. Safe to call from several threads; they wait for each other.
 
-    choice: index among the `n` choices of a request; each draws independently. is_masked: whether every row comes with a mask
-    for json_schema, regex, choice and lark (see `paceline.constraints`); otherwise it follows json_schema and choice
-    by itself, by way of a GBNF grammar.
+    choice: index among the `n` choices of a request; each draws independently. is_masked: whether every row comes processed by
+    logits_processors, and with a mask for json_schema, regex, choice and lark (see `paceline.constraints`); otherwise it follows
+    json_schema and choice by itself, by way of a GBNF grammar.
     Raises `InvalidParams` for a token id outside the vocabulary, `GrammarError` for a grammar that does not compile,
     `Unsupported` for what the model or this version cannot do.
     """
@@ -277,6 +277,8 @@ def _options(params: SamplingParams, choice: int, is_masked: bool) -> _native.Sa
 
 def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions | None:
     text = params.grammar
+    if not is_masked and params.logits_processors:
+        raise Unsupported("a Sampler alone runs no logits_processors; use an LLM, or change the rows yourself")
     if is_masked:
         pass
     elif params.regex is not None or params.lark is not None or params.constraint is not None:

@@ -207,9 +207,11 @@ class FakeBackend:
         return list(text.encode())
 
     def make_samplers(self, params: SamplingParams, _prompt: list[int]) -> tuple[FakeSampler, ...]:
-        """Make a sampler for each choice. Raises `Unsupported` for GBNF grammars."""
+        """Make a sampler for each choice. Raises `Unsupported` for GBNF grammars and logits processors."""
         if params.grammar:
             raise Unsupported("the fake backend supports no GBNF grammars")
+        if params.logits_processors:
+            raise Unsupported("the fake backend has no logits for logits_processors")
         constraint = self._compiler.compile(params)
         return tuple(
             FakeSampler(params, choice, self._eos_every, None if constraint is None else constraint.copy())

@@ -274,6 +274,11 @@ def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> 
             'constraint: an object does not go to the worker of isolation="process"; give a function that makes it by name, '
             "as 'module:attr'"
         )
+    if not all(isinstance(one, str) for one in params.logits_processors):
+        raise Unsupported(
+            'logits_processors: a function does not go to the worker of isolation="process"; give it by name, as '
+            "'module:attr'"
+        )
     check_constraint(params)
     front.check(params)
     return ()

@@ -29,8 +29,8 @@ _SPELT_BY_OPENAI = frozenset(
 # Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
 _NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"})
 
-# Of SamplingParams: a name of a program's own code, which no client may choose, and what the chat format decides.
-_NOT_OF_A_CLIENT = frozenset({"constraint", "thinking"})
+# Of SamplingParams: names of a program's own code, which no client may choose, and what the chat format decides.
+_NOT_OF_A_CLIENT = frozenset({"constraint", "logits_processors", "thinking"})
 
 SAMPLING_EXTRAS = tuple(
     f.name for f in dataclasses.fields(SamplingParams) if f.name not in _SPELT_BY_OPENAI | _NOT_OF_A_CLIENT

@@ -45,7 +45,7 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
 
 def test_a_client_can_choose_no_code_of_the_servers() -> None:
     """The name of a constraint of one's own is no field."""
-    assert not {"constraint", "thinking"} & CompletionBody.model_fields.keys()
+    assert not {"constraint", "logits_processors", "thinking"} & CompletionBody.model_fields.keys()
 
 
 def test_null_is_as_good_as_absent() -> None:

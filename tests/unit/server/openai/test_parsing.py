@@ -45,7 +45,7 @@ def test_an_empty_body_has_the_defaults_of_its_api() -> None:
 
 def test_a_client_can_choose_no_code_of_the_servers() -> None:
     """The name of a constraint of one's own is no field of a body, and what the format decides is none either."""
-    for name in ("constraint", "thinking"):
+    for name in ("constraint", "logits_processors", "thinking"):
         for parse in (completion, chat):
             with pytest.raises(ApiException, match=f"{name} is no parameter"):
                 parse(**{name: "os:system"})
