@@ -85,13 +85,15 @@ def read(dialect: Dialect, response: httpx.Response) -> list[Event]:
 
 
 @EACH
+@pytest.mark.parametrize("tool", [False, True], ids=["text", "call"])
 def test_a_pass_that_fails_ends_a_stream_with_the_apis_error(
-    world: OpenAIServer, passes: Passes, dialect: Dialect
+    world: OpenAIServer, passes: Passes, dialect: Dialect, *, tool: bool
 ) -> None:
-    """After what had been generated; the next request is served."""
-    passes.fail_after(12)
+    """After what had been generated, a text or a part of a call; the next request is served."""
+    passes.fail_after(50 if tool else 12)
     with world.client() as client:
-        with client.stream("POST", dialect.path, json=dialect.body(400), headers={"x-request-id": "failed"}) as failed:
+        body, headers = dialect.body(400, tool=tool), {"x-request-id": "failed"}
+        with client.stream("POST", dialect.path, json=body, headers=headers) as failed:
             assert failed.status_code == 200
             events = read(dialect, failed)
         assert any(dialect.has_text(event) for event in events)
