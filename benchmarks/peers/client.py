@@ -42,6 +42,7 @@ class Dialect(Protocol):
     """How a server is asked for a completion, and what its events say."""
 
     path: str
+    takes_ids: bool
 
     def body(self, call: Call) -> dict[str, Any]:
         """Return the request's JSON."""
@@ -54,6 +55,7 @@ class LlamaServerDialect:
     """`/completion`, as llama-server and paceline have it."""
 
     path = "/completion"
+    takes_ids = True
 
     def body(self, call: Call) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -79,6 +81,7 @@ class OpenAiDialect:
     """`/v1/completions` with a prompt of text, for servers that have nothing else: an event counts as one token."""
 
     path = "/v1/completions"
+    takes_ids = False
 
     def body(self, call: Call) -> dict[str, Any]:
         fields: dict[str, Any] = {

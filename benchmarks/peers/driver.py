@@ -39,6 +39,17 @@ class PromptMaker:
         return b"".join(self._pieces[token] for token in token_ids).decode(errors="replace")
 
 
+def check_counts(call: Call, dialect: Dialect, reply: Reply) -> None:
+    """Let a complete reply fail that is not of the whole prompt, or shorter than was asked for."""
+    if reply.status != "complete":
+        return
+    is_short = call.schema is None and reply.num_generated != call.max_tokens
+    if is_short or (dialect.takes_ids and reply.num_prompt != len(call.token_ids)):
+        reply.status = "failed"
+        prompt = f"{reply.num_prompt} of {len(call.token_ids)} of the prompt"
+        reply.problem = f"{reply.num_generated} of {call.max_tokens} tokens, for {prompt}"
+
+
 class Run:
     """One run of a workload against a server."""
 
@@ -81,6 +92,7 @@ class Run:
                 on_events=lambda count: self._note(number, count),
                 leaves_after=request.leaves_after,
             )
+        check_counts(call, self._dialect, reply)
         self._replies[number] = reply
         await self._notify()
 

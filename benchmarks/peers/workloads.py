@@ -377,6 +377,8 @@ def startup() -> Workload:
         targets=(
             Target(figure="load_s", bound=1.0, at_least=False, is_difference=True),
             Target(figure="peak_mib", bound=150, at_least=False, is_difference=True),
+            Target(figure="load_s", bound=1.0, at_least=False, is_difference=True, beside="llama-server@tuned"),
+            Target(figure="peak_mib", bound=150, at_least=False, is_difference=True, beside="llama-server@tuned"),
             Target(figure="import_s", bound=0.12, at_least=False, beside=None),
         ),
     )

@@ -236,3 +236,17 @@ def test_the_engine_is_killed_once() -> None:
     """After some events of the first stream that has them."""
     _, _, kills = drive(generate, planned(1, max_tokens=40), planned(2, max_tokens=40), kills_engine=True)
     assert kills == 1
+
+
+@pytest.mark.parametrize(("short", "cut"), [(1, 0), (0, 1)])
+def test_a_reply_of_another_length_is_a_failure(short: int, cut: int) -> None:
+    """Fewer tokens than asked for, or a prompt that was cut: its speed is no speed of this workload."""
+
+    async def serve(body: Body, send: Send) -> None:
+        is_warm_up = body["prompt"][0] == 0
+        await send(token(1))
+        await send(end(body["n_predict"] - short * (not is_warm_up), len(body["prompt"]) - cut))
+
+    replies, _, _ = drive(serve, planned(1))
+    assert replies[0].status == "failed"
+    assert f"{2 - short} of 2 tokens, for {2 - cut} of 2 of the prompt" in replies[0].problem
