@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -49,6 +50,12 @@ def record(info: dict[str, Any]) -> dict[str, Any]:
         "flags": info["flags"],
         "cpu_features": [name.removeprefix("CPU.") for name, value in info.get("features", ()) if value == "1"],
     }
+
+
+def program_id(path: Path) -> str:
+    """Return a program's name and the beginning of its hash: a name alone stands for many builds."""
+    with path.open("rb") as file:
+        return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
 
 
 def now() -> str:

@@ -117,7 +117,10 @@ def _details(workload: Workload, servers: Mapping[str, Sequence[Record]]) -> str
             cells = [server, role, str(len(records))]
             cells += [_number(spread(list(column.values())).median) if column else "" for column in columns]
             rows.append("| " + " | ".join(cells) + " |")
-    commands = [f"- {server}: `{' '.join(records[0].command)}`" for server, records in servers.items() if records]
+    commands = [
+        f"- {server} ({records[0].environment['program']}): `{' '.join(records[0].command)}`"
+        for server, records in servers.items()
+    ]
     return "\n".join([rows[0], "", *rows[1:], "", *commands])
 
 

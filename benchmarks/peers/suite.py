@@ -56,7 +56,8 @@ class Suite:
         how = launch(step.server, workload, self._programs, self._model, adapters, extra_flags)
         log = self._results.path(step.workload, step.server, step.round).with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        facts, at = environment.record(self._facts), environment.now()
+        program = environment.program_id(Path(how.command[0]).resolve())
+        facts, at = environment.record(self._facts) | {"program": program}, environment.now()
         with serving(how, log) as server:
             run = Run(workload, self._prompts, server, how.dialect)
             process = {"load_s": round(server.load_s, 3)}

@@ -83,7 +83,7 @@ def test_a_target_without_a_measured_figure_has_no_verdict() -> None:
 def record(server: str, round_number: int, *requests: RequestTimes, workload: str = "steady-8") -> Record:
     facts = {
         "revision": "abc", "cpu": "CPU", "num_cores": 2, "gpus": [], "llama_cpp": "123", "compiler": "GNU 12",
-        "cpu_features": ["AVX2"],
+        "cpu_features": ["AVX2"], "program": "serve 0123",
     }  # fmt: skip
     return Record(
         workload=workload, server=server, round=round_number, at="2030-01-02 03:04", command=("serve",), environment=facts,
