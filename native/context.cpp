@@ -1,6 +1,7 @@
 #include "context.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "error.hpp"
 #include "log.hpp"
@@ -12,6 +13,14 @@ MemoryClass class_with(const Model & model, const llama_context_params & params)
     const MemoryClass own = model.memory_class();
     const bool keeps_all  = params.swa_full && params.kv_unified && !params.embeddings;
     return own == MemoryClass::sliding_window && keeps_all ? MemoryClass::attention : own;
+}
+
+// Architectures whose states do not end with what a partial one has, or whose cells are not of one position each.
+const std::set<std::string> WITH_STATES_OF_THEIR_OWN = {"deepseek4", "dots3note", "glm5-next", "qwen4exp"};
+
+bool separates_state(const Model & model, MemoryClass memory_class, const llama_context_params & params) {
+    return params.kv_unified && (memory_class == MemoryClass::sliding_window || memory_class == MemoryClass::hybrid) &&
+           !WITH_STATES_OF_THEIR_OWN.contains(model.architecture()) && !model.one_sequence_per_pass();
 }
 
 bool on_abort(void * flag) {
@@ -30,6 +39,8 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
       n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
       n_seq_max_(options.params.n_seq_max),
       kv_unified_(options.params.kv_unified),
+      has_state_apart_(separates_state(*model_, memory_class_, options.params)),
+      num_bare_(options.params.n_seq_max, 0),
       embeddings_(options.params.embeddings),
       one_sequence_per_pass_(model_->one_sequence_per_pass()),
       computes_all_outputs_(model_->computes_all_outputs()) {

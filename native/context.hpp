@@ -64,6 +64,9 @@ public:
     bool                           kv_unified() const noexcept { return kv_unified_; }
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
     bool                           has_embeddings() const noexcept { return embeddings_; }
+    // Whether a sequence is cells, which can be shared and saved in any part, and beside them a state (a window, recurrent
+    // layers), which can only be saved as it is now.
+    bool                           has_state_apart() const noexcept { return has_state_apart_; }
 
     // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error (NoKvSlot, Aborted,
     // DecodeError, or InvalidParams where the batch is refused before it runs) every sequence holds what it held before.
@@ -87,6 +90,9 @@ public:
     Positions positions(int32_t seq_id) const;
     void      remove(int32_t seq_id, int32_t first); // all from `first` on; the positions before it stay
     void      copy(int32_t from, int32_t to, int32_t first, int32_t end);
+    // Where has_state_apart(): shares the cells of positions [0, end) with an empty sequence, which cannot compute until
+    // load_range has added those up to a partial state, and restore() that state.
+    void      copy_cells(int32_t from, int32_t to, int32_t end);
     void      keep(int32_t seq_id);
     void      clear(bool data);
 
@@ -97,6 +103,7 @@ public:
 
     // Positions [first, end) of a sequence as a state of their own, by way of an empty sequence `scratch`; only where any
     // part of a memory can be shared. What was saved as [state_first, state_end) is added behind position first - 1.
+    // Where has_state_apart() these are cells without the state, as copy_cells() shares them.
     std::vector<uint8_t> save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                     int32_t scratch);
@@ -141,6 +148,11 @@ private:
     // A state leaves out what the window of its last position no longer covers, so ranges are saved in shorter pieces.
     int32_t               piece_end(int32_t first, int32_t end) const;
     std::vector<uint8_t>  save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t>  save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    void                  load_bare(int32_t seq_id, std::span<const uint8_t> cells, int32_t first, int32_t end, int32_t scratch);
+    void                  drop_state(int32_t seq_id); // that was shared with cells, as far as llama.cpp can
+    void                  check_has_state(const char * name, int32_t seq_id) const;
+    int32_t               num_held(int32_t seq_id) const; // positions, with a state or without
     void load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
     // costs no copy; a rollback takes it from there.
@@ -164,6 +176,9 @@ private:
     uint32_t                              n_outputs_max_;
     int64_t                               max_positions_;
     bool                                  kv_unified_;
+    bool                                  has_state_apart_;
+    mutable bool                          is_layout_checked_ = false; // of a state behind its cells
+    std::vector<int32_t>                  num_bare_; // by sequence: cells that it holds without a state
     bool                                  embeddings_;
     bool                                  one_sequence_per_pass_;
     bool                                  computes_all_outputs_;

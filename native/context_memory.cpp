@@ -16,6 +16,9 @@ struct EmptiedAfter {
     ~EmptiedAfter() { llama_memory_seq_rm(memory, seq_id, -1, -1); }
 };
 
+// llama.cpp writes a magic number and the sequence id in front of every state.
+constexpr size_t HEADER_SIZE = sizeof(uint32_t) + sizeof(llama_seq_id);
+
 } // namespace
 
 Positions Context::positions_locked(int32_t seq_id) const {
@@ -41,6 +44,9 @@ bool Context::truncate_locked(int32_t seq_id, int32_t first) {
 }
 
 void Context::remove_locked(int32_t seq_id, int32_t first) {
+    if (first <= 0) {
+        num_bare_[static_cast<size_t>(seq_id)] = 0;
+    }
     llama_memory_seq_rm(memory(), seq_id, first > 0 ? first : -1, -1);
     if (pins_) {
         pins_->removed(seq_id, first);
@@ -61,13 +67,14 @@ bool Context::covers(const Positions & held, int32_t next) const {
 void Context::remove(int32_t seq_id, int32_t first) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
-    const Positions held = positions_locked(seq_id);
-    if (first > held.max) {
-        return; // holds no position from there on
-    }
     if (first <= 0) {
         remove_locked(seq_id, 0);
         return;
+    }
+    check_has_state("seq_id", seq_id);
+    const Positions held = positions_locked(seq_id);
+    if (first > held.max) {
+        return; // holds no position from there on
     }
     const std::string where = " cannot go back to position " + str(first) + " of sequence " + str(seq_id);
     if (needs_shadows()) {
@@ -92,6 +99,8 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     if (from == to) {
         fail("InvalidParams", "from_seq_id and to_seq_id are both " + str(from));
     }
+    check_has_state("from_seq_id", from);
+    check_has_state("to_seq_id", to);
     const Positions source = positions_locked(from);
     const Positions target = positions_locked(to);
     const int32_t   size   = source.max + 1;
@@ -125,10 +134,49 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     }
 }
 
+void Context::copy_cells(int32_t from, int32_t to, int32_t end) {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_seq("from_seq_id", from);
+    check_seq("to_seq_id", to);
+    if (!has_state_apart_) {
+        fail("Unsupported", "this memory does not keep cells apart from a state");
+    }
+    if (from == to || num_held(to) > 0) {
+        fail("InvalidParams", "to_seq_id " + str(to) + " must be empty and not from_seq_id itself");
+    }
+    check_has_state("from_seq_id", from);
+    if (end < 1 || end > num_held(from)) {
+        fail("InvalidParams", "end must be 1 to " + str(num_held(from)) + ", what sequence " + str(from) + " holds, not " + str(end));
+    }
+    llama_memory_seq_cp(memory(), from, to, 0, end);
+    drop_state(to);
+    num_bare_[static_cast<size_t>(to)] = end;
+}
+
+int32_t Context::num_held(int32_t seq_id) const {
+    return std::max(num_bare_[static_cast<size_t>(seq_id)], positions_locked(seq_id).max + 1);
+}
+
+void Context::check_has_state(const char * name, int32_t seq_id) const {
+    if (num_bare_[static_cast<size_t>(seq_id)] > 0) {
+        fail("InvalidParams", std::string(name) + " " + str(seq_id) + " has cells without their state: restore it, or remove them");
+    }
+}
+
+// Recurrent state is let go by sharing that of an empty sequence, its shadow; a window stays until a state is restored.
+void Context::drop_state(int32_t seq_id) {
+    if (needs_shadows()) {
+        llama_memory_seq_cp(memory(), seq_id + static_cast<int32_t>(n_seq_max_), seq_id, 0, 0);
+    }
+}
+
 void Context::keep(int32_t seq_id) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     llama_memory_seq_keep(memory(), seq_id);
+    for (size_t other = 0; other < num_bare_.size(); ++other) {
+        num_bare_[other] = other == static_cast<size_t>(seq_id) ? num_bare_[other] : 0;
+    }
     if (pins_) {
         pins_->kept_only(seq_id);
     }
@@ -137,6 +185,7 @@ void Context::keep(int32_t seq_id) {
 void Context::clear(bool data) {
     std::lock_guard<std::mutex> lock(mutex());
     llama_memory_clear(memory(), data);
+    std::fill(num_bare_.begin(), num_bare_.end(), 0);
     if (pins_) {
         pins_->kept_only(-1);
     }
@@ -147,6 +196,7 @@ void Context::clear(bool data) {
 std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool partial) const {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
+    check_has_state("seq_id", seq_id);
     const Positions             held  = positions_locked(seq_id);
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     return {save_locked(seq_id, flags), held.max};
@@ -166,16 +216,16 @@ std::vector<uint8_t> Context::save_locked(int32_t seq_id, llama_state_seq_flags 
 void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
-    const Positions held = positions_locked(seq_id);
-    if (partial && held.max < last) {
+    if (partial && num_held(seq_id) <= last) {
         fail("StateError", "a partial state that ends at position " + str(last) + " belongs onto a sequence that holds it, and " +
-                               str(seq_id) + " holds positions up to " + str(held.max));
+                               str(seq_id) + " holds positions up to " + str(num_held(seq_id) - 1));
     }
     LogCapture                  log;
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     if (!partial) {
         llama_memory_seq_rm(memory(), seq_id, -1, -1); // restoring the state of an empty sequence changes nothing
     }
+    num_bare_[static_cast<size_t>(seq_id)] = 0;
     if (pins_) {
         pins_->removed(seq_id, 0); // a state contains its window, which gets other cells
     }
@@ -194,10 +244,10 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
 void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const {
     check_seq("seq_id", seq_id);
     check_seq("scratch_seq_id", scratch);
-    if (memory_class_ != MemoryClass::attention || !kv_unified_) {
+    if ((memory_class_ != MemoryClass::attention && !has_state_apart_) || !kv_unified_) {
         fail("Unsupported", "only attention memory in one pool (kv_unified) can be saved in ranges; save the whole sequence");
     }
-    if (seq_id == scratch || positions_locked(scratch).max >= 0) {
+    if (seq_id == scratch || num_held(scratch) > 0) {
         fail("InvalidParams", "scratch_seq_id " + str(scratch) + " must be empty and not seq_id itself");
     }
     if (first < 0 || end <= first) {
@@ -213,8 +263,12 @@ std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t 
     std::lock_guard<std::mutex> lock(mutex());
     check_range(seq_id, first, end, scratch);
     const Positions held = positions_locked(seq_id);
-    if (end > held.max + 1) {
-        fail("InvalidParams", "end must be at most " + str(held.max + 1) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
+    const int32_t   size = num_held(seq_id);
+    if (end > size) {
+        fail("InvalidParams", "end must be at most " + str(size) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
+    }
+    if (has_state_apart_) {
+        return save_bare(seq_id, first, end, scratch);
     }
     if (first < held.min) {
         fail("Unsupported", "the sliding window of sequence " + str(seq_id) + " begins at position " + str(held.min) +
@@ -243,14 +297,52 @@ std::vector<uint8_t> Context::save_piece(int32_t seq_id, int32_t first, int32_t 
     return save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
 }
 
+// A state is [header][cells][what a partial one has]. Saved are the cells; they are loaded with the header and the end of an
+// empty sequence's partial state.
+std::vector<uint8_t> Context::save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+    llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    drop_state(scratch);
+    const std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
+    const size_t               rest  = llama_state_seq_get_size_ext(get(), scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - HEADER_SIZE;
+    if (!is_layout_checked_) {
+        const std::vector<uint8_t> partial = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        if (partial.size() != rest + HEADER_SIZE || state.size() < rest + HEADER_SIZE ||
+            !std::equal(partial.begin() + HEADER_SIZE, partial.end(), state.end() - static_cast<std::ptrdiff_t>(rest))) {
+            fail("Unsupported", "llama.cpp keeps states of the architecture " + model_->architecture() + " in another order");
+        }
+        is_layout_checked_ = true;
+    }
+    return {state.begin() + HEADER_SIZE, state.end() - static_cast<std::ptrdiff_t>(rest)}; // no larger than it has to be
+}
+
+void Context::load_bare(int32_t seq_id, std::span<const uint8_t> cells, int32_t first, int32_t end, int32_t scratch) {
+    std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    state.insert(state.begin() + HEADER_SIZE, cells.begin(), cells.end());
+    LogCapture         log;
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch, LLAMA_STATE_SEQ_FLAGS_NONE) == 0) {
+        fail("StateError", "the saved range does not fit into memory: " + log.words("llama.cpp gave no reason"));
+    }
+    llama_memory_seq_cp(memory(), scratch, seq_id, first, end);
+    num_bare_[static_cast<size_t>(seq_id)] = end;
+}
+
 void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                          int32_t scratch) {
     std::lock_guard<std::mutex> lock(mutex());
     check_range(seq_id, first, end, scratch);
-    const int32_t size = positions_locked(seq_id).max + 1;
+    const int32_t size = num_held(seq_id);
+    if (has_state_apart_ && size > 0 && num_bare_[static_cast<size_t>(seq_id)] == 0) {
+        fail("InvalidParams", "seq_id " + str(seq_id) + " has a state already: cells can only be added to others");
+    }
     if (first != size || first < saved.min || end > saved.max + 1) {
         fail("InvalidParams", "start and end must go on from " + str(size) + " within the saved " + str(saved.min) + " to " +
                                   str(saved.max + 1) + ", not " + str(first) + " and " + str(end));
+    }
+    if (has_state_apart_) {
+        load_bare(seq_id, state, first, end, scratch);
+        return;
     }
     if (n_swa_ == 0) {
         load_piece(seq_id, state, saved, first, end, scratch);

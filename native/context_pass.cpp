@@ -55,6 +55,7 @@ void Context::check_batch(const Batch & batch) const {
         }
         int32_t & expected = next[static_cast<size_t>(seq_id)];
         if (expected < 0) {
+            check_has_state("seq_ids: sequence", seq_id);
             expected = positions_locked(seq_id).max + 1;
         }
         if (position != expected) {

@@ -188,6 +188,7 @@ def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
             "host_bytes": 16_000,
             "max_scored": 8,
             "can_share_part": kind == "attention",
+            "has_state_apart": backend.memory.has_state_apart,
             "itl_target_s": 0.05,
             "max_tick_s": 0.2,
             "embed_tokens": 64,

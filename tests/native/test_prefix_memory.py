@@ -107,34 +107,54 @@ def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyMo
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_a_prompt_that_goes_another_way_is_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """Half of a known prompt and another end: a part where parts can be shared, and never one where they cannot."""
+    """Most of a known prompt and another end: at once where parts can be shared, else from the second such prompt on."""
     path = tiny_models(kind)
-    other = [*ids(90)[:50], *ids(30, 5)]
+    prompt = ids(LONG)
+    others = [[*prompt[:130], *ids(30, seed)] for seed in (5, 6, 7)]
     with LLM(path, **OPTIONS) as llm:
-        llm.generate(ids(90), **ASK)
-        found = llm.generate(other, **ASK)
-        assert cached(found) == ((50, "device") if kind == "llama" else (0, None))
-    assert_same(found, uncached(path, other), kind)
+        llm.generate(prompt, **ASK)
+        found = [llm.generate(other, **ASK) for other in others]
+        first, source = ((130, "device") if kind == "llama" else (0, None)), "device" if kind == "llama" else "host"
+        assert [cached(one) for one in found] == [first, (130, source), (130, source)]
+    for one, other in zip(found, others, strict=True):
+        assert_same(one, uncached(path, other), kind)
 
 
-def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels) -> None:
-    """They share with it while it generates, what it generated too; and it says what it says undisturbed."""
-    path, prompt = tiny_models("llama"), ids(90)
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_prompts_that_begin_alike_at_once_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """Six on three slots: what they have in common is computed once, by the first of them; the others wait and share it."""
+    path, load = tiny_models(kind), Load()
+    prompts = [[*ids(LONG), *ids(20, seed)] for seed in range(1, 7)]
+    with LLM(path, **{**OPTIONS, "num_slots": 3}, instruments=[load]) as llm:
+        found = llm.generate(prompts, **ASK)
+    assert [one.usage.cached_tokens for one in found] == [0, *[LONG] * 5]
+    assert sum(load.computed.values()) == LONG + 6 * (20 + 11)
+    for one, prompt in zip(found, prompts, strict=True):
+        assert_same(one, uncached(path, prompt), kind)
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
+    """They share with it while it generates, what it generated too where that can be cut; its output is as undisturbed."""
+    path, prompt = tiny_models(kind), ids(LONG)
     long = {**ASK, "max_tokens": 300}
-    with LLM(path, **{**OPTIONS, "num_slots": 4}) as llm:
+    with LLM(path, **{**OPTIONS, "num_slots": 4, "n_ctx": 2048}) as llm:
         stream = llm.stream(prompt, **long, max_buffered_tokens=100)  # it cannot be over before the forks
         generated: list[int] = []
         while len(generated) < 20:
             generated += stream.get().token_ids
         history = [*prompt, *generated[:15]]
         forks = llm.generate([[*history, *ids(4, seed)] for seed in (1, 2, 3)], **ASK)
-        assert [cached(one) for one in forks] == [(105, "running")] * 3
+        if kind == "llama":
+            assert [cached(one) for one in forks] == [(LONG + 15, "running")] * 3
+        else:  # the first from the place before the prompt's last token, the others from it
+            assert {one.usage.cached_tokens for one in forks} <= {LONG - 1, LONG + 15}
         for chunk in stream:
             generated += chunk.token_ids
         alone = llm.generate(prompt, **long, cache_prompt=False)
     assert tuple(generated) == alone.token_ids
     for seed, fork in zip((1, 2, 3), forks, strict=True):
-        assert_same(fork, uncached(path, [*history, *ids(4, seed)]))
+        assert_same(fork, uncached(path, [*history, *ids(4, seed)]), kind)
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -285,12 +305,148 @@ def test_saved_cells_go_on_like_the_original(any_context: Context) -> None:
     """Whole, into another sequence and other cells: the same logits but for the order in which they are added up."""
     any_context.decode(ids(40))
     state = any_context.save_cells(0, 0, 40, scratch_seq_id=3)
+    rest = any_context.save_state(0, 40) if any_context.has_state_apart else None
     assert state.nbytes > 0
     assert any_context.positions(3) is None
     any_context.load_cells(1, state, 0, 40, scratch_seq_id=3)
+    if rest is not None:
+        any_context.load_state(1, rest, 40)
     assert any_context.positions(1).last == 39  # type: ignore[union-attr]
     assert np.allclose(after(any_context, 1), after(any_context, 0), atol=2e-4)
     goes_on(any_context)
+
+
+# ---- states beside cells
+
+
+APART = ("gemma3", "falcon-h1", "lfm2")
+LONG = 150  # more than the windows of the models
+
+
+@pytest.fixture(params=APART)
+def context_with_states(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Context]:
+    with Model.load(tiny_models(request.param)) as model, Context(model, n_ctx=1024, n_seq_max=4, **EXACT) as context:
+        assert context.has_state_apart
+        assert model.n_swa < LONG
+        yield context
+
+
+def decode(context: Context, tokens: list[int], seq_id: int = 0) -> None:
+    for start in range(0, len(tokens), 50):
+        context.decode(tokens[start : start + 50], seq_ids=seq_id)
+
+
+def test_a_checkpoint_on_shared_cells_goes_on_as_if_computed(context_with_states: Context) -> None:
+    """Cells of a sequence that has gone on since, and the state of an earlier place: logits as if computed, of both."""
+    context, prompt = context_with_states, ids(LONG)
+    decode(context, prompt)
+    state = context.save_state(0, LONG)
+    other = ids(20, 9)
+    decode(context, other)
+    context.copy_cells(0, 1, LONG)
+    with pytest.raises(InvalidParams, match="without their state"):
+        context.decode([1], seq_ids=1, positions=[LONG])
+    context.load_state(1, state, LONG)
+    assert context.positions(1).last == LONG - 1  # type: ignore[union-attr]
+    decode(context, ids(10, 5), 1)
+    found = after(context, 1)
+    going_on = after(context, 0)
+    context.clear()
+    decode(context, [*prompt, *ids(10, 5)])
+    assert np.allclose(found, after(context, 0), atol=5e-3)
+    decode(context, [*prompt, *other], 2)
+    assert np.allclose(going_on, after(context, 2), atol=5e-3)
+
+
+def test_cells_of_ranges_and_a_checkpoint_go_on_as_if_computed(context_with_states: Context) -> None:
+    """A copy of the first, loaded ranges behind it in parts of parts, the state of a place between: then as if computed."""
+    context, prompt = context_with_states, ids(LONG + 30)
+    decode(context, prompt[:LONG])
+    state = context.save_state(0, LONG)
+    decode(context, prompt[LONG:])
+    saved = [context.save_cells(0, *bounds, scratch_seq_id=3) for bounds in ((20, 90), (90, LONG + 30))]
+    context.copy_cells(0, 1, 30)
+    context.remove(0)
+    decode(context, ids(100, 7))  # elsewhere in memory
+    context.load_cells(1, saved[0], 30, 90, scratch_seq_id=3)
+    context.load_cells(1, saved[1], 90, LONG, scratch_seq_id=3)
+    context.load_state(1, state, LONG)
+    assert context.positions(3) is None
+    found = after(context, 1)
+    context.clear()
+    decode(context, prompt[:LONG])
+    assert np.allclose(found, after(context, 0), atol=5e-3)
+    goes_on(context)
+
+
+def test_cells_and_states_that_do_not_belong_together_are_refused(context_with_states: Context) -> None:
+    """Too few cells, a sequence that has a state, cells that are not there: typed errors, and what is there goes on."""
+    context = context_with_states
+    decode(context, ids(LONG))
+    state = context.save_state(0, LONG)
+    cells = context.save_cells(0, 0, 60, scratch_seq_id=3)
+    context.copy_cells(0, 1, LONG - 10)
+    for wrong in (
+        lambda: context.load_state(1, state, LONG),
+        lambda: context.load_state(1, state, LONG - 10),
+        lambda: context.copy_cells(0, 1, 10),
+        lambda: context.copy_cells(0, 0, 10),
+        lambda: context.copy_cells(0, 2, LONG + 1),
+        lambda: context.copy_cells(0, 2, 0),
+        lambda: context.copy_cells(1, 2, 5),
+        lambda: context.copy_cells(2, 1, 5),
+        lambda: context.copy(1, 2),
+        lambda: context.remove(1, 5),
+        lambda: context.save_state(1, LONG - 10),
+        lambda: context.save_sequence(1),
+        lambda: context.load_cells(0, cells, 0, 60, scratch_seq_id=3),
+        lambda: context.load_cells(1, cells, 0, 60, scratch_seq_id=3),
+        lambda: context.load_cells(2, cells, 0, 60, scratch_seq_id=1),
+        lambda: context.save_cells(0, 0, 10, scratch_seq_id=1),
+        lambda: context.save_state(0, LONG - 1),
+    ):
+        with pytest.raises(PacelineError):
+            wrong()
+    context.remove(1)
+    context.copy_cells(0, 1, LONG)
+    context.load_state(1, state, LONG)
+    goes_on(context, 1)
+    goes_on(context)
+
+
+def test_a_long_series_of_checkpoints_loses_no_cell(context_with_states: Context) -> None:
+    """Copied, loaded and removed more often than there are cells: what is free afterwards is what was free before."""
+    context = context_with_states
+    decode(context, ids(LONG))
+    state = context.save_state(0, LONG)
+    cells = context.save_cells(0, 0, LONG, scratch_seq_id=3)
+    for _ in range(30):
+        context.copy_cells(0, 1, LONG)
+        context.load_state(1, state, LONG)
+        context.load_cells(2, cells, 0, LONG, scratch_seq_id=3)
+        context.load_state(2, state, LONG)
+        goes_on(context, 1)
+        goes_on(context, 2)
+        context.remove(1)
+        context.remove(2)
+    decode(context, ids(1024 - 2 * LONG, 3), 1)
+    assert context.positions(2) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_memory_without_states_beside_cells_says_so(tiny_models: TinyModels, kind: str) -> None:
+    """Attention is cells alone, recurrent memory a state alone."""
+    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
+        assert not context.has_state_apart
+        context.decode(ids(40))
+        with pytest.raises(Unsupported, match="apart from a state"):
+            context.copy_cells(0, 1, 10)
+        if kind == "mamba":
+            context.load_state(1, context.save_state(0, 40), 40)
+            assert np.allclose(after(context, 1), after(context, 0), atol=2e-4)
+
+
+# ---- ranges
 
 
 def test_ranges_are_put_together(llama_context: Context) -> None:
@@ -412,9 +568,9 @@ def test_damaged_cells_are_not_loaded(llama_context: Context, damage: str) -> No
     goes_on(context)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MEMORY_CLASSES if kind != "llama"])
+@pytest.mark.parametrize("kind", [kind for kind in MEMORY_CLASSES if kind not in ("llama", *APART)])
 def test_parts_of_what_is_only_saved_whole_are_refused(tiny_models: TinyModels, kind: str) -> None:
-    """Sliding windows, recurrent state, hybrids: neither saved nor loaded in part, and what is there goes on."""
+    """Recurrent state: neither saved nor loaded in part, and what is there goes on."""
     with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
         context.decode(ids(40))
         for start, end in ((0, 39), (1, 40), (0, 41), (5, 5)):

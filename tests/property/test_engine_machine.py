@@ -28,7 +28,7 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_output
 
 from paceline.errors import Aborted, DecodeError
-from paceline.kv_cache import offload
+from paceline.kv_cache import checkpoints, offload, prefix_match
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
@@ -36,7 +36,7 @@ from paceline.testing.fake_backend import EOS, FakeCost
 from paceline.testing.fake_memory import FakeMemory
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
-KINDS = ("attention", "sliding_window", "recurrent")
+KINDS = ("attention", "sliding_window", "hybrid", "recurrent", "compressed")
 BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
 MOST_CELLS = 60
 MOST_PROMPT = 24
@@ -437,6 +437,10 @@ def test_whatever_happens_each_request_ends_once_with_the_output_it_has_alone(
     """Places, cells and counts add up after each tick, nothing is left, no request notices the others."""
     monkeypatch.setattr(offload, "_MIN_TRANSFER_TOKENS", 2)  # small paths leave in parts, too
     monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
+    monkeypatch.setattr(checkpoints, "BLOCK_TOKENS", 4)
+    monkeypatch.setattr(checkpoints, "MIN_SPACING_TOKENS", 2)
+    if kind != "attention":
+        monkeypatch.setattr(prefix_match, "MIN_PENDING_TOKENS", 2)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
     run_state_machine_as_test(
         machine,

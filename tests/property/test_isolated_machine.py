@@ -26,7 +26,7 @@ from tests.stream_reference import expected_output
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
-KINDS = ("attention", "sliding_window", "recurrent")
+KINDS = ("attention", "sliding_window", "hybrid", "recurrent")
 BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
 CODES = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline_exceeded"}
 

@@ -22,7 +22,7 @@ from tests.engine_world import make_request
 from paceline.kv_cache import TOKEN_BYTES, PendingPrefix, PrefixMatch
 from paceline.kv_cache.device_cells import DeviceCells
 from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix
-from paceline.kv_cache.prefix_match import MIN_PENDING_TOKENS, PREFIX_PENDING, match_checkpoint, match_parts
+from paceline.kv_cache.prefix_match import MIN_PENDING_TOKENS, PREFIX_PENDING, match_parts, match_state
 from paceline.kv_cache.radix_tree import HostBlock, Node, RadixTree
 from paceline.scheduling.sequence import Sequence
 from paceline.testing.fake_backend import FakeBackend, ManualClock
@@ -110,33 +110,29 @@ class TreeMachine(RuleBasedStateMachine):
         nodes = [one for one in node.path() if one.start >= start]
         assert nodes[0].start == start
         saved = Data(tokens, end - start)
-        for one in nodes:  # a range replaces a checkpoint
-            self.checkpoints.pop((key, path_of(one)), None)
         self.tree.put_block(nodes, HostBlock(start, end, saved))
         for at in range(start, end):
             self.saved[key, tokens[: at + 1]] = saved
 
     @rule(namespace=st.sampled_from(NAMESPACES), tokens=PATHS)
-    def save_whole(self, namespace: Any, tokens: Path) -> None:
+    def save_state(self, namespace: Any, tokens: Path) -> None:
         node = self.tree.insert(namespace, packed(tokens))
-        for at in range(node.start, node.end):
-            self.saved.pop((namespace, tokens[: at + 1]), None)
         saved = Data(tokens, 3)
-        self.tree.put_block([node], HostBlock(0, len(tokens), saved), is_checkpoint=True)
+        self.tree.put_state(node, saved)
         self.checkpoints[namespace, tokens] = saved
 
-    @precondition(lambda self: self.tree.least_recent_block() is not None)
+    @precondition(lambda self: self.tree.least_recent_host() is not None)
     @rule()
     def evict(self) -> None:
-        node = self.tree.least_recent_block()
+        node = self.tree.least_recent_host()
         assert node is not None
         younger = list(self.tree._by_age)[1:]
         assert not any(node in one.path() for one in younger), "something below it would have stayed"
         self.forget(node)
-        self.tree.drop_block(node)
+        self.tree.free_host(node)
         self.tree.prune(node)
 
-    @precondition(lambda self: self.tree.least_recent_block() is not None)
+    @precondition(lambda self: self.tree.least_recent_host() is not None)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(list(self.tree.nodes())))
@@ -182,13 +178,14 @@ class TreeMachine(RuleBasedStateMachine):
         checkpoints: dict[tuple[Any, Path], Data] = {}
         for name, root in self.tree._roots.items():
             for node in below(root):
+                path = path_of(node)
+                if node.state is not None:
+                    assert isinstance(node.state, Data)
+                    checkpoints[name, path] = node.state
                 if node.block is None:
                     continue
-                path, data = path_of(node), node.block.data
+                data = node.block.data
                 assert isinstance(data, Data)
-                if node.is_checkpoint:
-                    checkpoints[name, path] = data
-                    continue
                 assert node.block.start <= node.start
                 assert node.end <= node.block.end
                 assert path == data.path[: node.end], "of another path"
@@ -209,7 +206,7 @@ class TreeMachine(RuleBasedStateMachine):
         for owner in tuple(self.owners):
             self.owners.remove(owner)
             self.tree.remove_owner(owner, owner.node)
-        while self.tree.least_recent_block() is not None:
+        while self.tree.least_recent_host() is not None:
             self.evict()
         assert list(self.tree.nodes()) == []
         assert self.tree._roots == {}
@@ -234,9 +231,9 @@ class TreeMachine(RuleBasedStateMachine):
     def forget(self, node: Node) -> None:
         path = path_of(node)
         name = next(name for name, root in self.tree._roots.items() if node in below(root))
-        if node.is_checkpoint:
+        if node.state is not None:
             del self.checkpoints[name, path]
-        else:
+        if node.block is not None:
             for at in range(node.start, node.end):
                 del self.saved[name, path[: at + 1]]
 
@@ -272,10 +269,10 @@ def test_a_blob_that_is_split_keeps_its_range(long: Path, other: Path, budget: i
     assert {one.block.num_nodes for one in parts if one.block is not None} == {len(parts)}
     for left in range(len(parts), 0, -1):
         assert tree.num_bytes == 100
-        oldest = tree.least_recent_block()
+        oldest = tree.least_recent_host()
         assert oldest is not None
         assert oldest.end == max(one.end for one in parts if one.block is not None)
-        tree.drop_block(oldest)
+        tree.free_host(oldest)
         assert sum(one.block is not None for one in parts) == left - 1
     assert tree.num_bytes == 0
 
@@ -291,9 +288,9 @@ def test_eviction_leaves_no_gap_in_front_of_what_stays(saved: list[tuple[Path, i
                 tree.put_block([one], HostBlock(one.start, one.end, Data(tokens[: one.end], one.end - one.start)))
         tree.touch(node)
     while tree.num_bytes > budget:
-        oldest = tree.least_recent_block()
+        oldest = tree.least_recent_host()
         assert oldest is not None
-        tree.drop_block(oldest)
+        tree.free_host(oldest)
         tree.prune(oldest)
     assert all(node.block is not None for node in tree.nodes())
     tree.check()
@@ -384,14 +381,14 @@ def running(tokens: Path, num_computed_tokens: int, seq_id: int, *, is_paused: b
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> tuple[RadixTree, Path]:
+def trees(draw: st.DrawFn, *, has_cached: bool = True) -> tuple[RadixTree, Path]:
     """Running sequences somewhere in their prompts, cached prefixes, saved ranges with gaps, checkpoints; and a prompt."""
     tree = RadixTree()
     paths = [draw(PATHS)]
     for seq_id in range(draw(st.integers(0, 4))):
         tokens = long_path(another(draw, paths))
         node = tree.insert(("a",), packed(tokens))
-        if draw(st.booleans()):
+        if has_cached and draw(st.booleans()):
             kept = CachedPrefix(
                 seq_id=seq_id, namespace=("a",), tokens=packed(tokens), num_computed_tokens=len(tokens), node=node
             )
@@ -414,7 +411,7 @@ def trees(draw: st.DrawFn) -> tuple[RadixTree, Path]:
         if draw(st.integers(0, 3)):
             tree.put_block(nodes, HostBlock(start, len(tokens), Data(tokens, len(tokens) - start)))
         else:
-            tree.put_block([node], HostBlock(0, len(tokens), Data(tokens, 5)), is_checkpoint=True)
+            tree.put_state(node, Data(tokens, 5))
     asked = long_path(another(draw, paths))
     return tree, asked[: len(asked) - draw(st.integers(0, SCALE - 1))]
 
@@ -476,8 +473,7 @@ def test_a_placement_gives_what_is_there_and_one_token_less_than_all(made: tuple
     assert promised < found.num_tokens + MIN_PENDING_TOKENS
     check_placement(found, asked, most)
     assert found.num_device == on_device
-    checkpoints = {node.block for node in tree.nodes() if node.is_checkpoint}
-    assert checkpoints.isdisjoint(part.block for part in found.segments)
+    assert found.state is None
     if found.segments:
         assert found.num_tokens - found.num_device >= MIN_CACHED_TOKENS
     assert found.device_part().num_tokens == found.num_device
@@ -488,22 +484,53 @@ def reach(owner: Any, asked: Path) -> int:
     return min(shared(tokens, asked), owner.num_computed_tokens)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-@given(trees())
-def test_a_whole_placement_is_a_snapshot_on_the_way(made: tuple[RadixTree, Path]) -> None:
-    """The deepest one; never a part of it, nor a range."""
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@given(trees(has_cached=False), st.booleans())
+def test_a_match_with_a_state_is_a_checkpoint_or_where_a_sequence_is(
+    made: tuple[RadixTree, Path], has_cells: bool
+) -> None:
+    """The deepest place that has its cells; and no running sequence is about to come by a later one."""
     tree, asked = made
+    own = running(asked, 0, 99)
     most = len(asked) - 1
     match = tree.match(("a",), packed(asked[:most]))
-    found = match_checkpoint(match, most)
-    check_placement(found, asked, most)
-    ends = [
-        len(node.block.data.path)  # type: ignore[attr-defined]
-        for node in tree.nodes()
-        if node.block is not None and node.is_checkpoint and path_of(node) == asked[: node.end] and node.end <= most
-    ]
-    assert found.num_tokens == max(ends, default=0)
-    assert all((part.start, part.end) == (0, part.block.end) for part in found.segments)
+    owners = {owner for node in match.nodes for owner in node.owners if isinstance(owner, Sequence)}
+    places = {one.num_computed_tokens for one in owners if one.num_computed_tokens <= reach(one, asked[:most])}
+    for node in tree.nodes():
+        if node.state is not None and path_of(node) == asked[: node.end] and node.end <= most:
+            on_device = max((reach(one, asked[: node.end]) for one in owners), default=0)
+            if not has_cells or all(at < on_device or has_block(node, at) for at in range(node.end)):
+                places.add(node.end)
+    best = max(places, default=0)
+    promises = {
+        min(shared(tuple(one.token_ids), asked[:most]), one.num_prompt_tokens - 1): one
+        for one in owners
+        if not one.request.is_paused
+    }
+    promised = max((end for end, one in promises.items() if one.num_computed_tokens < end), default=0)
+    found = match_state(match, most, own, has_cells=has_cells)
+    if found is PREFIX_PENDING:
+        assert own.waits_for is not None
+        assert own.waits_for.end - best >= MIN_PENDING_TOKENS
+        return
+    assert promised - best < MIN_PENDING_TOKENS
+    assert found.num_tokens == best
+    if found.state is None:
+        assert found.num_tokens == 0 or found.num_tokens == found.source.num_computed_tokens  # type: ignore[union-attr]
+        check_placement(found, asked, most)
+        return
+    assert isinstance(found.state, Data)
+    assert found.state.path == asked[:best]
+    if has_cells:
+        check_placement(found, asked, most)
+    else:
+        assert (found.source, found.segments, found.num_device) == (None, (), 0)
+    assert found.device_part().num_tokens == 0
+
+
+def has_block(node: Node, at: int) -> bool:
+    """Whether host memory has the cell of a token on the path to this node."""
+    return any(one.block is not None for one in node.path() if one.start <= at < one.end)
 
 
 def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> None:

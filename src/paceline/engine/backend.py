@@ -42,11 +42,20 @@ class Backend(Protocol):
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """Copy the first tokens of one sequence id to another, which is empty."""
 
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Copy the first tokens' cells alone, where a state lies beside them; `load_state` makes the copy usable."""
+
     def save(self, seq_id: int, start: int, end: int) -> SavedState:
-        """Return tokens [start, end) of a sequence id, for host memory; all that it has, if memory can only be saved whole."""
+        """Return the cells of tokens [start, end) of a sequence id, for host memory."""
 
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
         """Add tokens [start, end) of what `save` returned to a sequence id that holds exactly those before."""
+
+    def save_state(self, seq_id: int, num_tokens: int) -> SavedState:
+        """Return the state of a sequence id that holds as many tokens: what it holds beside cells, or all of it."""
+
+    def load_state(self, seq_id: int, data: Any, num_tokens: int) -> None:
+        """Give a sequence id what `save_state` returned; the cells of as many tokens are there, if they are kept apart."""
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""

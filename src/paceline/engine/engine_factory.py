@@ -281,6 +281,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         num_cells=None,
         max_scored=1,
         can_share_part=context is not None and context.memory_class is MemoryClass.ATTENTION,
+        has_state_apart=context is not None and context.has_state_apart,
         itl_target_s=target_ms / 1000,
         max_tick_s=config.max_tick_ms / 1000,
         max_embedding_tokens=_max_embedding_tokens(model, config),

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.clock import Clock
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
-from paceline.kv_cache import Copy, Load, Operation, Remove, Save, TransferOutput
+from paceline.kv_cache import Copy, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
 
@@ -53,18 +53,18 @@ class Executor:
             except Exception as error:
                 if isinstance(operation, Remove):
                     raise
-                if isinstance(operation, Save):
+                if isinstance(operation, (Save, SaveState)):
                     self._warn(operation, error)
                     continue
-                seq_id = operation.seq_id if isinstance(operation, Load) else operation.to_seq_id
+                seq_id = operation.to_seq_id if isinstance(operation, Copy) else operation.seq_id
                 errors.setdefault(seq_id, as_paceline_error(error))
                 output.failed_seq_ids.add(seq_id)
         return errors
 
-    def _warn(self, save: Save, error: Exception) -> None:
+    def _warn(self, save: Save | SaveState, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
-            num_tokens = save.end - save.start
+            num_tokens = save.end - save.start if isinstance(save, Save) else save.num_tokens
             _log.warning(
                 "%d tokens could not be saved to host memory; further failures are not logged",
                 num_tokens,
@@ -73,8 +73,9 @@ class Executor:
 
     def _carry_out(self, operation: Operation, output: TransferOutput) -> None:
         match operation:
-            case Copy(from_seq_id, to_seq_id, num_tokens):
-                self._backend.copy(from_seq_id, to_seq_id, num_tokens)
+            case Copy(from_seq_id, to_seq_id, num_tokens, cells_only):
+                copy = self._backend.copy_cells if cells_only else self._backend.copy
+                copy(from_seq_id, to_seq_id, num_tokens)
             case Load(seq_id, data, start, end):
                 begin = self._clock.now()
                 self._backend.load(seq_id, data, start, end)
@@ -83,6 +84,12 @@ class Executor:
                 begin = self._clock.now()
                 output.saved.append((operation, self._backend.save(seq_id, start, end)))
                 output.saving_s += self._clock.now() - begin
+            case SaveState(seq_id, num_tokens):
+                begin = self._clock.now()
+                output.saved_states.append((operation, self._backend.save_state(seq_id, num_tokens)))
+                output.state_saving_s += self._clock.now() - begin
+            case LoadState(seq_id, data, num_tokens):
+                self._backend.load_state(seq_id, data, num_tokens)
             case Remove(seq_id):
                 self._backend.remove(seq_id)
 

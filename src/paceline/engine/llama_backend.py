@@ -21,7 +21,7 @@ from paceline.engine.mask_filler import MaskFiller, MaskJob
 from paceline.errors import PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
+from paceline.runtime import Adapter, CellState, Context, Embedder, MemoryClass, Model, Sampler, Tokenizer
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.plan import Row, RowOutput
@@ -141,16 +141,34 @@ class LlamaBackend:
             return self._embedders[pooling].pooling
 
     def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the first tokens of a sequence id, without computing or moving any."""
-        self._generating.copy(from_seq_id, to_seq_id, 0, num_tokens)
+        """Share the first tokens of a sequence id, without computing any.
+
+        A window gets cells of its own: llama.cpp never reuses those of two sequences, and has not reserved more.
+        """
+        context = self._generating
+        context.copy(from_seq_id, to_seq_id, 0, num_tokens)
+        if context.memory_class is MemoryClass.SLIDING_WINDOW and context.has_state_apart:
+            context.load_state(to_seq_id, context.save_state(to_seq_id, num_tokens), num_tokens)
+
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Share the first tokens' cells, without the state beside them."""
+        self._generating.copy_cells(from_seq_id, to_seq_id, num_tokens)
 
     def save(self, seq_id: int, start: int, end: int) -> CellState:
-        """Return tokens [start, end) of a sequence id, in llama.cpp's own format."""
+        """Return the cells of tokens [start, end) of a sequence id, in llama.cpp's own format."""
         return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
 
     def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
         """Add tokens [start, end) of what was saved."""
         self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
+
+    def save_state(self, seq_id: int, num_tokens: int) -> CellState:
+        """Return the state of a sequence id: what it holds beside cells, or all of it."""
+        return self._generating.save_state(seq_id, num_tokens)
+
+    def load_state(self, seq_id: int, data: CellState, num_tokens: int) -> None:
+        """Give a sequence id a saved state."""
+        self._generating.load_state(seq_id, data, num_tokens)
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""

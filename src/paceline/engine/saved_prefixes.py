@@ -1,7 +1,8 @@
 """Prefixes saved to files and loaded from them: commands ask the KV cache, files are read and written on the caller's thread.
 
 A file: magic "PLPR", version (uint32), number of ranges (uint32); then each range: its size (uint64) and a frame of
-`runtime.sequence_state`, whose token ids are those of the range. The frames check themselves: model, layout, damage.
+`runtime.sequence_state`, whose token ids are those of the range. A partial frame without token ids comes last where memory is
+more than cells: the state behind them. The frames check themselves: model, layout, damage.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class SavedPrefixes:
         placed = tuple((one.start, one.end, one) for one in ranges)
         there = self._ask(Import(self._next_key(), prefix_namespace(options), pack_tokens(token_ids), placed)).result()
         if not there:
-            raise StateError(f"host memory has no room for the saved prefix {name!r}; raise host_cache_bytes")
+            raise StateError(
+                f"host memory has no room for the saved prefix {name!r}; raise host_cache_bytes, or save it again if an "
+                "earlier version saved it"
+            )
         return token_ids
 
     def erase(self, name: str) -> None:
@@ -90,7 +94,9 @@ class StateFiles:
         """Write the ranges of a prefix, in order, whole or not at all, and return the size in bytes."""
         path = self.path(name)
         frames = [
-            SequenceState(self._fingerprint, tuple(token_ids[one.start : one.end]), False, one.end - 1, one.payload)
+            SequenceState(
+                self._fingerprint, tuple(token_ids[one.start : one.end]), one.start == one.end, one.end - 1, one.payload
+            )
             for one in ranges
         ]
         parts = [_HEAD.pack(_MAGIC, _VERSION, len(frames))]
@@ -137,7 +143,7 @@ class StateFiles:
             frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), self._fingerprint)
             rest = rest[_SIZE.size + size :]
             end = frame.last + 1
-            if not frame.token_ids or end - len(frame.token_ids) != len(token_ids):
+            if frame.partial == bool(frame.token_ids) or end - len(frame.token_ids) != len(token_ids):
                 raise StateError(f"the saved prefix {name!r} has a gap")
             ranges.append(CellState(len(token_ids), end, frame.payload))
             token_ids += frame.token_ids

@@ -9,14 +9,16 @@
     where              what lies there                        freed when
     running            cells under a sequence id of its own   its request ends, or it is preempted
     cached prefix      the same cells, without a sequence     idle ones cost speed, or cells or ids are needed
-    host block         a range or a checkpoint, in bytes      the capacity is spent, least recently used first
+    host block         a range of cells, in bytes             the capacity is spent, least recently used first
+    checkpoint         a state, in bytes                      as host blocks
 
-A memory that can only be saved whole (sliding window, recurrent, hybrid) has no cached prefixes on the device: checkpoints
-go to host memory directly. `KVCache` is the entry; the modules in here are private to it.
+A memory that cannot be cut (sliding window, recurrent, hybrid) is cells, which can, and a state at one place: a sequence
+starts from a checkpoint and the cells before it, or from a running sequence at its current place. Such a memory has no cached
+prefixes on the device: cells and checkpoints go to host memory. `KVCache` is the entry; the modules in here are private to it.
 """
 
 from paceline.kv_cache.cache import KVCache
-from paceline.kv_cache.device_cells import Copy, Load, Operation, Remove, Save, TransferOutput
+from paceline.kv_cache.device_cells import Copy, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
 from paceline.kv_cache.radix_tree import (
@@ -40,6 +42,7 @@ __all__ = [
     "KVCache",
     "KVCacheLimits",
     "Load",
+    "LoadState",
     "Namespace",
     "NotAdmitted",
     "Operation",
@@ -48,6 +51,7 @@ __all__ = [
     "PrefixMatch",
     "Remove",
     "Save",
+    "SaveState",
     "SavedState",
     "TransferOutput",
     "hash_prefix",

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.kv_cache.device_cells import CellBudget, DeviceCells, Operation, Remove, Save, TransferOutput
+from paceline.kv_cache.checkpoints import CheckpointPlaces
+from paceline.kv_cache.device_cells import CellBudget, DeviceCells, Operation, Remove, Save, SaveState, TransferOutput
 from paceline.kv_cache.host_cache import HostCache, PrefixExporter
-from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits
-from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix, Eviction, Offloader, TransferCost
+from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
+from paceline.kv_cache.offload import (
+    MIN_CACHED_TOKENS,
+    CachedPrefix,
+    Eviction,
+    Offloader,
+    RangeSaver,
+    TransferCost,
+    ranges_without_block,
+)
 from paceline.kv_cache.prefix_match import (
     NO_MATCH,
     PREFIX_PENDING,
     NotAdmitted,
     PrefixMatch,
-    match_checkpoint,
     match_parts,
-    match_sibling,
+    match_state,
 )
 from paceline.kv_cache.radix_tree import (
     TOKEN_BYTES,
@@ -48,7 +56,10 @@ class KVCache:
         self._offloader = Offloader(self._cells, self._tree, telemetry, has_host=limits.host_bytes > 0)
         self._host = HostCache(limits, self._tree, telemetry)
         self._transfers = TransferCost(limits.itl_target_s)
-        self._exporter = PrefixExporter(self._cells, self._find, can_share_part=limits.can_share_part)
+        self._has_states = not limits.can_share_part
+        self._has_cells = limits.can_share_part or limits.has_state_apart
+        self._exporter = PrefixExporter(self._cells, self._find, has_cells=self._has_cells, has_states=self._has_states)
+        self._places = CheckpointPlaces(limits, self._transfers, cost)
         self._running: dict[CacheSequence, Node] = {}  # with the last node of each in the tree
         self._budget = CellBudget(limits.num_cells, self._cells, self._running.keys())
         self._max_idle_cells = _MIN_IDLE_CELLS
@@ -89,14 +100,17 @@ class KVCache:
         seq_id = sequence.seq_id = self._cells.seq_ids.allocate()
         if match.source is not None:
             assert match.source.seq_id is not None  # noqa: S101 - it has tokens
-            self._cells.copy(match.source.seq_id, seq_id, match.num_device)
+            self._cells.copy(match.source.seq_id, seq_id, match.num_device, cells_only=match.state is not None)
         for segment in match.segments:
             self._cells.load(seq_id, segment.block.data, segment.start, segment.end)
+        if match.state is not None:
+            self._cells.load_state(seq_id, match.state, match.num_tokens, has_cells=not self._has_cells)
         sequence.num_computed_tokens = match.num_tokens
-        sequence.has_checkpoint = sequence.has_checkpoint or match.num_tokens == sequence.num_prompt_tokens - 1
         end = self._tree.insert(sequence.namespace, sequence.token_bytes(sequence.num_prompt_tokens))
         self._tree.add_owner(sequence, end)  # others can wait for its prompt
         self._running[sequence] = end
+        if self._has_states:
+            self._places.begin(sequence, end)
 
     def commit(self, sequence: CacheSequence, num_tokens: int) -> None:
         """Count tokens that a pass has computed."""
@@ -122,6 +136,7 @@ class KVCache:
         """Free a sequence whose copy or load failed; it will compute all of its tokens."""
         self._drop(sequence, self._running.pop(sequence))
         self._offloader.end_eager_offload(sequence)
+        self._places.end(sequence)
         sequence.seq_id = None
         sequence.num_computed_tokens = 0
         sequence.computes_all = True
@@ -136,11 +151,12 @@ class KVCache:
         """Empty every sequence id on the device, whatever lies there; for a new cache after a failure."""
         self._cells.operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
 
-    def needs_checkpoint(self, sequence: CacheSequence) -> bool:
-        """Return whether the state before the prompt's last token is to be saved: where memory is only saved whole."""
-        return (
-            not self._limits.can_share_part and sequence.writes_cache and sequence.num_prompt_tokens > MIN_CACHED_TOKENS
-        )
+    def tokens_to_checkpoint(self, sequence: CacheSequence) -> int | None:
+        """Return how many tokens a running sequence may compute before its state is to be saved or taken over.
+
+        None where it is nowhere to stop: always, where any part of a memory can be shared.
+        """
+        return self._places.tokens_left(sequence)
 
     # ---- a tick
 
@@ -150,14 +166,9 @@ class KVCache:
         self._offloader.tick += 1
 
     def take_checkpoints(self) -> None:
-        """Save the states of sequences that have all of their prompt but the last token, where memory is only saved whole."""
-        if self._limits.can_share_part:
-            return
-        for sequence in self._running:
-            if not sequence.has_checkpoint and sequence.num_computed_tokens == sequence.num_prompt_tokens - 1:
-                sequence.has_checkpoint = True
-                if sequence.writes_cache and sequence.num_computed_tokens >= MIN_CACHED_TOKENS:
-                    self._save_state(sequence)
+        """Save the states of running sequences that are at the places where they stopped for it."""
+        for sequence in self._places.take_due():
+            self._save_state(sequence)
 
     def evict(self, now_s: float) -> bool:
         """Evict the least recently used cached prefix before the next pass; return whether there was one."""
@@ -202,11 +213,13 @@ class KVCache:
             self._transfers.observe(operations, output)
         for save, data in output.saved:
             self._host.put(save, data, now_s)
+        for state, data in output.saved_states:
+            self._host.put_state(state, data, now_s)
 
     @property
     def is_saving(self) -> bool:
         """Whether a save is pending."""
-        return self._cells.has_pending(Save)
+        return self._cells.has_pending(Save) or self._cells.has_pending(SaveState)
 
     @property
     def is_freeing(self) -> bool:
@@ -245,7 +258,9 @@ class KVCache:
     def digest(self, max_prefixes: int) -> PrefixDigest:
         """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once."""
         private = {one.namespace for one in self._running if not one.writes_cache}
-        return self._tree.digest(max_prefixes, can_share_part=self._limits.can_share_part, private=private)
+        return self._tree.digest(
+            max_prefixes, needs_cells=self._has_cells, needs_state=self._has_states, private=private
+        )
 
     @property
     def num_cells(self) -> int:
@@ -277,14 +292,16 @@ class KVCache:
             return NO_MATCH
         if sequence.waits_for is not None and sequence.waits_for.is_pending:  # nothing better can be there yet
             return PREFIX_PENDING
-        if not self._limits.can_share_part and (sibling := match_sibling(sequence)) is not NO_MATCH:
-            return sibling
         max_tokens = sequence.num_tokens - 1  # one token is always left to compute
         match = self._find(sequence.namespace, sequence.token_bytes(max_tokens))
         self._report_instability(sequence, match, now_s)
-        if self._limits.can_share_part:
+        if not self._has_states:
             return match_parts(match, max_tokens, sequence)
-        return match_checkpoint(match, max_tokens)
+        found = match_state(match, max_tokens, sequence, has_cells=self._has_cells)
+        if sequence.waits_for is not None:
+            running = sequence.waits_for.sequence
+            sequence.waits_for = PendingPrefix(running, self._places.request(running, sequence.waits_for.end))
+        return found
 
     def _find(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
         """Match tokens against the tree, first adding what running sequences on the path have generated."""
@@ -315,16 +332,26 @@ class KVCache:
 
     def _is_prefix_being_saved(self, sequence: CacheSequence, match: PrefixMatch) -> bool:
         """Return whether host memory will have more for a waiting sequence after this tick."""
-        saves = [one for one in self._cells.operations if isinstance(one, Save)] if sequence.reads_cache else []
-        tokens = sequence.token_bytes(sequence.num_tokens - 1) if saves else b""
+        if not sequence.reads_cache:
+            return False
+        saves = [one for one in self._cells.operations if isinstance(one, (Save, SaveState))]
+        if not saves:
+            return False
+        tokens = sequence.token_bytes(sequence.num_tokens - 1)
+        cells = states = match.num_tokens
         for save in saves:
             if save.namespace == sequence.namespace:
                 shared = common_prefix_bytes(save.tokens, tokens, 0) // TOKEN_BYTES
-                if save.is_whole and shared < save.end:
-                    continue
-                if shared - match.num_tokens >= (1 if save.is_whole else MIN_CACHED_TOKENS):
-                    return True
-        return False
+                if isinstance(save, Save):
+                    cells = max(cells, shared)
+                elif save.num_tokens <= shared:
+                    states = max(states, save.num_tokens)
+        if not self._has_states:
+            return cells - match.num_tokens >= MIN_CACHED_TOKENS
+        for node in self._tree.match(sequence.namespace, tokens[: cells * TOKEN_BYTES]).nodes:
+            if node.state is not None and node.end <= cells:
+                states = max(states, node.end)
+        return states > match.num_tokens
 
     def _touch(self, match: PrefixMatch) -> None:
         """Make what a sequence is about to start from the last to be evicted."""
@@ -350,9 +377,11 @@ class KVCache:
         self._extend(sequence)
         node = self._running.pop(sequence)
         self._offloader.end_eager_offload(sequence)
+        self._places.end(sequence)
         if not sequence.writes_cache or num_tokens < MIN_CACHED_TOKENS:
             self._drop(sequence, node)
-        elif not self._limits.can_share_part:
+        elif self._has_states:
+            self._save_cells(sequence, node)
             self._save_state(sequence)
             self._drop(sequence, node)
         else:
@@ -386,9 +415,33 @@ class KVCache:
         self._cells.free(sequence.seq_id)
 
     def _save_state(self, sequence: CacheSequence) -> None:
-        if self._limits.host_bytes and sequence.seq_id is not None:
-            tokens = sequence.token_bytes(sequence.num_computed_tokens)
-            save = Save(sequence.seq_id, 0, sequence.num_computed_tokens, sequence.namespace, tokens, is_whole=True)
+        """Save the state of a sequence as it is now, if it may be cached and host memory does not have it."""
+        num_tokens = sequence.num_computed_tokens
+        if not (self._limits.host_bytes and sequence.writes_cache) or num_tokens < MIN_CACHED_TOKENS:
+            return
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        tokens = sequence.token_bytes(num_tokens)
+        match = self._tree.match(sequence.namespace, tokens)
+        if match.nodes and match.nodes[-1].end == num_tokens and match.nodes[-1].state is not None:
+            self._tree.touch(match.nodes[-1])
+            return
+        self._add_save(SaveState(sequence.seq_id, num_tokens, sequence.namespace, tokens))
+
+    def _save_cells(self, sequence: CacheSequence, end: Node) -> None:
+        """Save the cells of a sequence that host memory lacks, where they are kept apart from the state."""
+        if not (self._limits.has_state_apart and self._limits.host_bytes):
+            return
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        num_tokens = sequence.num_computed_tokens
+        saver = RangeSaver(
+            seq_id=sequence.seq_id, namespace=sequence.namespace, tokens=sequence.token_bytes(num_tokens)
+        )
+        for save in saver.next_saves(ranges_without_block(end, num_tokens), num_tokens):
+            self._add_save(save)
+
+    def _add_save(self, save: Save | SaveState) -> None:
+        """Add a save, unless the same is pending from another sequence: many that end in one tick may begin alike."""
+        if not any(_is_same(save, one) for one in self._cells.operations):
             self._cells.operations.append(save)
 
     # ---- eager offload
@@ -405,3 +458,12 @@ class KVCache:
     def _is_cheaper_recomputed(self, num_tokens: int) -> bool:
         transfer_s = self._transfers.round_trip_seconds(num_tokens)
         return num_tokens > 0 and transfer_s > self._cost.seconds(num_tokens, self.num_cells)
+
+
+def _is_same(save: Save | SaveState, operation: Operation) -> bool:
+    """Return whether an operation saves the same as this one, perhaps under another sequence id."""
+    if isinstance(save, Save):
+        is_same = isinstance(operation, Save) and operation.start == save.start
+    else:
+        is_same = isinstance(operation, SaveState)
+    return is_same and operation.tokens == save.tokens and operation.namespace == save.namespace  # type: ignore[union-attr]

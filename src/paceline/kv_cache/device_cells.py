@@ -20,11 +20,15 @@ from paceline.kv_cache.radix_tree import Namespace, SavedState
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Share the first num_tokens of one sequence id with another, which is empty."""
+    """Share the first num_tokens of one sequence id with another, which is empty.
+
+    cells_only: without the state that lies beside the cells; loads of cells and of a state follow.
+    """
 
     from_seq_id: int
     to_seq_id: int
     num_tokens: int
+    cells_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save tokens [start, end) of a sequence id to host memory; is_whole: all of its state at once.
+    """Save the cells of tokens [start, end) of a sequence id to host memory.
 
     namespace, tokens: the path to `end` in the radix tree, tokens as bytes.
     """
@@ -46,7 +50,28 @@ class Save:
     end: int
     namespace: Namespace
     tokens: bytes
-    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Save the state of a sequence id, which holds num_tokens, to host memory.
+
+    Where memory keeps no cells apart from it, the state is all that the sequence id holds. namespace, tokens: as in `Save`.
+    """
+
+    seq_id: int
+    num_tokens: int
+    namespace: Namespace
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Give a sequence id the state that continues after num_tokens, whose cells it holds, where they are kept apart."""
+
+    seq_id: int
+    data: SavedState
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +84,23 @@ class Load:
     end: int
 
 
-Operation = Copy | Remove | Save | Load
+Operation = Copy | Remove | Save | Load | SaveState | LoadState
 
 
 @dataclass(slots=True)
 class TransferOutput:
     """Outcome of a tick's operations.
 
-    saved: the saves that succeeded, with their states. failed_seq_ids: ids whose copy or load failed. saving_s, loading_s:
-    seconds spent.
+    saved, saved_states: the saves that succeeded, with what they saved. failed_seq_ids: ids whose copy or load failed.
+    saving_s, loading_s: seconds spent on cells; state_saving_s: on saving states.
     """
 
     saved: list[tuple[Save, SavedState]] = field(default_factory=list)
+    saved_states: list[tuple[SaveState, SavedState]] = field(default_factory=list)
     failed_seq_ids: set[int] = field(default_factory=set)
     saving_s: float = 0.0
     loading_s: float = 0.0
+    state_saving_s: float = 0.0
 
 
 class SeqIds:
@@ -136,9 +163,15 @@ class DeviceCells:
         self.operations.append(Load(seq_id, data, start, end))
         self.extend(seq_id, end - start)
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+    def load_state(self, seq_id: int, data: SavedState, num_tokens: int, *, has_cells: bool) -> None:
+        """Give a sequence a state. has_cells: whether the state has the cells of its tokens, and brings them."""
+        self.operations.append(LoadState(seq_id, data, num_tokens))
+        if has_cells:
+            self.extend(seq_id, num_tokens)
+
+    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int, *, cells_only: bool = False) -> None:
         """Share the first tokens of a sequence with an empty one."""
-        self.operations.append(Copy(from_seq_id, to_seq_id, num_tokens))
+        self.operations.append(Copy(from_seq_id, to_seq_id, num_tokens, cells_only))
         self.share(from_seq_id, to_seq_id, num_tokens)
 
     def share(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:

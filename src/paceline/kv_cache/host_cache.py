@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from paceline.kv_cache.device_cells import DeviceCells, Save
+from paceline.kv_cache.device_cells import DeviceCells, Save, SaveState
 from paceline.kv_cache.interfaces import CacheTelemetry, KVCacheLimits
 from paceline.kv_cache.offload import RangeSaver
-from paceline.kv_cache.prefix_match import host_segments, longest_owner, match_checkpoint
+from paceline.kv_cache.prefix_match import PrefixSegment, host_segments, longest_owner
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, HostBlock, Namespace, Node, RadixTree, SavedState, TreeMatch
 
 
@@ -25,32 +25,41 @@ class HostCache:
         return self._tree.num_bytes
 
     def put(self, save: Save, data: SavedState, now_s: float) -> None:
-        """Take in a saved state; one larger than the capacity is dropped, as it would evict all others and then itself."""
+        """Take in saved cells; a block larger than the capacity is dropped, as it would evict all others and then itself."""
         if data.nbytes > self._limits.host_bytes:
             return
         if save.start:  # a node has to begin there
             self._tree.insert(save.namespace, save.tokens[: save.start * TOKEN_BYTES])
         end = self._tree.insert(save.namespace, save.tokens)
-        if save.is_whole:
-            self._tree.put_block([end], HostBlock(0, save.end, data), is_checkpoint=True)
-        else:
-            nodes = [node for node in end.path() if node.start >= save.start]
-            self._tree.put_block(nodes, HostBlock(save.start, save.end, data))
+        nodes = [node for node in end.path() if node.start >= save.start]
+        self._tree.put_block(nodes, HostBlock(save.start, save.end, data))
         self._evict_to_capacity(now_s)
+
+    def put_state(self, save: SaveState, data: SavedState, now_s: float) -> None:
+        """Take in a saved state; dropped where it is larger than the capacity."""
+        if data.nbytes <= self._limits.host_bytes:
+            self._tree.put_state(self._tree.insert(save.namespace, save.tokens), data)
+            self._evict_to_capacity(now_s)
 
     def import_ranges(
         self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...], now_s: float
     ) -> None:
-        """Take in saved ranges of a path that come from a file."""
-        is_whole = not self._limits.can_share_part
+        """Take in saved ranges of a path that come from a file; an empty one is a state, and where there are no cells any."""
+        has_cells = self._limits.can_share_part or self._limits.has_state_apart
+        if self._limits.has_state_apart and all(start < end for start, end, _ in ranges):
+            return  # cells without a state: of another kind of memory
         for start, end, data in ranges:
-            self.put(Save(0, start, end, namespace, tokens[: end * TOKEN_BYTES], is_whole=is_whole), data, now_s)
+            path = tokens[: end * TOKEN_BYTES]
+            if has_cells and start < end:
+                self.put(Save(0, start, end, namespace, path), data, now_s)
+            else:
+                self.put_state(SaveState(0, end, namespace, path), data, now_s)
 
     def _evict_to_capacity(self, now_s: float) -> None:
         while self._tree.num_bytes > self._limits.host_bytes:
-            node = self._tree.least_recent_block()
+            node = self._tree.least_recent_host()
             assert node is not None  # noqa: S101 - bytes belong to nodes
-            self._tree.drop_block(node)
+            self._tree.free_host(node)
             self._tree.prune(node)
             self._telemetry.evicted(node.end - node.start, "host", now_s)
 
@@ -69,13 +78,14 @@ class PrefixExport:
 class PrefixExporter:
     """Brings requested prefixes to host memory, a part a tick, until all of them can be handed out.
 
-    find: match a path in the radix tree now. exports: those under way; read-only.
+    find: match a path in the radix tree now. has_cells, has_states: what memory consists of: ranges of cells, states behind
+    them, or states alone. exports: those under way; read-only.
     """
 
     def __init__(
-        self, cells: DeviceCells, find: Callable[[Namespace, bytes], TreeMatch], *, can_share_part: bool
+        self, cells: DeviceCells, find: Callable[[Namespace, bytes], TreeMatch], *, has_cells: bool, has_states: bool
     ) -> None:
-        self._cells, self._find, self._can_share_part = cells, find, can_share_part
+        self._cells, self._find, self._has_cells, self._has_states = cells, find, has_cells, has_states
         self.exports: list[PrefixExport] = []
 
     def request(self, key: int, namespace: Namespace, tokens: bytes) -> None:
@@ -103,28 +113,47 @@ class PrefixExporter:
         return [(one.key, self.saved_ranges(one.namespace, one.tokens)) for one in done]
 
     def saved_ranges(self, namespace: Namespace, tokens: bytes) -> list[SavedState]:
-        """Return what host memory has of a path, from its first token on; one checkpoint where memory is saved whole."""
+        """Return what host memory has of a path, from its first token on, and the last checkpoint, where there are states."""
         match = self._find(namespace, tokens)
-        if not self._can_share_part:
-            return [segment.block.data for segment in match_checkpoint(match, match.length).segments]
-        whole = takewhile(
-            lambda one: (one.start, one.end) == (one.block.start, one.block.end),  # saved ranges cannot be cut here
-            host_segments(match.nodes, 0, match.length),
-        )
-        return [segment.block.data for segment in whole]
+        if not self._has_states:
+            return [one.block.data for one in _whole_segments(match, match.length)]
+        for node in _checkpoints(match):
+            segments = _whole_segments(match, node.end) if self._has_cells else []
+            if not self._has_cells or (segments and segments[-1].end == node.end):
+                assert node.state is not None  # noqa: S101 - a checkpoint's
+                return [*(one.block.data for one in segments), node.state]
+        return []
 
     def _missing(self, export: PrefixExport) -> tuple[int, list[tuple[int, int]]]:
         """Return the sequence id to save from and the ranges that are missing; none where the next was tried before."""
-        if not self._can_share_part:
+        if not self._has_cells:
             return 0, []
         match = self._find(export.namespace, export.tokens)
-        source, num_device = longest_owner(match.nodes, min(match.length, export.num_device))
+        length = match.length
+        if self._has_states:  # cells behind the last checkpoint are of no use
+            length = next((node.end for node in _checkpoints(match)), 0)
+        source, num_device = longest_owner(match.nodes, min(length, export.num_device))
         if source is None or source.seq_id is None:
             return 0, []
         nodes = [node for node in match.nodes if node.start < num_device]
         missing = [(one.start, min(one.end, num_device)) for one in nodes if not _is_saved_alone(one, num_device)]
         is_stuck = bool(missing) and missing[0][0] < export.num_tried
         return source.seq_id, [] if is_stuck else missing
+
+
+def _checkpoints(match: TreeMatch) -> list[Node]:
+    """Return the nodes of a match with a state, the deepest first."""
+    return [node for node in reversed(match.nodes) if node.state is not None and node.end <= match.length]
+
+
+def _whole_segments(match: TreeMatch, length: int) -> list[PrefixSegment]:
+    """Return the first host blocks of a path of as many tokens; saved ranges cannot be cut here."""
+    return list(
+        takewhile(
+            lambda one: (one.start, one.end) == (one.block.start, one.block.end),
+            host_segments(match.nodes, 0, length),
+        )
+    )
 
 
 def _is_saved_alone(node: Node, num_tokens: int) -> bool:

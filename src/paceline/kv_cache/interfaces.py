@@ -14,8 +14,10 @@ class KVCacheLimits:
     """Sizes of one context's memory.
 
     num_seq_ids: sequence ids for running sequences and cached prefixes. num_cells: cells that all share; None where
-    memory is not made of cells. can_share_part: whether a sequence can take over part of another's memory; else only the
-    whole. host_bytes: capacity of host memory. itl_target_s: inter-token latency target, of which transfers get a share.
+    memory is not made of cells. can_share_part: whether a sequence can take over part of another's memory. has_state_apart:
+    where it cannot, whether it can take over part of the cells, beside which lies a state that is only taken over as it is;
+    else only the whole. host_bytes: capacity of host memory. itl_target_s: inter-token latency target, of which transfers get
+    a share.
     """
 
     num_seq_ids: int
@@ -23,6 +25,7 @@ class KVCacheLimits:
     can_share_part: bool
     host_bytes: int
     itl_target_s: float
+    has_state_apart: bool = False
 
 
 class ComputeCost(Protocol):
@@ -58,14 +61,13 @@ class CacheRequest(Protocol):
 class CacheSequence(Protocol):
     """One sequence, waiting or running.
 
-    The cache sets seq_id (None while it waits), num_computed_tokens, waits_for, has_checkpoint and computes_all. reads_cache,
-    writes_cache: whether it may take a prefix from the cache, and leave one there. turn_key: order of admission.
+    The cache sets seq_id (None while it waits), num_computed_tokens, waits_for and computes_all. reads_cache, writes_cache:
+    whether it may take a prefix from the cache, and leave one there. turn_key: order of admission.
     """
 
     seq_id: int | None
     num_computed_tokens: int
     waits_for: PendingPrefix | None
-    has_checkpoint: bool
     computes_all: bool
 
     @property

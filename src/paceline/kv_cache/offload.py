@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
 
-from paceline.kv_cache.device_cells import DeviceCells, Load, Operation, Save, TransferOutput
+from paceline.kv_cache.device_cells import DeviceCells, Load, Operation, Save, SaveState, TransferOutput
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, Node, RadixTree
 
@@ -59,22 +59,31 @@ class TransferCost:
     """What saving and loading take, and how much of them fits into a tick.
 
     Loading is cheap: it moves every cell once, where each token generated behind them reads them all. Saving takes about
-    ten times as long, since the host memory that it writes to is new.
+    ten times as long, since the host memory that it writes to is new. state_bytes: of the last state that was saved.
     """
 
     def __init__(self, itl_target_s: float) -> None:
         self._itl_target_s = itl_target_s
-        self._saving, self._loading = TransferRate(), TransferRate()
+        self._saving, self._loading, self._saving_states = TransferRate(), TransferRate(), TransferRate()
+        self.state_bytes = 0
 
     def observe(self, operations: Iterable[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
         self._loading.observe(_num_loaded(operations), output.loading_s)
+        if output.saved_states:
+            self._saving_states.observe(len(output.saved_states), output.state_saving_s)
+            self.state_bytes = output.saved_states[-1][1].nbytes
 
     def seconds(self, operations: Iterable[Operation]) -> float:
         """Return the expected time of these operations."""
         saves = sum(one.end - one.start for one in operations if isinstance(one, Save))
-        return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations))
+        states = sum(isinstance(one, SaveState) for one in operations)
+        return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations)) + self.state_seconds(states)
+
+    def state_seconds(self, num_states: int) -> float:
+        """Return the expected time to save as many states; 0 before the first."""
+        return self._saving_states.seconds(num_states)
 
     def round_trip_seconds(self, num_tokens: int) -> float:
         """Return the expected time to save as many tokens and to load them again."""
@@ -121,7 +130,7 @@ class RangeSaver:
         return saves
 
     def _save(self, start: int, end: int) -> Save:
-        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES], is_whole=False)
+        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

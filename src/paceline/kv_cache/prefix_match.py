@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.kv_cache.interfaces import CacheSequence, PendingPrefix
 from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix
-from paceline.kv_cache.radix_tree import HostBlock, Node, TreeMatch
+from paceline.kv_cache.radix_tree import HostBlock, Node, SavedState, TreeMatch
 
 MIN_PENDING_TOKENS = 32
 """A sequence does not wait for another to compute fewer."""
@@ -40,7 +40,8 @@ class PrefixSegment(msgspec.Struct, frozen=True):
 class PrefixMatch:
     """The cached prefix that a sequence starts from: num_device tokens of `source`, then the segments; num_tokens in all.
 
-    node: the last one that was matched in the radix tree.
+    node: the last one that was matched in the radix tree. state: the checkpoint at its end, where memory is not cells alone;
+    None where the source is there itself.
     """
 
     source: CacheSequence | CachedPrefix | None
@@ -48,9 +49,12 @@ class PrefixMatch:
     segments: tuple[PrefixSegment, ...]
     num_tokens: int
     node: Node | None
+    state: SavedState | None = None
 
     def device_part(self) -> PrefixMatch:
-        """Return the part that is on the device."""
+        """Return the part that is on the device; nothing where a state behind it has to be loaded."""
+        if self.state is not None:
+            return NO_MATCH
         return (
             PrefixMatch(self.source, self.num_device, (), self.num_device, self.node) if self.num_device else NO_MATCH
         )
@@ -85,24 +89,63 @@ def match_parts(match: TreeMatch, max_tokens: int, own: CacheSequence) -> Prefix
     return PrefixMatch(source, num_device, segments, num_tokens, match.nodes[-1])
 
 
-def match_checkpoint(match: TreeMatch, max_tokens: int) -> PrefixMatch:
-    """Return the deepest checkpoint on the path, where memory is only saved whole."""
+def match_state(match: TreeMatch, max_tokens: int, own: CacheSequence, *, has_cells: bool) -> PrefixMatch | NotAdmitted:
+    """Return the longest cached prefix of a sequence, where memory is more than cells and can be taken over at places alone.
+
+    Those are the checkpoints and where running sequences are now. has_cells: whether cells lie beside the states. Sets
+    `own.waits_for` and returns `PREFIX_PENDING` where another sequence will come by a later place.
+    """
+    length = min(match.length, max_tokens)
+    found = _match_running(match, length, own)
+    checkpoint = _match_checkpoint(match, length, own, has_cells=has_cells)
+    if checkpoint.num_tokens > found.num_tokens:
+        found = checkpoint
+    own.waits_for = _pending_state(match.nodes, length, found.num_tokens, own)
+    return found if own.waits_for is None else PREFIX_PENDING
+
+
+def _match_running(match: TreeMatch, length: int, own: CacheSequence) -> PrefixMatch:
+    """Return all that the running sequence has which has computed most of these tokens and none behind them."""
     for node in reversed(match.nodes):
-        if node.block is not None and node.is_checkpoint and node.end <= min(match.length, max_tokens):
-            return PrefixMatch(None, 0, (PrefixSegment(node.block, 0, node.end),), node.end, node)
+        most = min(node.end, length)
+        there = [one for one in node.owners if one is not own and node.start < one.num_computed_tokens <= most]
+        if there:
+            source: CacheSequence = max(there, key=lambda one: one.num_computed_tokens)  # type: ignore[assignment]
+            return PrefixMatch(source, source.num_computed_tokens, (), source.num_computed_tokens, node)
     return NO_MATCH
 
 
-def match_sibling(sequence: CacheSequence) -> PrefixMatch | NotAdmitted:
-    """Return the prompt but its last token of another choice of the request, where memory is only copied whole."""
-    wanted = sequence.num_prompt_tokens - 1
-    if wanted == 0 or len(sequence.request.sequences) == 1:
-        return NO_MATCH
-    siblings = [one for one in sequence.request.sequences if one is not sequence and one.is_running]
-    for sibling in siblings:
-        if sibling.num_computed_tokens == wanted:
-            return PrefixMatch(sibling, wanted, (), wanted, None)
-    return PREFIX_PENDING if any(sibling.num_computed_tokens < wanted for sibling in siblings) else NO_MATCH
+def _match_checkpoint(match: TreeMatch, length: int, own: CacheSequence, *, has_cells: bool) -> PrefixMatch:
+    """Return the deepest checkpoint on the path whose cells are there."""
+    for node in reversed(match.nodes):
+        if node.state is None or node.end > length:
+            continue
+        if not has_cells:
+            return PrefixMatch(None, 0, (), node.end, node, node.state)
+        source, num_device = longest_owner(match.nodes, node.end, own)
+        segments = host_segments(match.nodes, num_device, node.end)
+        if (segments[-1].end if segments else num_device) == node.end:
+            return PrefixMatch(source, num_device, segments, node.end, node, node.state)
+    return NO_MATCH
+
+
+def _pending_state(nodes: Iterable[Node], length: int, num_tokens: int, own: CacheSequence) -> PendingPrefix | None:
+    """Return the running sequence that can compute most of the first `length` tokens, all but its prompt's last, and stop there.
+
+    None where that is not enough more than num_tokens; of a sibling any more is enough.
+    """
+    best: PendingPrefix | None = None
+    most = num_tokens
+    for node in nodes:
+        for owner in node.owners:
+            running: CacheSequence = owner  # type: ignore[assignment]  # there are no others where memory has states
+            end = min(node.end, length, running.num_prompt_tokens - 1)
+            is_enough = end - num_tokens >= (1 if running.request is own.request else MIN_PENDING_TOKENS)
+            if not is_enough or end <= max(most, running.num_computed_tokens) or running is own:
+                continue
+            if _is_worth_waiting_for(running, own):
+                best, most = PendingPrefix(running, end), end
+    return best
 
 
 def longest_owner(
@@ -128,7 +171,7 @@ def host_segments(nodes: Iterable[Node], start: int, length: int) -> tuple[Prefi
     for node in nodes:
         if node.end <= at:
             continue
-        if node.block is None or node.is_checkpoint or at >= length:
+        if node.block is None or at >= length:
             break
         end = min(node.end, length)
         if segments and segments[-1].block is node.block:

@@ -4,7 +4,8 @@
                                  └── "Tell me"... (host block)
 
 A node stands for tokens [start, end) of a path. Its `owners` have, or will have, that range under a sequence id on the
-device; its `block` has it in host memory. Namespaces (adapters, tenant, salt) share nothing, so that no caller can learn
+device; its `block` has it in host memory. Where memory is more than cells, its `state` is the rest of what a sequence needs
+to continue at `end`. Namespaces (adapters, tenant, salt) share nothing, so that no caller can learn
 another namespace's prefixes by how long a request takes.
 
 Pure. Tokens are kept as bytes, four a token, which compare fast.
@@ -103,18 +104,21 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     owners: dict[Owner, None] = field(default_factory=dict)
     block: HostBlock | None = None
-    is_checkpoint: bool = False  # the block is a whole state at `end`, not a range
+    state: SavedState | None = None  # a checkpoint at `end`
     namespace: Namespace | None = None  # of a root
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens) // TOKEN_BYTES
 
-    def is_cached(self, *, can_share_part: bool) -> bool:
-        """Return whether a sequence can start from the end of this node, given all those above it."""
-        if not can_share_part:
-            return self.is_checkpoint
+    def has_cells(self) -> bool:
+        """Return whether its tokens are in host memory or computed on the device."""
         return self.block is not None or any(owner.num_computed_tokens >= self.end for owner in self.owners)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether it has something in host memory."""
+        return self.block is not None or self.state is not None
 
     def path(self) -> list[Node]:
         """Return the nodes from the first one under the root to this one."""
@@ -140,11 +144,13 @@ class TreeMatch:
 
 
 class RadixTree:
-    """The tree of all namespaces. `num_bytes`: of all host blocks."""
+    """The tree of all namespaces. `num_bytes`: of all host blocks and states."""
 
     def __init__(self) -> None:
         self._roots: dict[Namespace, Node] = {}
-        self._by_age: OrderedDict[Node, None] = OrderedDict()  # nodes with blocks; a node is younger than all below it
+        self._by_age: OrderedDict[Node, None] = (
+            OrderedDict()
+        )  # nodes with blocks or states; a node is younger than all below it
         self.num_bytes = 0
 
     def match(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
@@ -166,10 +172,13 @@ class RadixTree:
                 break
         return TreeMatch(tuple(nodes), at // TOKEN_BYTES, _most_recent_end(nodes[-1]) if nodes else 0)
 
-    def digest(self, max_prefixes: int, *, can_share_part: bool, private: Container[Namespace] = ()) -> PrefixDigest:
+    def digest(
+        self, max_prefixes: int, *, needs_cells: bool, needs_state: bool, private: Container[Namespace] = ()
+    ) -> PrefixDigest:
         """Hash the cached prefixes up to each node's end, where sequences branch or end, breadth first.
 
-        Leaves out private namespaces. Ends after 16 nodes a prefix, since where a memory is saved whole few nodes are cached.
+        needs_cells, needs_state: what a sequence needs to start from the end of a node: the cells of all of its path, a state.
+        Leaves out private namespaces. Ends after 16 nodes a prefix, since where states are needed few nodes are cached.
         """
         found: list[HashedPrefix] = []
         shared = (entry for entry in self._roots.items() if entry[0] not in private)
@@ -181,9 +190,9 @@ class RadixTree:
                 num_left -= 1
                 if num_left < 0:
                     return PrefixDigest(tuple(found), is_complete=False)
-                is_cached = node.is_cached(can_share_part=can_share_part)
-                if can_share_part and not is_cached:  # nothing below it is, either
+                if needs_cells and not node.has_cells():  # nothing below it is cached, either
                     continue
+                is_cached = not needs_state or node.state is not None
                 if is_cached and len(found) == max_prefixes:
                     return PrefixDigest(tuple(found), is_complete=False)
                 hasher = above.copy()
@@ -205,7 +214,7 @@ class RadixTree:
 
     def extend(self, owner: Owner, end: Node, tokens: bytes) -> Node:
         """Add tokens behind an owner's last node and return its new last node."""
-        if not end.children and end.block is None and len(end.owners) == 1:
+        if not end.children and not end.has_host and len(end.owners) == 1:
             end.tokens += tokens
             end.end += len(tokens) // TOKEN_BYTES
             return end
@@ -219,41 +228,57 @@ class RadixTree:
             node.owners.pop(owner, None)
         self.prune(end)
 
-    def put_block(self, nodes: list[Node], block: HostBlock, *, is_checkpoint: bool = False) -> None:
-        """Attach a block to these nodes, one below the other; a checkpoint to the one at whose end it was taken."""
+    def put_block(self, nodes: list[Node], block: HostBlock) -> None:
+        """Attach a block to these nodes, one below the other."""
         for node in nodes:
-            self.drop_block(node)
-            node.block, node.is_checkpoint = block, is_checkpoint
+            self._drop_block(node)
+            node.block = block
         block.num_nodes = len(nodes)
         self.num_bytes += block.data.nbytes
         self.touch(nodes[-1])
 
-    def drop_block(self, node: Node) -> None:
-        """Detach a node's block, if it has one; its bytes are freed with its last node."""
+    def put_state(self, node: Node, state: SavedState) -> None:
+        """Attach a checkpoint to the node at whose end it was taken."""
+        self._drop_state(node)
+        node.state = state
+        self.num_bytes += state.nbytes
+        self.touch(node)
+
+    def free_host(self, node: Node) -> None:
+        """Detach what a node has in host memory; the bytes of a block are freed with its last node."""
+        self._drop_block(node)
+        self._drop_state(node)
+        self._by_age.pop(node, None)
+
+    def _drop_block(self, node: Node) -> None:
         block = node.block
         if block is None:
             return
-        node.block, node.is_checkpoint = None, False
-        self._by_age.pop(node, None)
+        node.block = None
         block.num_nodes -= 1
         if not block.num_nodes:
             self.num_bytes -= block.data.nbytes
 
+    def _drop_state(self, node: Node) -> None:
+        if node.state is not None:
+            self.num_bytes -= node.state.nbytes
+            node.state = None
+
     def touch(self, node: Node) -> None:
-        """Mark the blocks on the path to this node as most recently used."""
+        """Mark what the path to this node has in host memory as most recently used."""
         for one in reversed(node.path()):
-            if one.block is not None:
+            if one.has_host:
                 self._by_age[one] = None
                 self._by_age.move_to_end(one)
 
-    def least_recent_block(self) -> Node | None:
-        """Return the node whose block was used longest ago; no node below it has a younger one."""
+    def least_recent_host(self) -> Node | None:
+        """Return the node with something in host memory that was used longest ago; none below it was used later."""
         return next(iter(self._by_age), None)
 
     def prune(self, node: Node | None) -> None:
-        """Remove this node and those above it as far as no owner, block or child needs them."""
+        """Remove this node and those above it as far as no owner, block, state or child needs them."""
         while node is not None and node.parent is not None:
-            if node.owners or node.block is not None or node.children:
+            if node.owners or node.has_host or node.children:
                 return
             parent = node.parent
             del parent.children[node.tokens[:TOKEN_BYTES]]
@@ -272,21 +297,23 @@ class RadixTree:
 
     def check(self) -> None:
         """Assert the tree's invariants."""
-        blocks = set()
+        blocks, state_bytes = set(), 0
         for node in self.nodes():
             assert node.tokens  # noqa: S101 - our own invariants
             assert node.end == node.start + len(node.tokens) // TOKEN_BYTES  # noqa: S101
             assert node.parent is not None  # noqa: S101
             assert node.parent.children[node.tokens[:TOKEN_BYTES]] is node  # noqa: S101
             assert node.start == node.parent.end  # noqa: S101
-            assert node.owners or node.block is not None or node.children  # noqa: S101
+            assert node.owners or node.has_host or node.children  # noqa: S101
             for child in node.children.values():
                 assert set(child.owners) <= set(node.owners)  # noqa: S101 - an owner of a path owns its prefix
+            assert (node in self._by_age) == node.has_host  # noqa: S101
             if node.block is not None:
-                assert node in self._by_age  # noqa: S101
                 blocks.add(node.block)
-        assert sum(block.data.nbytes for block in blocks) == self.num_bytes  # noqa: S101
-        assert all(node.block is not None for node in self._by_age)  # noqa: S101
+            if node.state is not None:
+                state_bytes += node.state.nbytes
+        assert sum(block.data.nbytes for block in blocks) + state_bytes == self.num_bytes  # noqa: S101
+        assert all(node.has_host for node in self._by_age)  # noqa: S101
 
     def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
@@ -315,7 +342,7 @@ class RadixTree:
         node.parent.children[node.tokens[:TOKEN_BYTES]] = upper
         node.start, node.tokens, node.parent = upper.end, node.tokens[at:], upper
         upper.children[node.tokens[:TOKEN_BYTES]] = node
-        if node.block is not None and not node.is_checkpoint:
+        if node.block is not None:
             upper.block = node.block
             node.block.num_nodes += 1
             self.touch(node)

@@ -57,6 +57,7 @@ class Context(Closeable):
         use_kernel_of_environment()
         self._native = _native.Context(model.native, **self._resolved)
         self.memory_class: MemoryClass = MemoryClass(self._native.memory_class)
+        self.has_state_apart: bool = self._native.has_state_apart
         # Ranges of a full-size window cache are saved in pieces of this many positions; 0: in one.
         self._piece_size = model.n_swa if self.memory_class is not model.memory_class else 0
         self.n_vocab: int = model.n_vocab
@@ -291,6 +292,16 @@ class Context(Closeable):
             -1 if end is None else _index("end", end),
         )
 
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Let an empty sequence share the cells of the first tokens of another, without the state beside them.
+
+        Where `has_state_apart`: the copy can compute after `load_cells` of what is missing and `load_state`. Otherwise raises
+        `Unsupported`.
+        """
+        self.native.copy_cells(
+            _index("from_seq_id", from_seq_id), _index("to_seq_id", to_seq_id), _index("num_tokens", num_tokens)
+        )
+
     def keep(self, seq_id: int) -> None:
         """Remove every sequence but this one."""
         self.native.keep(_index("seq_id", seq_id))
@@ -361,29 +372,72 @@ class Context(Closeable):
     def save_cells(self, seq_id: int, start: int, end: int, *, scratch_seq_id: int) -> CellState:
         """Return positions [start, end) of a sequence as stored in memory, for `load_cells` of this same context.
 
-        scratch_seq_id: an empty sequence for intermediate copies. Memory other than attention can only be saved whole: start
-        must be 0 and end all that the sequence holds, and the scratch sequence is not used. `Unsupported` otherwise.
+        scratch_seq_id: an empty sequence for intermediate copies. Where `has_state_apart`, these are the cells without the
+        state. Other memory than that and attention can only be saved whole: start must be 0 and end all that the sequence
+        holds, and the scratch sequence is not used. `Unsupported` otherwise.
         """
         seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
-        if self.memory_class is MemoryClass.ATTENTION:
-            payload = self.native.save_range(seq_id, start, end, _index("scratch_seq_id", scratch_seq_id))
-        else:
-            payload, last = self.native.save(seq_id, False)
-            if (start, end) != (0, last + 1):
-                raise Unsupported(
-                    f"this model's memory is saved whole: start must be 0 and end {last + 1}, not {start} and {end}"
-                )
+        if self._is_whole:
+            return self._save_whole(seq_id, start, end)
+        payload = self.native.save_range(seq_id, start, end, _index("scratch_seq_id", scratch_seq_id))
         payload.flags.writeable = False
         return CellState(start, end, payload)
 
     def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
-        """Append positions [start, end) of what `save_cells` returned to a sequence that holds exactly those before."""
+        """Append positions [start, end) of what `save_cells` returned to a sequence that holds exactly those before.
+
+        Where `has_state_apart`, it must be empty or have cells alone, and `load_state` follows.
+        """
         validation.instance("state", state, CellState)
         seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
-        if self.memory_class is MemoryClass.ATTENTION:
-            scratch = _index("scratch_seq_id", scratch_seq_id)
-            self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
+        if self._is_whole:
+            self._load_whole(seq_id, state, start, end)
             return
+        scratch = _index("scratch_seq_id", scratch_seq_id)
+        self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
+
+    def save_state(self, seq_id: int, num_tokens: int) -> CellState:
+        """Return the state of a sequence that holds num_tokens, for `load_state` of this same context.
+
+        Where `has_state_apart`, that is what it has beside its cells, and the range of the result is empty; else all of it.
+        """
+        seq_id, num_tokens = _index("seq_id", seq_id), _index("num_tokens", num_tokens)
+        if not self.has_state_apart:
+            return self._save_whole(seq_id, 0, num_tokens)
+        payload, last = self.native.save(seq_id, True)
+        if last + 1 != num_tokens:
+            raise InvalidParams(f"sequence {seq_id} holds {last + 1} tokens, not {num_tokens}")
+        payload.flags.writeable = False
+        return CellState(num_tokens, num_tokens, payload)
+
+    def load_state(self, seq_id: int, state: CellState, num_tokens: int) -> None:
+        """Give a sequence what `save_state` returned; where `has_state_apart`, it must hold the cells of num_tokens."""
+        validation.instance("state", state, CellState)
+        seq_id, num_tokens = _index("seq_id", seq_id), _index("num_tokens", num_tokens)
+        if not self.has_state_apart:
+            self._load_whole(seq_id, state, 0, num_tokens)
+            return
+        if (state.start, state.end) != (num_tokens, num_tokens):
+            raise InvalidParams(
+                f"this is no state that continues after {num_tokens} tokens, but {state.start} to {state.end}"
+            )
+        self.native.restore(seq_id, state.payload, True, num_tokens - 1)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether a sequence can only be saved and loaded as a whole."""
+        return self.memory_class is not MemoryClass.ATTENTION and not self.has_state_apart
+
+    def _save_whole(self, seq_id: int, start: int, end: int) -> CellState:
+        payload, last = self.native.save(seq_id, False)
+        if (start, end) != (0, last + 1):
+            raise Unsupported(
+                f"this model's memory is saved whole: start must be 0 and end {last + 1}, not {start} and {end}"
+            )
+        payload.flags.writeable = False
+        return CellState(start, end, payload)
+
+    def _load_whole(self, seq_id: int, state: CellState, start: int, end: int) -> None:
         if (start, end) != (state.start, state.end):
             raise Unsupported(f"this state is loaded whole, {state.start} to {state.end}, not {start} to {end}")
         self.native.restore(seq_id, state.payload, False, end - 1)

@@ -79,7 +79,10 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """Positions [start, end) of a sequence, in llama.cpp's format without a frame, for the context it came from."""
+    """Positions [start, end) of a sequence, in llama.cpp's format without a frame, for the context it came from.
+
+    An empty range stands for the state that lies beside the cells of `end` positions.
+    """
 
     start: int
     end: int

@@ -142,7 +142,6 @@ class Sequence:
         "computes_all",
         "drawing",
         "error",
-        "has_checkpoint",
         "key",
         "last_tick",
         "limit",
@@ -180,7 +179,6 @@ class Sequence:
         self.slot: int | None = None
         self.seq_id: int | None = None
         self.packed = bytearray(tokens)
-        self.has_checkpoint = False
         self.waits_for: PendingPrefix | None = None
         self.computes_all = False
         self.last_tick = 0

@@ -79,16 +79,8 @@ class StepPlanner:
                 return min(limit, sequence.num_scored - sequence.num_computed_tokens), num_scored
             limit = min(limit, up_to_last, num_scored)
             return limit, num_scored - limit
-        if not self._limits.can_share_part and self._stops_before_last(sequence):
-            return min(limit, up_to_last), num_scored
-        return limit, num_scored
-
-    def _stops_before_last(self, sequence: Sequence) -> bool:
-        """Whether the prompt's last token waits for a tick of its own: the state before it is for others, or for later."""
-        return self._kv_cache.needs_checkpoint(sequence) or any(
-            one.slot is None and one.reason is None and one.num_tokens == one.num_prompt_tokens
-            for one in sequence.request.sequences
-        )
+        up_to_checkpoint = self._kv_cache.tokens_to_checkpoint(sequence)
+        return limit if up_to_checkpoint is None else min(limit, up_to_checkpoint), num_scored
 
     def _itl_target_s(self) -> float:
         """Return what transfers leave of the target; at least half, so that prompts make progress."""

@@ -50,11 +50,15 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True)
 class FakeCost:
-    """The time of a pass on the manual clock: base_s + token_s for each of its tokens; saved_token_s for each saved token."""
+    """The time of a pass on the manual clock: base_s + token_s for each of its tokens.
+
+    saved_token_s: for each token whose cells are saved; saved_state_s: for each state.
+    """
 
     base_s: float = 0.01
     token_s: float = 0.001
     saved_token_s: float = 0.0
+    saved_state_s: float = 0.0
 
 
 class FakeSampler:
@@ -240,8 +244,12 @@ class FakeBackend:
         """Copy as the kind of memory allows."""
         self.memory.copy(from_seq_id, to_seq_id, num_tokens)
 
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+        """Copy cells without the state beside them."""
+        self.memory.copy_cells(from_seq_id, to_seq_id, num_tokens)
+
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
-        """Save as the kind of memory allows."""
+        """Save cells as the kind of memory allows."""
         if self._clock is not None:
             self._clock.advance(self._cost.saved_token_s * (end - start))
         return self.memory.save(seq_id, start, end)
@@ -249,6 +257,16 @@ class FakeBackend:
     def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
         """Append saved tokens."""
         self.memory.load(seq_id, data, start, end)
+
+    def save_state(self, seq_id: int, num_tokens: int) -> FakeState:
+        """Save what lies beside cells, or all that a sequence id holds."""
+        if self._clock is not None:
+            self._clock.advance(self._cost.saved_state_s)
+        return self.memory.save_state(seq_id, num_tokens)
+
+    def load_state(self, seq_id: int, data: FakeState, num_tokens: int) -> None:
+        """Load a saved state."""
+        self.memory.load_state(seq_id, data, num_tokens)
 
     def remove(self, seq_id: int) -> None:
         """Remove a sequence."""
@@ -346,6 +364,7 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
         num_cells=None if memory.kind == "recurrent" else memory.num_cells,
         max_scored=8,
         can_share_part=memory.kind == "attention",
+        has_state_apart=memory.has_state_apart,
         itl_target_s=0.05,
         max_tick_s=0.2,
         embed_tokens=256,

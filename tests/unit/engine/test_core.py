@@ -15,7 +15,7 @@ from paceline.scheduling.events import Delta, Ended, Released, Started
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
-KINDS = ("attention", "sliding_window", "recurrent")
+KINDS = ("attention", "sliding_window", "hybrid", "recurrent")
 
 
 def test_an_idle_engine_computes_nothing() -> None:

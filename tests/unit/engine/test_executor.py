@@ -166,7 +166,7 @@ def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.Lo
             raise MemoryError("no memory")
 
     executor = Executor(Full(), ManualClock())  # type: ignore[arg-type]
-    saves = [Save(1, start, end, (), b"", is_whole=False) for start, end in ((0, 5), (5, 7))]
+    saves = [Save(1, start, end, (), b"") for start, end in ((0, 5), (5, 7))]
     for _ in range(2):
         output = executor.run(StepPlan([*saves], [row(0)]))
         assert output.transfers is not None

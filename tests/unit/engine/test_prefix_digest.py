@@ -102,9 +102,7 @@ def test_prefixes_that_are_not_cached_for_others_are_not_in_it() -> None:
 
 def test_a_walk_over_many_nodes_ends_early() -> None:
     """Where few nodes are cached, the time of a tick is not spent on the others; what was left out is said."""
-    world = World(
-        limits={"can_share_part": False, "host_bytes": 0, "num_slots": 20, "num_cells": 10_000}, eos_every=10**9
-    )
+    world = World(kind="compressed", num_cells=10_000, limits={"host_bytes": 0, "num_slots": 20}, eos_every=10**9)
     for number in range(20):
         world.submit([*HEAD, 1000 + number], max_tokens=50)
     world.tick(5)
@@ -121,9 +119,10 @@ def test_what_is_no_token_id_has_no_hash() -> None:
             prefix_hash([1, one], RequestOptions())  # type: ignore[list-item]
 
 
-def test_a_memory_that_is_saved_whole_has_its_checkpoints() -> None:
+@pytest.mark.parametrize("kind", ["sliding_window", "hybrid", "recurrent", "compressed"])
+def test_a_memory_that_cannot_be_cut_has_its_checkpoints(kind: str) -> None:
     """Before the prompt's last token, and at the end."""
-    world = World(limits={"can_share_part": False, "host_bytes": 2**30}, eos_every=10**9)
+    world = World(kind=kind, limits={"host_bytes": 2**30}, eos_every=10**9)
     world.submit(FIRST, max_tokens=3)
     world.run()
     found = digest(world)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome, World
-from tests.unit.kv_cache.test_prefix_caching import KINDS, TOKEN_BYTES, WHOLE, Rig, slow_saves, text
+from tests.unit.kv_cache.test_prefix_caching import KINDS, TOKEN_BYTES, UNCUT, Rig, slow_saves, text
 
 from paceline.testing.fake_memory import FakeMemory, FakeState
 
@@ -180,9 +180,9 @@ def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
     other.check_done()
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kind", UNCUT)
 def test_a_prefix_without_a_state_exports_nothing(kind: str) -> None:
-    """Where memory is saved whole there is no part of a state."""
+    """Where memory cannot be cut there is no part of a state."""
     world = Rig(kind=kind)
     world.ask(text(100))
     key = world.export(text(50))

@@ -12,7 +12,7 @@ from paceline.testing.fake_memory import FakeState
 
 
 def save(num_tokens: int) -> Save:
-    return Save(0, 10, 10 + num_tokens, ("all",), b"", is_whole=False)
+    return Save(0, 10, 10 + num_tokens, ("all",), b"")
 
 
 def load(num_tokens: int) -> Load:

@@ -1,4 +1,4 @@
-"""The fake memory: cells, holders, and the manners of three kinds."""
+"""The fake memory: cells, holders, and the manners of each kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def test_there_is_no_room_beyond_the_cells() -> None:
     assert (endless.num_used, endless.length(0)) == (0, 50)
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "recurrent"])
+UNCUT: list[Kind] = ["sliding_window", "hybrid", "recurrent", "compressed"]
+APART: list[Kind] = ["sliding_window", "hybrid"]
+
+
+@pytest.mark.parametrize("kind", UNCUT)
 def test_only_attention_copies_parts(kind: Kind) -> None:
     """Other kinds refuse to copy a part of a sequence."""
     one = memory(kind)
@@ -51,6 +55,68 @@ def test_only_attention_copies_parts(kind: Kind) -> None:
         one.copy(0, 1, 2)
     one.copy(0, 1, 3)
     assert one.hashes(1) == one.hashes(0)
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_cells_without_their_state_cannot_go_on(kind: Kind) -> None:
+    """A copy of cells, and loaded ones, compute only when the state of their place is there; then as the source did."""
+    one = memory(kind, num_cells=60)
+    one.append(0, 0, list(range(1, 21)))
+    saved = one.save_state(0, 20)
+    one.append(0, 20, [7, 8])
+    expected = one.append(0, 22, [9])
+    one.copy_cells(0, 1, 20)
+    assert one.num_used == 23
+    for act in (
+        lambda: one.append(1, 20, [7]),
+        lambda: one.save_state(1, 20),
+        lambda: one.copy(1, 2, 20),
+        lambda: one.load_state(1, saved, 19),
+    ):
+        with pytest.raises(InvalidParams):
+            act()
+    one.load_state(1, saved, 20)
+    assert one.append(1, 20, [7, 8, 9]) == expected
+    with pytest.raises(InvalidParams, match="has a state"):
+        one.load(1, one.save(0, 0, 23), 23, 23)
+    one.load(2, one.save(0, 0, 10), 0, 10)
+    one.load(2, one.save(0, 10, 20), 10, 20)
+    one.load_state(2, saved, 20)
+    assert one.append(2, 20, [7, 8, 9]) == expected
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_a_state_of_other_tokens_changes_what_follows(kind: Kind) -> None:
+    """It can be loaded, as a real one can: the hashes tell."""
+    one = memory(kind, num_cells=60)
+    one.append(0, 0, [1, 2, 3])
+    one.append(1, 0, [1, 2, 4])
+    other = one.save_state(1, 3)
+    one.copy_cells(0, 2, 3)
+    one.load_state(2, other, 3)
+    assert one.append(2, 3, [5]) != one.append(0, 3, [5])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "compressed"])
+def test_a_state_is_all_where_nothing_lies_apart(kind: Kind) -> None:
+    """Saved whole, loaded into an empty sequence; no cells are copied, saved or loaded apart."""
+    one = memory(kind)
+    one.append(0, 0, [1, 2, 3])
+    state = one.save_state(0, 3)
+    for act in (
+        lambda: one.copy_cells(0, 1, 2),
+        lambda: one.save(0, 0, 3),
+    ):
+        with pytest.raises(Unsupported):
+            act()
+    with pytest.raises(InvalidParams):
+        one.load_state(0, state, 3)
+    one.load_state(1, state, 3)
+    assert one.append(1, 3, [4]) == one.append(0, 3, [4])
+    with pytest.raises(InvalidParams, match="not 3"):
+        one.save_state(0, 3)
+    with pytest.raises(InvalidParams):
+        memory().save_state(0, 0)
 
 
 def test_misuse_is_refused() -> None:

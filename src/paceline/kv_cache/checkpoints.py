@@ -1,0 +1,103 @@
+"""Where running sequences stop in their prompts, so that their states can be saved or taken over. Pure.
+
+    prompt     [system prompt of 1,024][question]
+    places                             ^branch  ^all but the last token          and every so many tokens between
+
+A memory that cannot be cut is of use to others only as it was at some place. Places are where prompts have been seen to
+branch, where waiting sequences want to start, all but the last token of a prompt, and others at regular intervals. A pass
+ends at a place, which costs little beside saving the state. Saving takes at most a fiftieth of the time to compute an
+interval, and a quarter of that to compute what leads to a branch, which others have; the regular checkpoints of one prompt fill
+at most an eighth of host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+from paceline.kv_cache.interfaces import CacheSequence, ComputeCost, KVCacheLimits
+from paceline.kv_cache.offload import BLOCK_TOKENS, MIN_CACHED_TOKENS, TransferCost
+from paceline.kv_cache.radix_tree import Node
+
+MIN_SPACING_TOKENS = 64
+"""Between two places; only the one before a prompt's last token may be closer to one where prompts branch."""
+
+_REGULAR_COST = 0.02  # of the time to compute an interval, for saving a state
+_BRANCH_COST = 0.25  # of the time to compute what leads to it
+_HOST_SHARE = 8  # a prompt's regular checkpoints fill at most 1/8 of host memory
+
+
+class CheckpointPlaces:
+    """The places of running sequences that they have not reached, in order. Empty for most that decode."""
+
+    def __init__(self, limits: KVCacheLimits, transfers: TransferCost, cost: ComputeCost) -> None:
+        self._limits, self._transfers, self._cost = limits, transfers, cost
+        self._places: dict[CacheSequence, list[int]] = {}
+
+    def begin(self, sequence: CacheSequence, end: Node) -> None:
+        """Choose the places of a sequence that begins to run. end: of its prompt in the radix tree."""
+        start, last = sequence.num_computed_tokens, sequence.num_prompt_tokens - 1
+        if not (self._limits.host_bytes and sequence.writes_cache) or last <= max(start, MIN_CACHED_TOKENS):
+            return
+        branches = [node.end for node in end.path() if len(node.children) > 1 and node.end < last]
+        chosen = spaced(branches[::-1], [], start, self._spacing(_BRANCH_COST))
+        spacing = self._spacing(_REGULAR_COST)
+        chosen += spaced(self._regular(start, last, spacing), [*chosen, last], start, spacing)
+        self._places[sequence] = sorted([*chosen, last])
+
+    def request(self, sequence: CacheSequence, end: int) -> int:
+        """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where."""
+        places = self._places.setdefault(sequence, [])
+        index = bisect_left(places, end)
+        if index < len(places) and places[index] == end:
+            return end
+        if index and places[index - 1] > max(sequence.num_computed_tokens, end - MIN_SPACING_TOKENS):
+            return places[index - 1]
+        insort(places, end)
+        return end
+
+    def tokens_left(self, sequence: CacheSequence) -> int | None:
+        """Return how many tokens there are to the next place; None without one."""
+        places = self._places.get(sequence)
+        return places[0] - sequence.num_computed_tokens if places else None
+
+    def take_due(self) -> Iterable[CacheSequence]:
+        """Return the sequences that are at a place, and forget the places that sequences have reached."""
+        return list(self._due()) if self._places else ()
+
+    def end(self, sequence: CacheSequence) -> None:
+        """Forget a sequence that runs no longer."""
+        self._places.pop(sequence, None)
+
+    def _due(self) -> Iterator[CacheSequence]:
+        for sequence, places in list(self._places.items()):
+            place = 0
+            while places and places[0] <= sequence.num_computed_tokens:
+                place = places.pop(0)
+            if not places:
+                del self._places[sequence]
+            if place and place == sequence.num_computed_tokens:
+                yield sequence
+
+    def _spacing(self, cost: float) -> int:
+        """Return the least number of tokens between places: saving a state costs this share of computing them."""
+        token_s = self._cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
+        if token_s <= 0:
+            return MIN_SPACING_TOKENS
+        return max(MIN_SPACING_TOKENS, math.ceil(self._transfers.state_seconds(1) / (cost * token_s)))
+
+    def _regular(self, start: int, last: int, spacing: int) -> range:
+        """Return places at multiples of an interval, a block doubled as often as needed, so that prompts have the same ones."""
+        in_host = last * self._transfers.state_bytes * _HOST_SHARE / self._limits.host_bytes
+        interval = BLOCK_TOKENS << max(0, math.ceil(math.log2(max(spacing, in_host) / BLOCK_TOKENS)))
+        return range((start // interval + 1) * interval, last, interval)
+
+
+def spaced(places: Iterable[int], others: Iterable[int], start: int, spacing: int) -> list[int]:
+    """Return the first of these places that are far enough from `start`, from others and from each other."""
+    chosen: list[int] = []
+    for place in places:
+        if place >= start + spacing and all(abs(place - other) >= spacing for other in (*others, *chosen)):
+            chosen.append(place)
+    return chosen
