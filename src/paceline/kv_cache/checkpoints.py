@@ -25,6 +25,7 @@ MIN_SPACING_TOKENS = 64
 
 _REGULAR_COST = 0.02  # of the time to compute an interval, for saving a state
 _BRANCH_COST = 0.25  # of the time to compute what leads to it
+_UNKNOWN_INTERVAL = 8 * BLOCK_TOKENS  # before the first state, which may take a millisecond or fifty
 _HOST_SHARE = 8  # a prompt's regular checkpoints fill at most 1/8 of host memory
 
 
@@ -89,7 +90,8 @@ class CheckpointPlaces:
 
     def _regular(self, start: int, last: int, spacing: int) -> range:
         """Return places at multiples of an interval, a block doubled as often as needed, so that prompts have the same ones."""
-        in_host = last * self._transfers.state_bytes * _HOST_SHARE / self._limits.host_bytes
+        state_bytes = self._transfers.state_bytes
+        in_host = last * state_bytes * _HOST_SHARE / self._limits.host_bytes if state_bytes else _UNKNOWN_INTERVAL
         interval = BLOCK_TOKENS << max(0, math.ceil(math.log2(max(spacing, in_host) / BLOCK_TOKENS)))
         return range((start // interval + 1) * interval, last, interval)
 

@@ -1146,12 +1146,21 @@ def test_a_place_where_prompts_were_seen_to_branch_has_a_checkpoint(kind: str) -
 def test_long_prompts_have_checkpoints_at_intervals(kind: str) -> None:
     """A prompt that branches off where none did before starts from the last of them before its own."""
     world = Rig(kind=kind, num_cells=8192, limits={"host_bytes": 10_000_000})
+    world.ask(text(100, 2))  # what a state takes is known then
     world.ask(text(3000))
     outcome = world.ask([*text(3000)[:1700], *text(30, 1)])
     assert world.shared(outcome) == [(1536, "host")]
     assert world.computed(outcome) == 1730 - 1536
     world.check_output_as_alone(outcome)
     world.check_done()
+
+
+def test_the_first_long_prompt_has_few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a state takes is not known yet."""
+    world = Rig(kind="hybrid", num_cells=16384, limits={"host_bytes": 10_000_000})
+    done = operations_of(world, monkeypatch)
+    world.ask(text(6000))
+    assert sorted(saved_states(done)) == [4096, 5999, 6000]
 
 
 def test_states_that_take_long_to_save_have_checkpoints_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
