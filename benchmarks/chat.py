@@ -8,7 +8,10 @@ ttft     the same prompt as a chat and as a completion, both streamed by `paceli
          interleaved pairs: milliseconds to the first event, and the median of the differences. The prompt is cached after
          the first pair, so what is left is rendering, tokenising, constraining and reading.
 
-Figures of ttft are differences within one run; run it on a quiet machine.
+Figures of ttft are differences within one run; run it on a quiet machine. On two shared cores a plain chat took 2.0 and 2.1 ms
+longer than its completion, one with a tool 4.5 and 3.7 ms (two runs of 60 pairs). Its preparation is 0.7 ms (plain) and 1.3 ms
+(a tool), of which the template is 0.5 and 0.6 ms and tokenising 0.1 and 0.3 ms; grammar and parser of the tools are kept from
+the turn before. The rest is the larger body, turns of threads, and reading the first piece with the parser.
 """
 
 from __future__ import annotations
