@@ -65,6 +65,15 @@ def contents(message: anthropic.types.Message) -> list[dict[str, Any]]:
     return [{name: value for name, value in block.items() if name not in ("id", "parsed_output")} for block in blocks]
 
 
+def test_models_are_listed_as_anthropics(client: anthropic.Anthropic) -> None:
+    """With a name to show and the time of creation, in a page that is the last."""
+    page = client.models.list()
+    (listed,) = page.data
+    assert (listed.id, listed.display_name, listed.type, page.has_more) == ("tale", "tale", "model", False)
+    assert listed.created_at.year > 2000
+    assert client.models.retrieve("tale") == listed
+
+
 def test_a_message_has_anthropics_shape(world: OpenAIServer, client: anthropic.Anthropic) -> None:
     """Its prompt is that of the same conversation in OpenAI's API."""
     message = create(client, thinking=PLAIN, system="You tell tales.")

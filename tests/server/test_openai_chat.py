@@ -364,6 +364,28 @@ def test_thinking_can_be_left_out_of_a_response(client: openai.OpenAI) -> None:
     assert parts[-1].finish_reason == "tool_calls"
 
 
+def test_tokens_of_thinking_are_counted(world: OpenAIServer, client: openai.OpenAI) -> None:
+    """Streamed or not, and shown or not: as many as its text has; none where there is none."""
+    options: Any = {"model": "tale", "messages": ASKED, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    hidden: Any = {"extra_body": {"include_reasoning": False}}
+    shown, without = (client.chat.completions.create(**options, **more) for more in ({}, hidden))
+    num_tokens = len(world.engine.tokenizer.encode(shown.choices[0].message.model_extra["reasoning_content"]))  # type: ignore[index]
+    options["stream_options"] = {"include_usage": True}
+    with client.chat.completions.create(stream=True, **options) as stream:
+        (streamed_usage,) = [chunk.usage for chunk in stream if chunk.usage is not None]
+    counts = [
+        usage.completion_tokens_details.reasoning_tokens
+        for usage in (shown.usage, without.usage, streamed_usage)
+        if usage is not None and usage.completion_tokens_details is not None
+    ]
+    assert len(set(counts)) == 1
+    assert abs(counts[0] - num_tokens) <= 3  # they need not be those of an encoder
+    plain = chat(client, extra_body={"reasoning_format": "none"}).usage
+    assert plain is not None
+    assert plain.completion_tokens_details is not None
+    assert plain.completion_tokens_details.reasoning_tokens == 0
+
+
 def test_a_client_that_hangs_up_in_the_middle_of_a_call_frees_its_slot(world: OpenAIServer) -> None:
     """Between two parts of arguments that would go on for long."""
     note = {"type": "object", "properties": {"text": {"type": "string", "minLength": 600}}, "required": ["text"]}

@@ -51,7 +51,17 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own 
     "json_allowed_escapes": '"\\bfnrt',
     "json_allow_general_unicode_escapes": False,
 }
-_LIMITS: Final[dict[str, Any]] = {"max_items_in_row": 8000, "verbose_errors": False}
+# What llguidance may spend, beyond which it refuses a grammar or ends a row with an error. Its fuel is counted in steps of its
+# automata, not in time: a compile cannot be interrupted, so that a limit of time would leave its thread running.
+_LIMITS: Final[dict[str, Any]] = {
+    "max_grammar_size": 500_000,  # symbols of a compiled grammar
+    "initial_lexer_fuel": 1_000_000,  # of compiling it
+    "step_lexer_fuel": 200_000,  # of a mask
+    "step_max_items": 50_000,  # of the parser for a mask
+    "max_items_in_row": 8_000,  # of these for one lexeme
+    "max_lexer_states": 250_000,
+    "verbose_errors": False,
+}
 _KEYWORD_HINTS: Final = (  # of llguidance's errors, and the keywords that they are about
     ("oneOf", ("oneOf",)),
     ("Unknown format", ("format",)),

@@ -23,28 +23,45 @@ _LARK_TOKEN: Final = re.compile(
 def longest_chain(definitions: Mapping[str, Definition]) -> int:
     """Return an upper bound of the nesting along any chain of references, in time linear in these.
 
-    Definitions on a cycle, or that lead to one, count all together, as it may be entered and followed in any order.
+    Definitions that refer to one another in a circle count all together, as they may be followed in any order, each once.
     """
-    users: dict[str, list[str]] = {}
-    missing: dict[str, int] = {}
-    for name, (_, references) in definitions.items():
-        known = references & definitions.keys()
-        missing[name] = len(known)
-        for one in known:
-            users.setdefault(one, []).append(name)
-    depths = {name: definitions[name][0] for name in definitions}
-    ready = [name for name, count in missing.items() if not count]
-    resolved = 0
-    while ready:
-        name = ready.pop()
-        resolved = max(resolved, depths[name])
-        del missing[name]
-        for user in users.get(name, ()):
-            depths[user] = max(depths[user], definitions[user][0] + depths[name])
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
-    return resolved + sum(definitions[name][0] for name in missing)
+    longest: dict[str, int] = {}
+    for circle in _circles({name: references & definitions.keys() for name, (_, references) in definitions.items()}):
+        below = (longest[one] for name in circle for one in definitions[name][1] if one in longest)
+        depth = sum(definitions[name][0] for name in circle) + max(below, default=0)
+        longest.update(dict.fromkeys(circle, depth))
+    return max(longest.values(), default=0)
+
+
+def _circles(references: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
+    """Yield the strongly connected parts of a graph, each after those that it leads to (Tarjan 1972)."""
+    order: dict[str, int] = {}  # of the first visits
+    lowest: dict[str, int] = {}  # the first visited that can be reached, of those on the stack
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    for root in references:
+        path = [] if root in order else [(root, iter(references[root]))]
+        while path:
+            name, rest = path[-1]
+            if name not in order:
+                order[name] = lowest[name] = len(order)
+                stack.append(name)
+                on_stack.add(name)
+            child = next((one for one in rest if one not in order or one in on_stack), None)
+            if child is not None and child not in order:
+                path.append((child, iter(references[child])))
+            elif child is not None:
+                lowest[name] = min(lowest[name], order[child])
+            else:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[name])
+                if lowest[name] == order[name]:
+                    circle = [stack.pop()]
+                    while circle[-1] != name:
+                        circle.append(stack.pop())
+                    on_stack.difference_update(circle)
+                    yield circle
 
 
 def schema_nesting(schema: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ _TOKEN: Final = re.compile(
     r"""\\[pPxuU]\{[^}]*\} | \\. | \[\^?\]?(?:\\.|[^\\\]])*\] | \{\d*(?:,\d*)?\} | .""", re.DOTALL | re.VERBOSE
 )
 _COUNT: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
-_FLAGS: Final = re.compile(r"\(\?[a-zA-Z]*x[a-zA-Z-]*[:)]")
+_FLAGS: Final = re.compile(r"\(\?[a-zA-Z-]+[:)]")
 
 
 def unsupported_syntax(pattern: str) -> str | None:
@@ -22,8 +22,9 @@ def unsupported_syntax(pattern: str) -> str | None:
             sign = next((sign for sign in ("[", "&&", "--", "~~") if sign in inside), None)
             if sign is not None:
                 return f"{sign} in a class has another meaning here; write it with a backslash"
-        if text == "(" and _FLAGS.match(pattern, match.start()):
-            return "the flag x is not known"
+        flags = _FLAGS.match(pattern, match.start()) if text == "(" else None
+        if flags is not None:
+            return f"flags such as {flags[0]} are not known in JSON Schema; write both cases of a letter as [aA]"
     return None
 
 

@@ -70,6 +70,11 @@ class RunningChat:
         return self._running.prompts
 
     @property
+    def supports_thinking(self) -> bool:
+        """Whether the format has a place for thinking."""
+        return self.request.rendered.supports_thinking
+
+    @property
     def heartbeat_s(self) -> float:
         """Seconds between comments on an idle stream."""
         return self._running.heartbeat_s

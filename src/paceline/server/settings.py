@@ -50,7 +50,8 @@ class ServerSettings:
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /), responses_store (responses that are kept of each
-    tenant; 0: none) and responses_store_bytes (of each tenant's). Slots are saved where engine_options have a state_folder.
+    tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all; None:
+    four times as many). Slots are saved where engine_options have a state_folder.
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
@@ -104,6 +105,7 @@ class ServerSettings:
     start_page: bool = True
     responses_store: int = 0
     responses_store_bytes: int = 256 << 20
+    responses_store_total_bytes: int | None = None
 
     log_level: str = "info"
     log_json: bool = False

@@ -70,10 +70,11 @@ class RunningTimings:
         )
 
 
-def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
+def usage_body(usages: Sequence[Usage], num_reasoning: int | None = None) -> dict[str, Any]:
     """Return the `usage` of one HTTP request from those of its prompts.
 
-    `cached_from` is included if it is the same for all prompts that had cached tokens.
+    `cached_from` is included if it is the same for all prompts that had cached tokens. num_reasoning: tokens of thinking, in
+    chats.
     """
     prompt = sum(one.prompt_tokens for one in usages)
     completion = sum(one.completion_tokens for one in usages)
@@ -87,8 +88,8 @@ def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
     }
+    of_completion = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
     drafts = sum(one.draft_tokens for one in usages)
     if drafts:
-        accepted = sum(one.accepted_tokens for one in usages)
-        body["completion_tokens_details"] = {"draft_tokens": drafts, "accepted_draft_tokens": accepted}
-    return body
+        of_completion |= {"draft_tokens": drafts, "accepted_draft_tokens": sum(one.accepted_tokens for one in usages)}
+    return body | ({"completion_tokens_details": of_completion} if of_completion else {})

@@ -70,7 +70,9 @@ def test_many_definitions_beside_one_another_are_no_chain() -> None:
 
 def test_nesting_of_references() -> None:
     assert longest_chain({"a": (2, frozenset("b")), "b": (3, frozenset("x")), "c": (1, frozenset("a"))}) == 6
-    assert longest_chain({"a": (2, frozenset("b")), "b": (3, frozenset("a")), "c": (1, frozenset())}) == 6
+    assert longest_chain({"a": (2, frozenset("b")), "b": (3, frozenset("a")), "c": (1, frozenset())}) == 5
+    circles = {"a": (1, frozenset("bc")), "b": (2, frozenset("ac")), "c": (4, frozenset("d")), "d": (8, frozenset("c"))}
+    assert longest_chain({"x": (16, frozenset("a")), **circles, "y": (20, frozenset("y"))}) == 31
     assert schema_nesting({"$ref": "#n", "$defs": {"n": {"$anchor": "n", "items": {"$ref": "#/$defs/a~1%25"}}}}) == 3
     assert lark_nesting('start: (a | "b" a)\na: ("(" B) // ((\nB: /[(]/\n') == 5
 
@@ -116,3 +118,28 @@ def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> 
             go.set()
         assert all(one.result(timeout=5) for one in waiting)
     assert calls == [("regex", "b")]
+
+
+def test_mutual_recursion_is_bounded_by_its_circles_alone() -> None:
+    """Many small circles, as of the syntax of a language, nest no deeper than the deepest of them."""
+    names = [f"node{number}" for number in range(200)]
+
+    def node(name: str) -> dict[str, Any]:
+        children = {"type": "array", "items": {"$ref": f"#/$defs/{name}_list"}}
+        return {"type": "object", "properties": {"kind": {"const": name}, "children": children}, "required": ["kind"]}
+
+    defs = {name: node(name) for name in names}
+    lists = {f"{name}_list": {"type": "array", "items": {"$ref": f"#/$defs/{name}"}} for name in names}
+    schema = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": {**defs, **lists}}
+    assert schema_nesting(schema) < 10
+    check_constraint(SamplingParams(json_schema=schema))
+
+
+def test_circles_are_found_in_linear_time() -> None:
+    """A chain of many definitions, and one circle of all of them."""
+    size = 50_000
+    started = time.perf_counter()
+    chain = {str(number): (1, frozenset({str(number + 1)})) for number in range(size)}
+    assert longest_chain(chain) == size
+    assert longest_chain({**chain, str(size - 1): (1, frozenset({"0"}))}) == size
+    assert time.perf_counter() - started < 5

@@ -148,6 +148,9 @@ def test_a_keyword_of_the_wrong_type_is_refused_by_its_name(wrong: dict[str, Any
         {"type": "string", "pattern": "x[a&&b]"},
         {"type": "object", "patternProperties": {"[a~~b]": {}}},
         {"type": "string", "pattern": "(?x)a b"},
+        {"type": "string", "pattern": "a(?i)b"},
+        {"type": "string", "pattern": "(?i:a)b"},
+        {"type": "object", "patternProperties": {"(?-u)a": {}}},
         {"type": "array", "prefixItems": [{"const": 2}], "items": [{"const": 1}]},
     ],
 )

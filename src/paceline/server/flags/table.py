@@ -468,6 +468,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Responses of /v1/responses that are kept in memory for each tenant; 0: none.", ours=True),
         Flag("--responses-store-bytes", "N", read.integer(1, 2**42), Store("server.responses_store_bytes"),
              "Most bytes that they have together, for each tenant.", ours=True),
+        Flag("--responses-store-total-bytes", "N", read.integer(1, 2**42), Store("server.responses_store_total_bytes"),
+             "Most bytes that those of all tenants have together.", default="four times --responses-store-bytes", ours=True),
         Flag("--slot-save-path", "FOLDER", read.path, Store("engine.state_folder", setters.state_folder),
              "Folder where slots are saved; without it they cannot be.", default="none"),
     ),

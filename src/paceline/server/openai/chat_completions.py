@@ -43,7 +43,10 @@ from paceline.server.openai.responses import (
 from paceline.server.running_chat import start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
+from paceline.server.token_aligner import TokenAligner
 from paceline.streaming import FinishReason, TokenLogprobs
+
+_MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
 
 
 def routes(service: Service) -> APIRouter:
@@ -78,6 +81,7 @@ def routes(service: Service) -> APIRouter:
             object="chat.completion.chunk" if streaming else "chat.completion",
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
             shows_thinking=body.include_reasoning is not False,
+            thinking_pieces=service.engine().tokenizer.pieces(True) if running.supports_thinking else (),
         )
         if streaming:
             return EventStream(running, ChatCompletionStream(options), failure=openai_error_event)
@@ -213,7 +217,18 @@ def chat_body(options: ResponseOptions, completion: ChatCompletion) -> bytes:
     """Encode a response that is not streamed."""
     warnings = [str(choice.warning) for choice in completion.choices if choice.warning is not None]
     choices = [_chat_choice(options, completion, choice) for choice in completion.choices]
-    return options.whole(choices, [completion.usage], warnings)
+    return options.whole(
+        choices, [completion.usage], warnings, sum(_num_reasoning(options, one) for one in completion.choices)
+    )
+
+
+def _num_reasoning(options: ResponseOptions, choice: ChatChoice) -> int:
+    """Return the number of tokens that the text of a message's thinking has."""
+    if not (options.thinking_pieces and choice.message.reasoning_content):
+        return 0
+    aligner = TokenAligner(options.thinking_pieces)
+    aligner.add(choice.token_ids, ())
+    return aligner.take(choice.message.reasoning_content)[0]
 
 
 def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: ChatChoice) -> ChatBodyChoice:
@@ -262,9 +277,14 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
     def __init__(self, options: ResponseOptions) -> None:
         super().__init__(options)
         self._begun: set[int] = set()
+        pieces = options.thinking_pieces
+        self._aligners = [TokenAligner(pieces, max_bytes=_MAX_UNREAD_BYTES) for _ in range(options.n)] if pieces else []
+        self._events.num_reasoning = 0
 
     def _choices(self, prompt: int, chunk: ChatChunk) -> list[ChatChunkChoice]:
         options, choices = self._options, []
+        if self._aligners:
+            self._count_thinking(chunk)
         if chunk.choice not in self._begun:
             self._begun.add(chunk.choice)
             extras: dict[str, Any] = prompt_extras(options, prompt, self._scores[prompt].values)
@@ -292,6 +312,17 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
                 )
             )
         return choices
+
+    def _count_thinking(self, chunk: ChatChunk) -> None:
+        aligner = self._aligners[chunk.choice]
+        aligner.add(chunk.token_ids, ())
+        for delta in chunk.deltas:
+            if delta.tool_call is not None:
+                aligner.clear()
+                continue
+            num_tokens, _ = aligner.take(delta.reasoning_content or delta.content)
+            if delta.reasoning_content:
+                self._events.num_reasoning = (self._events.num_reasoning or 0) + num_tokens
 
 
 def _delta(delta: MessageDelta) -> ChatDelta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -45,7 +46,12 @@ def _model_routes(service: Service) -> APIRouter:
     async def models() -> dict[str, Any]:
         """List the model under its first name, with facts of its file."""
         name = service.names[0]
-        return {"models": [_listed_model(name)], "object": "list", "data": [model_body(service, name)]}
+        page = {
+            "has_more": False,
+            "first_id": name,
+            "last_id": name,
+        }  # Anthropic's, as type, display_name and created_at
+        return {"models": [_listed_model(name)], "object": "list", "data": [model_body(service, name)], **page}
 
     router.add_api_route("/v1/models", models, methods=["GET"], summary="The models")
     router.add_api_route("/models", models, methods=["GET"], summary="As /v1/models")
@@ -64,10 +70,12 @@ def _model_routes(service: Service) -> APIRouter:
 def model_body(service: Service, name: str) -> dict[str, Any]:
     """Return OpenAI's description of a model, with llama-server's members: aliases, tags, facts of its file.
 
-    There are no facts before it is loaded.
+    There are no facts before it is loaded. type, display_name and created_at are Anthropic's.
     """
     settings = service.settings
     body: dict[str, Any] = {"id": name, "object": "model", "created": service.created, "owned_by": "paceline"}
+    created_at = datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body |= {"type": "model", "display_name": name, "created_at": created_at}
     body |= {"aliases": list(dict.fromkeys(settings.aliases)), "tags": list(dict.fromkeys(settings.tags))}
     return body | {"meta": _meta(service) if service.is_loaded else None}
 

@@ -98,8 +98,9 @@ class ResponseOptions:
     text_pieces, token_pieces: the bytes of every token, without and with those of control tokens. prompts: token ids.
     num_top: the number of most likely tokens reported with each token; None: no log-probabilities.
     wants_prompt_logprobs: report those of the prompt by themselves. echoes: repeat the prompt's text, and with it its
-    log-probabilities if any are reported. shows_thinking: whether thinking is part of a chat's message. clock: for timings
-    in every event; None: in the last one only.
+    log-probabilities if any are reported. shows_thinking: whether thinking is part of a chat's message. thinking_pieces: as
+    token_pieces, where a chat's format has thinking, whose tokens are counted. clock: for timings in every event; None: in the
+    last one only.
     """
 
     id: str
@@ -115,6 +116,7 @@ class ResponseOptions:
     echoes: bool = False
     wants_prompt_logprobs: bool = False
     shows_thinking: bool = True
+    thinking_pieces: Pieces = ()
     token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -132,10 +134,16 @@ class ResponseOptions:
         wanted = self.wants_prompt_logprobs or (self.echoes and self.num_top is not None)
         return len(self.prompts[prompt]) - 1 if wanted else 0
 
-    def whole(self, choices: Sequence[Any], usages: Sequence[Usage], warnings: Sequence[str] = ()) -> bytes:
-        """Encode a response that is not streamed."""
+    def whole(
+        self,
+        choices: Sequence[Any],
+        usages: Sequence[Usage],
+        warnings: Sequence[str] = (),
+        num_reasoning: int | None = None,
+    ) -> bytes:
+        """Encode a response that is not streamed. num_reasoning: tokens of thinking, in chats."""
         closing = self.closing(usages, warnings)
-        return _encode({**self.head, "choices": choices, "usage": usage_body(usages), **closing})
+        return _encode({**self.head, "choices": choices, "usage": usage_body(usages, num_reasoning), **closing})
 
     def closing(self, usages: Sequence[Usage], warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the members at the end of a response or stream: timings of a single prompt, and warnings."""
@@ -164,7 +172,10 @@ def prompt_extras(options: ResponseOptions, prompt: int, scores: Sequence[TokenL
 
 
 class EventEncoder:
-    """Encodes the events of one stream: the head once for all, usage and warnings with the last event."""
+    """Encodes the events of one stream: the head once for all, usage and warnings with the last event.
+
+    num_reasoning: tokens of thinking so far, in chats.
+    """
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
@@ -172,6 +183,7 @@ class EventEncoder:
         self._tail = b'],"usage":null}' if options.include_usage else b"]}"
         self._num_prompt = sum(map(len, options.prompts))
         self._num_generated = 0
+        self.num_reasoning: int | None = None
         self._usages: list[Usage] = []
         self._warnings: list[str] = []
         clock = options.clock
@@ -197,7 +209,9 @@ class EventEncoder:
         event = self._head + _encode(choice) + self._tail
         if self._options.continuous_usage:
             usage = Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)
-            event = self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage])) + b"}"
+            event = (
+                self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage], self.num_reasoning)) + b"}"
+            )
         if self._timings is None or self.is_over:
             return event
         return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
@@ -207,7 +221,7 @@ class EventEncoder:
         closing = self._options.closing(self._usages, self._warnings)
         if not self._options.include_usage:
             return [_with_members(last, closing)]
-        usage = self._head + b'],"usage":' + _encode(usage_body(self._usages)) + b"}"
+        usage = self._head + b'],"usage":' + _encode(usage_body(self._usages, self.num_reasoning)) + b"}"
         return [last, _with_members(usage, closing)]
 
 

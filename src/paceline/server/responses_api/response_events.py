@@ -23,8 +23,8 @@ from paceline.server.responses_api.response_object import (
     text_part,
     usage_of,
 )
-from paceline.server.responses_api.token_aligner import TokenAligner
 from paceline.server.sse import named_event
+from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, Usage
 

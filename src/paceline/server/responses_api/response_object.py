@@ -15,7 +15,7 @@ from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob, Pieces
 from paceline.server.responses_api.input_items import Item, new_item_id
 from paceline.server.responses_api.responses_body import ResponsesBody
-from paceline.server.responses_api.token_aligner import TokenAligner
+from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import final_timings
 from paceline.streaming import FinishReason, Usage
 

@@ -1,4 +1,4 @@
-"""Keeps responses with the conversations that led to them, in memory, within bounds for each tenant. Any thread."""
+"""Keeps responses with the conversations that led to them, in memory, within bounds for each tenant and all. Any thread."""
 
 from __future__ import annotations
 
@@ -54,12 +54,18 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by tenant and id. Each tenant has so many of them and so many bytes; the one used least recently goes."""
+    """Responses by tenant and id, within bounds; the one used least recently goes, of the tenant's or of all."""
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """max_responses, max_bytes: of a tenant; without responses nothing is ever stored."""
-        self._max_responses, self._max_bytes = max_responses, max_bytes
+    def __init__(self, max_responses: int, max_bytes: int, max_total_bytes: int | None = None) -> None:
+        """Begin without responses.
+
+        max_responses, max_bytes: of a tenant; without responses nothing is ever stored. max_total_bytes: of all; None:
+        four times as many as of one tenant.
+        """
+        self._max_total_bytes = 4 * max_bytes if max_total_bytes is None else max_total_bytes
+        self._max_responses, self._max_bytes = max_responses, min(max_bytes, self._max_total_bytes)
         self._by_tenant: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._by_use: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._num_bytes: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -77,16 +83,19 @@ class ResponseStore:
         entry = StoredResponse(response["id"], msgspec.json.encode(response), conversation, len(output))
         if entry.num_bytes > self._max_bytes:
             return (
-                f"store: the response and its conversation have {entry.num_bytes} bytes, more than the {self._max_bytes} of "
-                "--responses-store-bytes; it was not stored"
+                f"store: the response and its conversation have {entry.num_bytes} bytes, more than the {self._max_bytes} that "
+                "--responses-store-bytes and --responses-store-total-bytes leave; it was not stored"
             )
         with self._lock:
             self._remove(tenant, entry.id)
             entries = self._by_tenant.setdefault(tenant, OrderedDict())
             entries[entry.id] = entry
+            self._by_use[tenant, entry.id] = None
             self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + entry.num_bytes
             while len(entries) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
                 self._remove(tenant, next(iter(entries)))
+            while sum(self._num_bytes.values()) > self._max_total_bytes:
+                self._remove(*next(iter(self._by_use)))
         return None
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -96,6 +105,7 @@ class ResponseStore:
             found = entries.get(response_id)
             if found is not None:
                 entries.move_to_end(response_id)
+                self._by_use.move_to_end((tenant, response_id))
             return found
 
     def delete(self, tenant: str, response_id: str) -> bool:
@@ -120,5 +130,6 @@ class ResponseStore:
     def _remove(self, tenant: str, response_id: str) -> bool:
         found = self._by_tenant.get(tenant, OrderedDict()).pop(response_id, None)
         if found is not None:
+            del self._by_use[tenant, response_id]
             self._num_bytes[tenant] -= found.num_bytes
         return found is not None

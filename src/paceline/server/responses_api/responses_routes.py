@@ -34,7 +34,10 @@ _NOT_STORED = "store: this server keeps no responses; --responses-store N switch
 
 def routes(service: Service) -> APIRouter:
     """Return the routes that make responses, count their tokens, and hand out those that are stored."""
-    store = ResponseStore(service.settings.responses_store, service.settings.responses_store_bytes)
+    settings = service.settings
+    store = ResponseStore(
+        settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
+    )
     router = APIRouter()
     router.include_router(_create_routes(service, store))
     router.include_router(_stored_routes(store))

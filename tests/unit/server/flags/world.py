@@ -201,6 +201,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--ui": ([], {"server.start_page": True}),
     "--responses-store": (["20"], {"server.responses_store": 20}),
     "--responses-store-bytes": (["4096"], {"server.responses_store_bytes": 4096}),
+    "--responses-store-total-bytes": (["8192"], {"server.responses_store_total_bytes": 8192}),
     "--slot-save-path": (["states"], {"engine.state_folder": "states"}),
     "--verbose": ([], {"server.log_level": "debug"}),
     "--verbosity": (["2"], {"server.log_level": "warning"}),

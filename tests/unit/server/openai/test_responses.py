@@ -278,7 +278,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     assert [one["delta"] for one in of[1]] == [{"role": "assistant", "content": None}, {"content": "a"}, {}]
     assert of[1][-1]["finish_reason"] == "stop"
     assert payloads[-1]["choices"] == []
-    assert payloads[-1]["usage"] == usage_body([USAGE])
+    assert payloads[-1]["usage"] == usage_body([USAGE], 0)
 
 
 def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:

@@ -48,6 +48,20 @@ def test_the_response_that_was_used_least_recently_goes() -> None:
     assert ids(store) == "ac"
 
 
+def test_all_tenants_share_a_bound() -> None:
+    """Beyond it the response goes that was used least recently, whosever it is; a tenant's own bound stays."""
+    store = ResponseStore(10, 2000, 3000)
+    for tenant in ("x", "y", "z"):
+        for name in "ab":
+            put(store, name, tenant=tenant, text="x" * 500)
+            assert store.get("x", "a")
+    assert [ids(store, tenant) for tenant in ("x", "y", "z")] == ["a", "b", "ab"]
+    assert store.delete("z", "a")
+    put(store, "c", tenant="y", text="x" * 500)
+    assert [ids(store, tenant) for tenant in ("x", "y", "z")] == ["a", "bc", "b"]
+    assert "--responses-store-total-bytes" in (put(ResponseStore(9, 2000, 500), "a", text="x" * 500) or "")
+
+
 def test_bytes_are_bounded_too() -> None:
     """A response that is too large by itself is not stored, and takes no other away."""
     store = ResponseStore(10, 2000)

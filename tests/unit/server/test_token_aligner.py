@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.server.responses_api.token_aligner import TokenAligner
+from paceline.server.token_aligner import TokenAligner
 from paceline.streaming import TokenLogprobs
 
 PIECES = (b"<think>", b"Hm", b".", b"</think>", b"\n", b"Yes", b", ", "é".encode()[:1], "é".encode()[1:], b"Hm. ")
