@@ -462,3 +462,23 @@ def test_a_server_that_does_not_parse_leaves_all_in_the_content() -> None:
         assert "weather" in (message.content or "")
         with pytest.raises(openai.APIStatusError, match="tool_choice"):
             client.chat.completions.create(**options, tool_choice="required")
+
+
+def test_progress_of_the_prompt_is_reported_where_asked(client: openai.OpenAI) -> None:
+    """From what was cached up to all of it, in events without text before the first token; only in streams."""
+    long: Any = [{"role": "user", "content": "This is a test of it. " * 40}]
+    options: Any = {"model": "tale", "messages": long, "max_tokens": 4, "temperature": 0, "stream": True}
+    for timings in (False, True):
+        more = {"return_progress": True, "timings_per_token": timings, "cache_salt": "progress"}
+        with client.chat.completions.create(**options, extra_body=more) as stream:
+            events = [chunk.model_dump() for chunk in stream]
+        progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
+        first = events[: len(progress)]
+        deltas = [one["choices"][0]["delta"] for one in first]
+        assert {(one["role"], one["content"]) for one in deltas} == {("assistant", None)}
+        assert (progress[0]["processed"], progress[-1]["processed"]) == (progress[0]["cache"], progress[0]["total"])
+        assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+        assert (progress[0]["cache"] > 0) is timings  # the second time, the prompt is known
+        assert ("timings" in first[0]) is timings
+    assert not any("prompt_progress" in (chunk.model_extra or {}) for chunk in streamed(client))
+    chat(client, extra_body={"return_progress": True})

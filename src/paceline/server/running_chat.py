@@ -6,6 +6,7 @@ On the event loop; templates run, prompts are tokenised and messages are parsed 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,14 @@ from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Tu
 from paceline.chat.chat_request import ChatRequest
 from paceline.params import SamplingParams
 from paceline.scheduling.sequence import Request
-from paceline.server.running_request import RunningRequest, check_num_prompts, start_prepared, streamed_or_whole
+from paceline.server.prefill_progress import ProgressChunk, ProgressSource
+from paceline.server.running_request import (
+    ChunkSource,
+    RunningRequest,
+    check_num_prompts,
+    start_prepared,
+    streamed_or_whole,
+)
 from paceline.server.service import Service
 from paceline.streaming import StreamChunk
 
@@ -35,12 +43,14 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     options: Mapping[str, Any],
     *,
     streaming: bool,
+    reports_progress: bool = False,
 ) -> RunningChat:
     """Render, tokenise and check a conversation in one turn of a thread, and submit it.
 
     make_turn: parses the messages; called in the thread. chat_options: its kwargs are completed by
-    `Service.template_variables`. options: keywords of `RequestOptions`. The request's body must have been read. Use the
-    `RunningChat` as a context manager. Raises what `prepare_chat` and `start_request` raise; then nothing runs.
+    `Service.template_variables`. reports_progress: whether `ChatProgress` comes before the first token. options: keywords of
+    `RequestOptions`. The request's body must have been read. Use the `RunningChat` as a context manager. Raises what
+    `prepare_chat` and `start_request` raise; then nothing runs.
     """
     chat_format = service.chat_format()
     chats: list[ChatRequest] = []  # the one, once it is prepared
@@ -53,14 +63,26 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
         return [engine.prepare(chat.token_ids, chat.params, wanted)]
 
     running = await start_prepared(service, request, prepare, streaming=streaming)
-    return RunningChat(running, chats[0])
+    source = (
+        ProgressSource(running, service.read_slots, running.request_id, time.monotonic) if reports_progress else None
+    )
+    return RunningChat(running, chats[0], source)
+
+
+class ChatProgress(ChatChunk, frozen=True, kw_only=True):
+    """Prefill progress, before the first token."""
+
+    prefill: ProgressChunk
 
 
 class RunningChat:
-    """What runs for one chat. request: as it was prepared."""
+    """What runs for one chat. request: as it was prepared. source: the running request with what is added to its chunks."""
 
-    def __init__(self, running: RunningRequest, request: ChatRequest) -> None:
+    def __init__(
+        self, running: RunningRequest, request: ChatRequest, source: ChunkSource[StreamChunk] | None = None
+    ) -> None:
         self.request = request
+        self._source: ChunkSource[StreamChunk] = source or running
         self.request_id, self.tenant = running.request_id, running.tenant
         self._running = running
 
@@ -88,9 +110,11 @@ class RunningChat:
         """Yield all chunks that are available, whenever there are any, up to the terminal one."""
         # Takes time where there are tools; the prompt is computed meanwhile.
         reader = await asyncio.to_thread(ChatReader, self.request.rendered, self.request.params.n)
-        async for batch in self._running.batches():
-            chunks = [chunk for _, chunk in batch]
-            read: list[ChatChunk] = []
+        async for batch in self._source.batches():
+            read: list[ChatChunk] = [
+                ChatProgress(choice=0, prefill=chunk) for _, chunk in batch if isinstance(chunk, ProgressChunk)
+            ]
+            chunks = [chunk for _, chunk in batch if not isinstance(chunk, ProgressChunk)]
             for num_read, chunk in enumerate(chunks):
                 if reader.needs_parser(chunk):  # which depends on the chunks before it
                     read += await asyncio.to_thread(_read_all, reader, chunks[num_read:])

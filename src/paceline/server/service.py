@@ -22,6 +22,7 @@ from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.server.api_errors import (
     DEFAULT_RETRY_S,
     ApiError,
@@ -208,6 +209,10 @@ class Service:
             "timeout_s": self.settings.timeout_s,
             "special": self.settings.special,
         }
+
+    async def read_slots(self) -> SlotsSnapshot:
+        """Return what runs in the engine's slots. Raises as `engine`."""
+        return await asyncio.wrap_future(self.engine().ask_slots())
 
     def chat_format(self) -> ChatFormat:
         """Return the chat template of the settings, else the model's. Raises `Unsupported` where there is none."""

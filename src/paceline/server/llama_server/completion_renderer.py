@@ -14,9 +14,9 @@ import msgspec
 
 from paceline.completion import Completion
 from paceline.runtime import Tokenizer
-from paceline.server.llama_server.chunk_sources import ProgressChunk
 from paceline.server.llama_server.completion_request import CompletionRequest
 from paceline.server.logprobs import LlamaLogprobs, TokenSplitter
+from paceline.server.prefill_progress import ProgressChunk
 from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -135,12 +135,7 @@ class CompletionRenderer:
         ]
         if not self._request.return_progress:
             return
-        progress = {
-            "total": len(self._request.prompts[0]),
-            "cache": chunk.cache,
-            "processed": chunk.processed,
-            "time_ms": round(1000 * chunk.elapsed_s),
-        }
+        progress = chunk.body(len(self._request.prompts[0]))
         shown_timings = {"timings": timings[0]} if self._request.timings_per_token else {}
         yield _encode(self._event(sequence, chunk) | shown_timings | {"prompt_progress": progress})
 

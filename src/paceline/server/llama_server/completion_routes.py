@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
-from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.server.api_errors import llama_error_event
 from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
-from paceline.server.llama_server.chunk_sources import LineLimitedSource, ProgressSource
+from paceline.server.llama_server.chunk_sources import LineLimitedSource
 from paceline.server.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
 from paceline.server.llama_server.completion_request import (
     CompletionRequest,
@@ -28,6 +27,7 @@ from paceline.server.llama_server.completion_request import (
 from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
 from paceline.server.llama_server.slots import LlamaServerState, SlotContent
+from paceline.server.prefill_progress import ProgressSource
 from paceline.server.request_fields import merge_options
 from paceline.server.running_request import (
     ChunkSource,
@@ -141,11 +141,8 @@ class _RunningCompletion:
         if request.line_limits.has_any:
             source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
         if request.reads_slots:  # outermost: progress is no line
-            source = ProgressSource(source, self._read_slots, self._id, context.clock)
+            source = ProgressSource(source, self._service.read_slots, self._id, context.clock)
         return self._renderer, source
-
-    async def _read_slots(self) -> SlotsSnapshot:
-        return await asyncio.wrap_future(self._service.engine().ask_slots())
 
     async def whole(self, running_request: RunningRequest) -> Response:
         """Return the response that is not streamed."""

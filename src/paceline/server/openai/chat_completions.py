@@ -40,7 +40,7 @@ from paceline.server.openai.responses import (
     response_options_of,
     wants_prompt_logprobs,
 )
-from paceline.server.running_chat import start_chat
+from paceline.server.running_chat import ChatProgress, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.server.token_aligner import TokenAligner
@@ -71,6 +71,7 @@ def routes(service: Service) -> APIRouter:
                 parsed.params,
                 parsed.options,
                 streaming=streaming,
+                reports_progress=streaming and body.return_progress is True,
             )
         options = response_options_of(
             service,
@@ -280,6 +281,13 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
         pieces = options.thinking_pieces
         self._aligners = [TokenAligner(pieces, max_bytes=_MAX_UNREAD_BYTES) for _ in range(options.n)] if pieces else []
         self._events.num_reasoning = 0
+
+    def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:
+        """Return the JSON of the events of a chunk; for progress one without text, as llama-server sends it."""
+        if not isinstance(chunk, ChatProgress):
+            return super().__call__(prompt, chunk)
+        begun = ChatChunkChoice(index=0, delta=ChatDelta(role="assistant", content=None))
+        return [self._events.during_prefill(begun, chunk.prefill)]
 
     def _choices(self, prompt: int, chunk: ChatChunk) -> list[ChatChunkChoice]:
         options, choices = self._options, []

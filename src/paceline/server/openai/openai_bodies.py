@@ -179,6 +179,9 @@ class OpenAIChatBody(GenerationBody):
     continue_final_message: bool | None = Field(
         None, description="paceline's own: continue the last message, the assistant's."
     )
+    return_progress: bool | None = Field(
+        None, description="llama-server's: events with `prompt_progress` before the first token; only with stream."
+    )
     add_generation_prompt: bool | None = Field(
         None, description="paceline's own: let the template begin the assistant's message; true by default."
     )

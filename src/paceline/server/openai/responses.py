@@ -26,6 +26,7 @@ from paceline.runtime import build_info
 from paceline.server.logprobs import Pieces, prompt_logprobs
 from paceline.server.openai.openai_bodies import GenerationBody
 from paceline.server.openai.parsing import ParsedRequest, model_warning
+from paceline.server.prefill_progress import ProgressChunk
 from paceline.server.running_request import RunningRequest
 from paceline.server.service import Service
 from paceline.server.usage import RunningTimings, final_timings, usage_body
@@ -215,6 +216,14 @@ class EventEncoder:
         if self._timings is None or self.is_over:
             return event
         return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
+
+    def during_prefill(self, choice: ChoiceBase, progress: ProgressChunk) -> bytes:
+        """Encode an event before the first token."""
+        event = self._head + _encode(choice) + self._tail
+        members: dict[str, Any] = {"prompt_progress": progress.body(self._num_prompt)}
+        if self._timings is not None:
+            members["timings"] = self._timings.during_prefill(progress.processed, progress.cache, progress.elapsed_s)
+        return _with_members(event, members)
 
     def ending(self, last: bytes) -> list[bytes]:
         """Return the last event of a choice and those that follow it at the end of the stream."""

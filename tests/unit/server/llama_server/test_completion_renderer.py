@@ -10,10 +10,11 @@ from tests.unit.server.llama_server.letters import letters
 
 from paceline.completion import completion_of
 from paceline.params import SamplingParams
-from paceline.server.llama_server.chunk_sources import LineLimits, ProgressChunk
+from paceline.server.llama_server.chunk_sources import LineLimits
 from paceline.server.llama_server.completion_renderer import CompletionRenderer, RenderContext, select_fields
 from paceline.server.llama_server.completion_request import CompletionRequest
 from paceline.server.logprobs import _LLAMA_MIN_LOGPROB
+from paceline.server.prefill_progress import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2, prefill_s=0.5, decode_s=0.25)

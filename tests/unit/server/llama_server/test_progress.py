@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
-from paceline.server.llama_server.chunk_sources import ProgressChunk, ProgressSource
+from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.running_request import ChunkBatch
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
