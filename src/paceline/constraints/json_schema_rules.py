@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from paceline.constraints.nesting import schema_nesting
+from paceline.constraints.nesting import reference_resolver, schema_nesting
 from paceline.constraints.pattern_rules import is_too_large, unsupported_syntax
+from paceline.constraints.same_value import TooManyGroups, groups_of_one_value
 from paceline.errors import GrammarError
 
 Schema = dict[str, Any]
@@ -94,9 +95,11 @@ def prepared_schema(text: str) -> str:
             f"json_schema: {place_of(text, ('$ref',))}: schemas nest {nesting} deep through references, and may "
             f"{_MAX_NESTING}; shorten the chain of references"
         )
-    nodes = [node for _, node in _nodes("#", prepared)]
-    if any("allOf" in node or (_COMBINING & node.keys() and set(_BOUNDS) & node.keys()) for node in nodes):
-        _check_exclusive("#", nodes)
+    try:
+        for group in groups_of_one_value(prepared, reference_resolver(prepared)):
+            _check_exclusive("#", group)
+    except TooManyGroups:
+        _check_exclusive("#", [node for _, node in _nodes("#", prepared)])
     if not any(_is_combined(node) for _, node in _nodes("#", prepared)):
         for _, node in _nodes("#", prepared):
             _close(node)

@@ -6,7 +6,7 @@ llguidance follows them by recursion on the native stack, whose overflow ends th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -67,13 +67,27 @@ def _circles(references: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
 def schema_nesting(schema: dict[str, Any]) -> int:
     """Return how deep schema objects nest, counted through references as well."""
     todo, found = ["#"], dict[str, Definition]()
-    anchors = {one["$anchor"]: one for one in _dicts(schema) if isinstance(one.get("$anchor"), str)}
+    anchors = _anchors(schema)
     while todo:
         pointer = todo.pop()
         if pointer not in found:
             found[pointer] = _definition(_resolved(schema, anchors, pointer))
             todo += found[pointer][1]
     return longest_chain(found)
+
+
+def reference_resolver(schema: dict[str, Any]) -> Callable[[str], Any]:
+    """Return a function that returns what a `$ref` is of; None if nothing."""
+    anchors = _anchors(schema)
+    return lambda reference: _resolved(schema, anchors, _pointer(reference))
+
+
+def _anchors(schema: dict[str, Any]) -> dict[str, Any]:
+    return {one["$anchor"]: one for one in _dicts(schema) if isinstance(one.get("$anchor"), str)}
+
+
+def _pointer(reference: str) -> str:
+    return "#" + unquote(reference.partition("#")[2])
 
 
 def lark_nesting(lark: str) -> int:
@@ -102,7 +116,7 @@ def _definition(node: Any) -> Definition:
         depth += bool(level)
         for one in level:
             if isinstance(one.get("$ref"), str):
-                references.add("#" + unquote(one["$ref"].partition("#")[2]))
+                references.add(_pointer(one["$ref"]))
         level = [child for one in level for child in _parts(one)]
     return depth, frozenset(references)
 

@@ -138,6 +138,15 @@ def test_a_keyword_of_the_wrong_type_is_refused_by_its_name(wrong: dict[str, Any
         {"minimum": -1.5, "exclusiveMaximum": -1},
         {"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
         {"$ref": "#/$defs/a", "maximum": 0.5, "$defs": {"a": {"type": "number", "exclusiveMinimum": 0}}},
+        {
+            "allOf": [
+                {"properties": {"a": {"type": "number", "minimum": 0.5}}},
+                {"properties": {"a": {"exclusiveMaximum": 5}}},
+            ]
+        },
+        {"allOf": [{"items": {"type": "number", "minimum": 0.5}}, {"items": {"exclusiveMaximum": 5}}]},
+        {"exclusiveMaximum": 5, "anyOf": [{"type": "number", "minimum": 0.5}, {"type": "string"}]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"anyOf": [{"minimum": 0.5}, {}]}], "$defs": {"a": {"exclusiveMaximum": 5}}},
         {"const": "a\x7fb"},
         {"enum": [9007199254740993]},
         {"const": {"a": [10**400]}},
@@ -164,6 +173,17 @@ def test_what_would_be_enforced_in_part_is_refused(schema: Any) -> None:
     [
         {"type": "integer", "exclusiveMinimum": 0, "maximum": 5.5},
         {"properties": {"a": {"type": "number", "exclusiveMinimum": 0}, "b": {"type": "number", "maximum": 0.5}}},
+        {
+            "allOf": [{"type": "object"}, {"required": ["a"]}],
+            "properties": {
+                "a": {"type": "number", "minimum": 0.5},
+                "b": {"type": "number", "exclusiveMaximum": 5},
+                "c": {"type": "array", "prefixItems": [{"minimum": 0.5}, {"exclusiveMaximum": 5}]},
+            },
+        },
+        {"allOf": [{"anyOf": [{"type": "number", "minimum": 0.5}, {"type": "number", "exclusiveMaximum": 5}]}]},
+        {"properties": {"a": {"minimum": 0.5}}, "additionalProperties": {"exclusiveMaximum": 5}},
+        {"properties": {"a": {"minimum": 0.5}}, "patternProperties": {"^b": {"exclusiveMaximum": 5}}},
         {"enum": [2**53, 0.1]},
         {"type": "string", "pattern": r"^[\[a\-\-]\p{L}{3,40}[^\]]$"},
     ],
