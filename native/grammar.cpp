@@ -50,6 +50,10 @@ std::shared_ptr<const GrammarRules> rules_of(const std::shared_ptr<Model> & mode
     return rules;
 }
 
+// Of a token that a matcher has just taken or refused, and of copying one, in units of a search for patterns.
+uint64_t work_of(const GrammarMatcher & begun) { return 1 + begun.work() / 50; }
+uint64_t work_of_copy(const GrammarMatcher & matcher) { return matcher.size() / 8; }
+
 GrammarMatcher matcher(const std::shared_ptr<Model> & model, const GrammarOptions & options) {
     if (llama_vocab_type(model->vocab()) == LLAMA_VOCAB_TYPE_NONE) {
         fail("Unsupported", "grammar: this model has no vocabulary of text");
@@ -139,26 +143,34 @@ bool Grammar::is_trigger(int32_t token) const {
     return std::find(triggers.begin(), triggers.end(), token) != triggers.end();
 }
 
-bool Grammar::may_begin_with(int32_t token) const {
+bool Grammar::may_begin_with(int32_t token, uint64_t & work_left) const {
     if (!waiting_ || asleep_) {
         return true;
     }
-    GrammarMatcher begun = matcher_;
+    const std::string_view bytes = texts_->of_token(token);
     if (is_trigger(token)) {
-        return begun.accept(token, texts_->of_token(token), true);
+        TriggerSearch::spend(work_of_copy(matcher_), work_left);
+        GrammarMatcher begun  = matcher_;
+        const bool     begins = begun.accept(token, bytes, true);
+        TriggerSearch::spend(work_of(begun), work_left);
+        return begins;
     }
     if (llama_vocab_is_eog(model_->vocab(), token)) {
         return true;
     }
-    Waiting next = *waiting_;
-    next.add(token, texts_->of_token(token));
-    const std::optional<size_t> start = next.find();
-    return !start || begin_with(begun, next, *start);
+    const Waiting::Next next = waiting_->next(bytes, work_left);
+    if (!next.start) {
+        return true;
+    }
+    TriggerSearch::spend(work_of_copy(matcher_), work_left);
+    GrammarMatcher begun = matcher_;
+    return begin_with(begun, token, bytes, *next.start, work_left);
 }
 
 bool Grammar::accept_waiting(int32_t token) {
+    const std::string_view bytes = texts_->of_token(token);
     if (is_trigger(token)) {
-        if (!matcher_.accept(token, texts_->of_token(token), true)) {
+        if (!matcher_.accept(token, bytes, true)) {
             return false;
         }
         waiting_.reset();
@@ -167,63 +179,81 @@ bool Grammar::accept_waiting(int32_t token) {
     if (llama_vocab_is_eog(model_->vocab(), token)) {
         return true;
     }
-    Waiting next = *waiting_;
-    next.add(token, texts_->of_token(token));
-    if (const std::optional<size_t> start = next.find()) {
+    uint64_t      work_left = TriggerSearch::max_tried_work;
+    Waiting::Next next      = waiting_->next(bytes, work_left);
+    if (next.start) {
         GrammarMatcher begun = matcher_;
-        if (!begin_with(begun, next, *start)) {
+        if (!begin_with(begun, token, bytes, *next.start, work_left)) {
             return false;
         }
         matcher_ = std::move(begun);
         waiting_.reset();
         return true;
     }
-    next.shorten();
-    waiting_ = std::move(next);
+    waiting_->add(token, bytes, std::move(next));
+    waiting_->shorten();
     return true;
 }
 
-bool Grammar::begin_with(GrammarMatcher & begun, const Waiting & text, size_t start) const {
+// The grammar with the text from `start` on, and this token behind it.
+bool Grammar::begin_with(GrammarMatcher & begun, int32_t token, std::string_view bytes, size_t start,
+                         uint64_t & work_left) const {
+    const auto takes = [&](int32_t one, std::string_view its_bytes, bool whole) {
+        const bool is_taken = begun.accept(one, its_bytes, whole);
+        TriggerSearch::spend(work_of(begun), work_left);
+        return is_taken;
+    };
     size_t begin = 0;
-    for (const auto & [token, end] : text.tokens) {
-        const size_t from  = std::max(begin, start);
-        const auto   bytes = std::string_view(text.text).substr(from, end > from ? end - from : 0);
-        if (end > start && !bytes.empty() && !begun.accept(token, bytes, from == begin)) {
+    for (const auto & [one, end] : waiting_->tokens) {
+        const size_t from = std::max(begin, start);
+        if (end > from && !takes(one, std::string_view(waiting_->text).substr(from, end - from), from == begin)) {
             return false;
         }
         begin = end;
     }
-    return true;
+    const size_t from = std::max(begin, start);
+    return from == begin + bytes.size() || takes(token, bytes.substr(from - begin), from == begin);
 }
 
-void Grammar::Waiting::add(int32_t token, std::string_view bytes) {
-    if (bytes.empty()) {
-        return;
-    }
-    text += bytes;
-    tokens.emplace_back(token, text.size());
-    uint64_t work_left = TriggerSearch::max_work;
-    for (TriggerSearch & search : searches) {
-        search.advance(bytes, work_left);
-    }
-}
-
-std::optional<size_t> Grammar::Waiting::find() const {
-    size_t start = std::string::npos;
+// Words are looked for where this token may complete them: before it, there was none.
+Grammar::Waiting::Next Grammar::Waiting::next(std::string_view bytes, uint64_t & work_left) const {
+    const size_t tail_begin = text.size() - std::min(text.size(), longest);
+    const std::string tail  = text.substr(tail_begin).append(bytes);
+    size_t            start = std::string::npos;
+    TriggerSearch::spend(1 + words.size() + first_words.size(), work_left);
     for (const std::string & word : first_words) {
-        if (dropped == 0 && text.starts_with(word)) {
-            return 0;
+        if (dropped + tail_begin == 0 && tail.starts_with(word)) {
+            return {{}, 0};
         }
     }
     for (const std::string & word : words) {
-        start = std::min(start, text.find(word));
+        const size_t found = tail.find(word);
+        start              = std::min(start, found == std::string::npos ? found : tail_begin + found);
     }
-    for (auto search = searches.begin(); start == std::string::npos && search != searches.end(); ++search) {
-        if (const std::optional<size_t> found = search->found()) {
-            start = *found - dropped;
+    Next     next{searches, std::nullopt};
+    uint64_t token_work = std::min(work_left, TriggerSearch::max_work);
+    work_left -= token_work;
+    for (TriggerSearch & search : next.searches) {
+        search.advance(bytes, token_work);
+        if (start == std::string::npos) {
+            if (const std::optional<size_t> found = search.found(token_work)) {
+                start = *found - dropped;
+            }
         }
     }
-    return start == std::string::npos ? std::nullopt : std::optional(start);
+    work_left += token_work;
+    if (start != std::string::npos) {
+        next.start = start;
+    }
+    return next;
+}
+
+void Grammar::Waiting::add(int32_t token, std::string_view bytes, Next && next) {
+    searches = std::move(next.searches);
+    if (!bytes.empty()) {
+        text += bytes;
+        tokens.emplace_back(token, text.size());
+    }
 }
 
 // Drops tokens in which no trigger can have begun.
@@ -233,11 +263,10 @@ void Grammar::Waiting::shorten() {
         search.forget_before(dropped + text.size() - std::min(text.size(), max_text));
         keep_from = std::min(keep_from, search.earliest() - dropped);
     }
-    size_t count = 0;
-    while (count < tokens.size() && tokens[count].second <= keep_from) {
-        ++count;
-    }
-    if (count == 0) {
+    const auto   kept  = std::partition_point(tokens.begin(), tokens.end(),
+                                              [keep_from](const auto & token) { return token.second <= keep_from; });
+    const size_t count = static_cast<size_t>(kept - tokens.begin());
+    if (count == 0 || tokens[count - 1].second < text.size() / 2) { // seldom, since what is kept is moved
         return;
     }
     const size_t size = tokens[count - 1].second;

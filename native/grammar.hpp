@@ -47,8 +47,9 @@ public:
     bool allows(int32_t token) const;
     bool may_end() const { return waiting_ || matcher_.complete(); } // text before a trigger is free
     bool is_complete() const { return !waiting_ && matcher_.exhausted(); }
-    // Whether this is no token with which the grammar would begin, at a text that it does not allow.
-    bool may_begin_with(int32_t token) const;
+    // Whether this is no token with which the grammar would begin, at a text that it does not allow. SamplingError where
+    // `work_left` is used up.
+    bool may_begin_with(int32_t token, uint64_t & work_left) const;
     // Whether the text is thinking, in which no trigger is looked for; without an effect where the grammar has begun.
     void set_asleep(bool asleep) { asleep_ = asleep; }
     bool asleep() const { return asleep_ && waiting_.has_value(); }
@@ -67,15 +68,20 @@ private:
         std::vector<TriggerSearch>              searches;
         std::vector<std::pair<int32_t, size_t>> tokens;       // and where they end in it
 
-        void                  add(int32_t token, std::string_view bytes);
-        std::optional<size_t> find() const; // where the first trigger begins
-        void                  shorten();
+        struct Next { // after another token
+            std::vector<TriggerSearch> searches;
+            std::optional<size_t>      start; // where the first trigger begins
+        };
+
+        Next next(std::string_view bytes, uint64_t & work_left) const;
+        void add(int32_t token, std::string_view bytes, Next && next);
+        void shorten();
     };
 
     bool matches(int32_t token) const;
     bool is_trigger(int32_t token) const;
     bool accept_waiting(int32_t token);
-    bool begin_with(GrammarMatcher & begun, const Waiting & text, size_t start) const;
+    bool begin_with(GrammarMatcher & begun, int32_t token, std::string_view bytes, size_t start, uint64_t & work_left) const;
 
     std::shared_ptr<Model>            model_;
     std::shared_ptr<const TokenTexts> texts_;

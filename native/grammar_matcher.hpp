@@ -36,6 +36,8 @@ public:
     // the previous call. SamplingError beyond max_work since `begin`.
     bool takes(int32_t token, std::string_view bytes);
     void begin() { work_ = 0; }
+    uint64_t work() const { return work_; } // since `begin` or the last `accept` began
+    size_t   size() const { return nodes_.size() + entered_.size(); } // what a copy takes grows with it
     // Advances by these bytes; `whole`: they are all of the token. False where they are not allowed; nothing changed.
     bool accept(int32_t token, std::string_view bytes, bool whole);
 

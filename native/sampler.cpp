@@ -43,8 +43,9 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
     Pending         pending;
     Draw            result;
     result.token = choose(row, from_list, pending);
-    for (int i = 0; grammar_ && !grammar_->may_begin_with(result.token); ++i) {
-        row          = without_false_begin(row, result.token, i == redraws);
+    uint64_t work_left = TriggerSearch::max_tried_work;
+    for (int i = 0; grammar_ && !grammar_->may_begin_with(result.token, work_left); ++i) {
+        row          = without_false_begin(row, result.token, i == redraws, work_left);
         pending      = {};
         result.token = choose(row, from_list, pending);
     }
@@ -58,14 +59,14 @@ Draw Sampler::sample(const float * given, const uint32_t * mask, int32_t num_log
 
 // The row without a token that completes the trigger of a lazy grammar with a text that the grammar does not allow: the call
 // has to begin otherwise, or not at all. any: without all such tokens.
-const float * Sampler::without_false_begin(const float * row, int32_t token, bool any) {
+const float * Sampler::without_false_begin(const float * row, int32_t token, bool any, uint64_t & work_left) {
     if (row != row_.data()) {
         row_.assign(row, row + n_vocab_);
     }
     row_[static_cast<size_t>(token)] = impossible;
     for (int32_t other = 0; any && other < n_vocab_; ++other) {
         float & logit = row_[static_cast<size_t>(other)];
-        if (logit != impossible && !grammar_->may_begin_with(other)) {
+        if (logit != impossible && !grammar_->may_begin_with(other, work_left)) {
             logit = impossible;
         }
     }

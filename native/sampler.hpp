@@ -171,7 +171,7 @@ private:
     void          apply_dry();
 
     int32_t choose(const float * row, bool want_list, Pending & pending);
-    const float * without_false_begin(const float * row, int32_t token, bool any);
+    const float * without_false_begin(const float * row, int32_t token, bool any, uint64_t & work_left);
     int32_t choose_greedy(const float * row);
     void    select_allowed(const float * row, size_t count);
     int32_t draw_allowed(bool want_list);

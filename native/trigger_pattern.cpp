@@ -16,6 +16,7 @@ using Bytes       = std::bitset<256>;
 constexpr size_t   max_depth   = 100; // of parentheses, which the parser recurses into
 constexpr uint32_t max_repeats = 1'000;
 constexpr uint32_t unbounded   = std::numeric_limits<uint32_t>::max();
+constexpr size_t   max_visits  = 16 * TriggerSearch::max_program; // of parts of a pattern, which may emit nothing
 
 struct Node {
     enum class Kind { empty, bytes, sequence, choice, repeat, group, text_begin, text_end, not_ahead };
@@ -310,8 +311,7 @@ public:
 
     uint32_t add(Op op, uint32_t next = 0, uint32_t other = 0) {
         if (size_left_ == 0) {
-            fail("GrammarError", "grammar_triggers: the patterns are too large: repetitions are written out, and together "
-                                 "they may have " + str(TriggerSearch::max_program) + " steps");
+            refuse();
         }
         --size_left_;
         program_.code.push_back({op, next, other});
@@ -319,6 +319,9 @@ public:
     }
 
     uint32_t emit(const Node & node, uint32_t next) {
+        if (++num_visits_ > max_visits) {
+            refuse();
+        }
         switch (node.kind) {
             case Node::Kind::empty: return next;
             case Node::Kind::bytes: program_.classes.push_back(node.bytes); return add(Op::byte, next, last_class());
@@ -347,6 +350,11 @@ public:
     }
 
 private:
+    [[noreturn]] static void refuse() {
+        fail("GrammarError", "grammar_triggers: the patterns are too large: repetitions are written out, and together "
+                             "they may have " + str(TriggerSearch::max_program) + " steps");
+    }
+
     uint32_t last_class() const { return static_cast<uint32_t>(program_.classes.size() - 1); }
 
     uint32_t either(uint32_t body, uint32_t next, bool lazy) {
@@ -373,6 +381,7 @@ private:
 
     TriggerProgram & program_;
     size_t &         size_left_;
+    size_t           num_visits_ = 0;
 };
 
 bool is_subset(const std::vector<uint32_t> & part, const std::vector<uint32_t> & whole) {
@@ -400,12 +409,7 @@ std::shared_ptr<const TriggerProgram> compile_trigger(std::string_view pattern, 
 struct TriggerSearch::Step {
     Step(size_t size, uint32_t position, uint64_t & work_left) : passed(size, false), position(position), work_left(work_left) {}
 
-    void spend(uint64_t work) {
-        if (work > work_left) {
-            fail("SamplingError", "grammar_triggers: a pattern has too many ways to match this text; make it simpler");
-        }
-        work_left -= work;
-    }
+    void spend(uint64_t work) { TriggerSearch::spend(work, work_left); }
     // Whether a preferred thread has been at the place of this one, which lives at least as long: it finds the same.
     bool has_passed(const Thread & thread) {
         spend(1 + passed_if.size());
@@ -428,6 +432,13 @@ struct TriggerSearch::Step {
     uint32_t                                 position;
     uint64_t &                               work_left;
 };
+
+void TriggerSearch::spend(uint64_t work, uint64_t & work_left) {
+    if (work > work_left) {
+        fail("SamplingError", "grammar_triggers: a pattern has too many ways to match this text; make it simpler");
+    }
+    work_left -= work;
+}
 
 TriggerSearch::TriggerSearch(std::shared_ptr<const TriggerProgram> program) : program_(std::move(program)) {
     uint64_t work_left = max_work;
@@ -548,10 +559,10 @@ void TriggerSearch::advance(std::string_view bytes, uint64_t & work_left) {
 }
 
 // The text ends here, for $ and for what must not follow. What a thread cannot reach from a place, no other can.
-std::optional<size_t> TriggerSearch::found() const {
-    uint64_t work_left = max_work;
-    Step     step(program_->code.size(), position_, work_left);
+std::optional<size_t> TriggerSearch::found(uint64_t & work_left) const {
+    Step step(program_->code.size(), position_, work_left);
     for (const Thread & thread : threads_) {
+        step.spend(1);
         States     ignored;
         const bool may_match = program_->code[thread.pc].op != Op::byte;
         if (!may_match || std::any_of(thread.ahead.begin(), thread.ahead.end(), [&](uint32_t pc) {

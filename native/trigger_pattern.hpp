@@ -50,13 +50,18 @@ public:
     static constexpr uint32_t max_groups  = 8;
     // Of all patterns for one token. Usual ones take 5 to 20 for a byte.
     static constexpr uint64_t max_work = 2'000'000;
+    // Of all tokens that are tried for one place of the text, and of beginning the grammar with each.
+    static constexpr uint64_t max_tried_work = 40'000'000;
+
+    // SamplingError where `work_left` is used up.
+    static void spend(uint64_t work, uint64_t & work_left);
 
     explicit TriggerSearch(std::shared_ptr<const TriggerProgram> program);
 
     // The text goes on with a token. SamplingError where `work_left` is used up; of no use after that.
     void advance(std::string_view bytes, uint64_t & work_left);
     // Where the grammar begins if the text so far has a match: the first group that is not empty, or else the match.
-    std::optional<size_t> found() const;
+    std::optional<size_t> found(uint64_t & work_left) const;
     // No match begins before; what lies there can be dropped.
     size_t earliest() const;
     // Gives up matches that begin before.

@@ -232,6 +232,7 @@ def test_the_end_of_the_text_is_no_trigger(vocabulary: Model) -> None:
         ("\\", "a \\\\ at the end"), ("\\1", "\\\\1 at byte 2"), ("\\b", "\\\\b"), ("(?=a)", "other than"),
         ("(?!a(?!b))", "within a lookahead"), ("[b-a]", "a range"), ("[[:alpha:]]", "by its name"), ("\\u00e9", "beyond ASCII"),
         ("(?:" * 200, "nest more than 100 deep"), ("(a)" * 9, "more than 8 groups"), ("((a{1000}){1000}){1000}", "too large"),
+        ("(?:" * 9 + "){1000}" * 9, "too large"), ("(?:" * 9 + "a{0}" + "){1000}" * 9, "too large"),
     ],
 )  # fmt: skip
 def test_patterns_that_are_malformed_or_too_large_are_refused(vocabulary: Model, pattern: str, reason: str) -> None:
@@ -263,6 +264,28 @@ def test_a_search_that_would_take_too_long_is_an_error(vocabulary: Model) -> Non
         with pytest.raises(SamplingError, match="too many ways"):
             accept_all(sampler, [tokens[b"a"]] * 300)
         assert time.perf_counter() - started < 30
+
+
+@pytest.mark.parametrize("pattern", ["(?:(?:[\\s\\S]?){1000}){3}[\\s\\S]", "^([\\s\\S]*)a$"])
+def test_tokens_that_all_begin_wrongly_take_bounded_time(vocabulary: Model, pattern: str) -> None:
+    """A row of which nearly every token would begin the grammar at a text that it does not allow."""
+    tokens = tokens_of(vocabulary)
+    row = np.random.default_rng(0).standard_normal(vocabulary.tokenizer.n_vocab).astype(np.float32)
+    with sampler_of(vocabulary, PatternTrigger(pattern), grammar='root ::= "\\x01"') as sampler:
+        if pattern.startswith("^"):
+            accept_all(sampler, [tokens[b"b"]] * 5000)
+            for token in range(vocabulary.tokenizer.n_vocab):
+                row[token] += 100 * vocabulary.tokenizer.token_bytes(token).endswith(b"a")
+        started = time.perf_counter()
+        try:
+            drawn = sampler.sample(row)
+        except SamplingError:  # with what is left over for the next token
+            drawn = None
+        assert time.perf_counter() - started < 10
+        assert drawn is None or not vocabulary.tokenizer.token_bytes(drawn).endswith(b"a")
+    with sampler_of(vocabulary, PatternTrigger("a"), grammar='root ::= "<" "!"') as sampler:
+        row[tokens[b"a"]] = 200
+        assert sampler.sample(row) != tokens[b"a"]
 
 
 def test_a_long_text_before_a_match_stays_bounded(vocabulary: Model) -> None:
