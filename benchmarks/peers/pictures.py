@@ -88,6 +88,8 @@ def _distributions(name: str, servers: dict[str, Sequence[Record]] | Any) -> Any
         _distribution(gaps, [gap for request in requests for gap in request.gaps_s], server, colour)
     first.set(xlabel="TTFT, s", ylabel="share of requests", xscale="log")
     gaps.set(xlabel="gap between tokens, s", ylabel="share of gaps", xscale="log")
+    for axes in (first, gaps):
+        axes.xaxis.set_major_formatter("{x:g}")
     first.legend()
     return canvas
 
@@ -110,5 +112,13 @@ def _trade(name: str, servers: dict[str, Sequence[Record]] | Any) -> Any:
             gap, speed = (spread(list(one.values())).median for one in points)
             axes.plot([gap], [speed], "o", color=colour)
             axes.annotate(server, (gap, speed), xytext=(5, 3), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="longest gap, s", ylabel="tokens/s", xscale="log", ylim=(0, None))
+    axes.margins(x=0.3)
+    axes.set(xlabel="longest gap, s", ylabel="tokens/s", xscale="log", ylim=(0, 1.15 * axes.get_ylim()[1]))
+    _plain_numbers(axes)
     return canvas
+
+
+def _plain_numbers(axes: Any) -> None:
+    """Write 0.4 where a logarithmic axis would have 4 times a power of ten."""
+    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        which("{x:g}")
