@@ -53,6 +53,7 @@ class ChatCall:
         self._rounds: list[ChatCompletion] = []
         self._request: ChatRequest | None = None
         self._completion: ChatCompletion | None = None
+        self._is_cut_off = False
 
     @property
     def request(self) -> ChatRequest:
@@ -89,6 +90,11 @@ class ChatCall:
     def completion(self) -> ChatCompletion | None:
         """What was generated last."""
         return self._completion
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended at calls without their results; see `cut_off`."""
+        return self._is_cut_off
 
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
@@ -127,6 +133,7 @@ class ChatCall:
     def cut_off(self, reason: FinishReason, error: PacelineError | None = None) -> ChatCompletion:
         """End at the calls of the last message, for another reason than the message itself had; return it so."""
         assert self._completion is not None  # noqa: S101 - our own invariant
+        self._is_cut_off = True
         (choice,) = self._completion.choices
         choices = (dataclasses.replace(choice, finish_reason=reason, error=error),)
         self._completion = dataclasses.replace(self._completion, choices=choices)

@@ -144,7 +144,7 @@ class _BaseConversation:
 
     def _add_streamed(self, turn: int, call: ChatCall, model: Model) -> None:
         completion = call.completion
-        if completion is not None and completion.choices[0].error is None:
+        if completion is not None and completion.choices[0].error is None and not call.is_cut_off:
             self._add(turn, call.messages, call.history, model)
 
 
@@ -213,7 +213,8 @@ class Conversation(_BaseConversation):
             **options: Keywords of `LLM.stream_chat` for this turn, over those of the conversation.
 
         Returns:
-            The stream. Its turn is added when its terminal chunk is read, also that of a stream that was cancelled.
+            The stream. Its turn is added when its terminal chunk is read, also that of a stream that was cancelled, but not
+            between calls and their results.
 
         Raises:
             PacelineError: As `LLM.stream_chat`; the conversation is as it was before.

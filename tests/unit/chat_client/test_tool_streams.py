@@ -232,6 +232,23 @@ def test_a_conversation_has_the_whole_turn(chats: FakeChats, script: Callable[..
     assert [message["role"] for message in talk.messages] == ["user", "assistant", "tool", "assistant"]
 
 
+def test_a_conversation_has_no_turn_that_ended_between_its_messages(
+    chats: FakeChats, script: Callable[..., None]
+) -> None:
+    """Calls without their results would be refused by templates; the next turn goes on from before."""
+    chats._engine.model = type("FakeModel", (), {"fingerprint": b"x"})()  # type: ignore[misc, assignment]
+    script(calling(ONE, TWO), ParsedMessage("fine"))
+    talk = Conversation(chats, tools=[add], **SHORT)
+    with talk.stream("1 + 2?") as stream:
+        for chunk in stream:
+            if chunk.tool_result is not None:
+                stream.cancel()
+    assert stream.finish_reason is FinishReason.CANCELLED
+    assert talk.messages == []
+    assert talk.stream("Hello!").collect().content == "fine"
+    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+
+
 async def async_add(a: int, b: int) -> int:
     """Add two numbers."""
     await asyncio.sleep(0)
