@@ -81,6 +81,21 @@ def llama_server_path(info: Mapping[str, Any], variant: Variant) -> Path:
     return peers_folder() / f"llama-server-{variant.name}-{short}"
 
 
+def build_folder(info: Mapping[str, Any], variant: Variant) -> Path:
+    """Return the folder that llama-server is compiled in."""
+    shared = build_key(info, Variant(is_native=variant.is_native))
+    return peers_folder() / f"build-{hashlib.sha256(shared.encode()).hexdigest()[:12]}"
+
+
+def check_instruction_sets(info: Mapping[str, Any], variant: Variant) -> None:
+    """Fail where paceline's core and the variant are not both native or both portable: their figures would not compare."""
+    if ("GGML_NATIVE=OFF" in info["flags"]) == variant.is_native:
+        own, option = ("portable", "with") if variant.is_native else ("native", "without")
+        raise SystemExit(
+            f"paceline's core is a {own} build: run this {option} --portable, or name another environment by --paceline"
+        )
+
+
 def find_llama_server(info: Mapping[str, Any], variant: Variant) -> Path | None:
     """Return llama-server if it has been built."""
     path = llama_server_path(info, variant)
@@ -88,12 +103,15 @@ def find_llama_server(info: Mapping[str, Any], variant: Variant) -> Path | None:
 
 
 def build_llama_server(info: Mapping[str, Any], variant: Variant, jobs: int) -> Path:
-    """Build llama-server where it is missing. Variants share a build folder: only what differs is compiled again."""
+    """Build llama-server where it is missing.
+
+    Variants of the same instruction sets share a build folder. Others do not: CMake keeps the sets of a folder's first
+    configuration, and a portable build in the folder of a native one would have none at all.
+    """
     path = llama_server_path(info, variant)
     if path.is_file():
         return path
-    shared = build_key(info, Variant())
-    folder = peers_folder() / f"build-{hashlib.sha256(shared.encode()).hexdigest()[:12]}"
+    folder = build_folder(info, variant)
     folder.mkdir(parents=True, exist_ok=True)
     _run(["cmake", "-G", "Ninja", "-S", str(PROJECT), "-B", str(folder), *cmake_flags(info, variant)])
     check_compiler(folder, info["compiler"])
