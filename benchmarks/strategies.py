@@ -138,6 +138,10 @@ def run(model: Model, load: str, streams: int, strategy: str) -> Figures:
     with LLM(model, strategy=strategy, instruments=[loop], **options) as llm:  # type: ignore[arg-type]
         llm.generate([1, 2, 3], max_tokens=2)  # the first pass allocates
         seconds = loop.run(llm, streams, late=late)
+    if short := sum(len(job.times_s) != job.max_tokens for job in requests):
+        raise SystemExit(
+            f"{strategy}: {short} of {len(requests)} requests ended early, so that figures would not compare"
+        )
     gaps = sorted(gap for job in requests[: len(requests) - late] for gap in job.gaps_s)
     ttfts = sorted(job.ttft_s for job in requests)
     return Figures(
