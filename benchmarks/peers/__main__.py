@@ -18,6 +18,7 @@ interpreter of that environment.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 from benchmarks.model import SIZES
 from benchmarks.peers import builds, environment, pictures, report
 from benchmarks.peers.results import DEFAULT_FOLDER, Results
-from benchmarks.peers.servers import Programs
+from benchmarks.peers.servers import NotPossible, Programs
 from benchmarks.peers.suite import Step, Suite, line, steps
 from benchmarks.peers.workloads import WORKLOADS
 
@@ -79,8 +80,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def names(text: str) -> list[str]:
-    """Split a list at its commas."""
-    return [name for name in text.split(",") if name]
+    """Split a list at its commas; those before an option of a strategy (name=value) belong to the strategy."""
+    return [name for name in re.split(r",(?![a-z_]+=)", text) if name]
 
 
 def build_peer(options: argparse.Namespace) -> None:
@@ -109,7 +110,12 @@ def run_workloads(options: argparse.Namespace) -> None:
         if options.seconds is not None and time.monotonic() - start_s > options.seconds:
             print("time is over: the same command goes on")
             return
-        if (record := suite.run(step)) is not None:
+        try:
+            record = suite.run(step)
+        except NotPossible as reason:
+            print(f"{step.workload} round {step.round} {step.server}: left out, {reason}", flush=True)
+            continue
+        if record is not None:
             print(line(WORKLOADS[step.workload], record), flush=True)
 
 
@@ -117,6 +123,8 @@ def write_report(options: argparse.Namespace) -> None:
     """Write the Markdown and the pictures."""
     folder = _folder(options)
     records = Results(folder).load()
+    if not records:
+        raise SystemExit(f"no records in {folder}: run workloads first, or name a folder by --results")
     (folder / "report.md").write_text(report.markdown(records))
     print(report.headlines(records))
     print(folder / "report.md")
@@ -148,6 +156,8 @@ def _folder(options: argparse.Namespace) -> Path:
 
 def _suite(options: argparse.Namespace, results: Results) -> Suite:
     info = builds.build_info(options.paceline)
+    if options.llama_server is None:
+        builds.check_instruction_sets(info, _variant(options))
     programs = Programs(
         paceline=options.paceline,
         llama_server=options.llama_server or builds.find_llama_server(info, _variant(options)),

@@ -28,7 +28,9 @@ class Results:
         """Keep a record."""
         path = self.path(record.workload, record.server, record.round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record.to_json()) + "\n")
+        aside = path.with_suffix(".part")  # a record that is there is whole
+        aside.write_text(json.dumps(record.to_json()) + "\n")
+        aside.replace(path)
         return path
 
     def has(self, workload: str, server: str, round_number: int) -> bool:

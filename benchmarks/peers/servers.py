@@ -21,6 +21,10 @@ START_TIMEOUT_S = 180.0
 NAMES = ("paceline", "llama-server", "llama-cpp-python", "xllamacpp")
 
 
+class NotPossible(Exception):
+    """A server has nothing that a workload needs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
     """Where the servers are: interpreters with their packages, and llama-server itself."""
@@ -53,8 +57,12 @@ def launch(
 
     paceline@STRATEGY is paceline with another strategy; llama-server has the workload's slots and its own defaults,
     llama-server@tuned what is best for the workload, llama-server@bare no flags at all. `extra`: further flags of paceline.
+
+    Raises `NotPossible` for a workload with adapters and a server that has none by request.
     """
     base, _, variant = name.partition("@")
+    if adapters and base in ("llama-cpp-python", "xllamacpp"):
+        raise NotPossible(f"{base} has no LoRA adapters by request")
     lora = tuple(flag for path in adapters for flag in ("--lora", str(path)))
     if lora:
         lora += ("--lora-init-without-apply",)
@@ -71,13 +79,15 @@ def launch(
             return Launch(command=(program, "-m", str(model), *flags, *lora), dialect=LlamaServerDialect())
         case "llama-cpp-python":
             program = str(_found(programs.llama_cpp_python, "llama-cpp-python"))
-            command = (program, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", "4096")
+            limits = dict(zip(workload.limits[::2], workload.limits[1::2], strict=True))
+            n_ctx = min(4096, int(limits.get("-c", 4096)))  # it runs one sequence at a time
+            command = (program, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(n_ctx))
             return Launch(command=command, dialect=OpenAiDialect(), health="/v1/models")
         case "xllamacpp":
             program = str(_found(programs.xllamacpp, "xllamacpp"))
             flags = llama_server_flags(workload, variant)
             script = str(Path(__file__).with_name("xllamacpp_server.py"))
-            return Launch(command=(program, script, "-m", str(model), *flags, *lora), dialect=LlamaServerDialect())
+            return Launch(command=(program, script, "-m", str(model), *flags), dialect=LlamaServerDialect())
     raise ValueError(f"{name!r} is no server: choose from {', '.join(NAMES)}, with @ and a variant")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks.peers import builds, report
+from benchmarks.peers.__main__ import parse
 from benchmarks.peers.figures import Record, RequestTimes, figures, percentile, ratios, spread, verdict
 from benchmarks.peers.results import Results
 from benchmarks.peers.workloads import WORKLOADS, Target
@@ -143,6 +144,34 @@ def test_a_build_is_found_again_only_with_the_same_key(tmp_path: Path, monkeypat
     for other in (INFO | {"compiler": "Clang 18"}, INFO | {"flags": []}, INFO | {"llama_cpp_commit": "4"}):
         assert builds.find_llama_server(other, builds.Variant()) is None
     assert builds.find_llama_server(INFO, builds.Variant(has_openmp=True)) is None
+
+
+def test_portable_and_native_builds_share_no_folder() -> None:
+    """CMake would keep the instruction sets that the folder was configured with first: none, where that was native."""
+    folders = [
+        builds.build_folder(INFO, builds.Variant(is_native=is_native, has_openmp=has_openmp))
+        for is_native in (True, False)
+        for has_openmp in (True, False)
+    ]
+    assert folders[0] == folders[1] != folders[2] == folders[3]
+
+
+def test_a_native_core_is_not_compared_with_a_portable_server() -> None:
+    """Nor the other way round."""
+    portable = INFO | {"flags": ["GGML_NATIVE=OFF"]}
+    builds.check_instruction_sets(INFO, builds.Variant())
+    builds.check_instruction_sets(portable, builds.Variant(is_native=False, has_openmp=True))
+    with pytest.raises(SystemExit, match="native build: run this without --portable"):
+        builds.check_instruction_sets(INFO, builds.Variant(is_native=False))
+    with pytest.raises(SystemExit, match="portable build: run this with --portable"):
+        builds.check_instruction_sets(portable, builds.Variant())
+
+
+def test_a_report_of_no_records_says_so(tmp_path: Path) -> None:
+    """The folder of a revision is there only when something ran."""
+    options = parse(["report", "--results", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="no records in"):
+        options.command(options)
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:

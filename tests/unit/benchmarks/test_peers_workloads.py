@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.peers.__main__ import parse
 from benchmarks.peers.driver import WARM_UP_TOKENS
-from benchmarks.peers.servers import Programs, launch, llama_server_flags
+from benchmarks.peers.servers import NotPossible, Programs, launch, llama_server_flags
 from benchmarks.peers.suite import steps
 from benchmarks.peers.workloads import PACELINE, WORKLOADS, PlannedRequest, Segment, Workload, mixed
 
@@ -77,6 +78,32 @@ def test_a_strategy_is_a_variant_of_paceline(tmp_path: Path) -> None:
     assert flag(command, "-c") == 1280
     with pytest.raises(SystemExit, match="build llama-server"):
         launch("llama-server", WORKLOADS["little-kv"], programs, tmp_path / "m.gguf", [])
+
+
+def test_commas_of_a_strategy_do_not_end_a_server() -> None:
+    """Its options are name=value."""
+    servers = "paceline@paced:efficiency=0,prefill_share=0.1,llama-server,llama-server@tuned"
+    assert parse(["run", "--servers", servers]).servers == [
+        "paceline@paced:efficiency=0,prefill_share=0.1", "llama-server", "llama-server@tuned",
+    ]  # fmt: skip
+    assert parse(["run", "--workloads", "steady-1,mixed-8"]).workloads == ["steady-1", "mixed-8"]
+
+
+@pytest.mark.parametrize("name", ["llama-cpp-python", "xllamacpp"])
+def test_servers_without_adapters_do_not_run_workloads_that_have_them(name: str, tmp_path: Path) -> None:
+    """Without the adapters they would be measured at less work."""
+    programs = Programs(paceline=tmp_path / "python", llama_cpp_python=tmp_path / "a", xllamacpp=tmp_path / "b")
+    with pytest.raises(NotPossible, match="no LoRA"):
+        launch(name, WORKLOADS["two-loras"], programs, tmp_path / "m.gguf", [tmp_path / "a"])
+    assert "m.gguf" in " ".join(launch(name, WORKLOADS["little-kv"], programs, tmp_path / "m.gguf", []).command)
+
+
+def test_llama_cpp_python_has_the_cells_of_the_case(tmp_path: Path) -> None:
+    """No more than the workload allows, and 4,096 where it sets no limit or a larger one."""
+    programs = Programs(paceline=tmp_path / "python", llama_cpp_python=tmp_path / "a")
+    for workload, n_ctx in (("little-kv", 1280), ("steady-8", 4096), ("overload", 4096)):
+        command = launch("llama-cpp-python", WORKLOADS[workload], programs, tmp_path / "m.gguf", []).command
+        assert flag(command, "--n_ctx") == n_ctx
 
 
 def test_rounds_have_all_servers_side_by_side_and_change_their_order() -> None:
