@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks.model import SIZES
 from benchmarks.peers import builds, environment, pictures, report
 from benchmarks.peers.results import DEFAULT_FOLDER, Results
-from benchmarks.peers.servers import NotPossible, Programs
+from benchmarks.peers.servers import NAMES, NotPossible, Programs
 from benchmarks.peers.suite import Step, Suite, line, steps
 from benchmarks.peers.workloads import WORKLOADS
 
@@ -103,6 +103,8 @@ def run_workloads(options: argparse.Namespace) -> None:
     """Run the steps that are missing."""
     if unknown := set(options.workloads) - set(WORKLOADS):
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}: python -m benchmarks.peers list")
+    if others := {name for name in options.servers if name.partition("@")[0] not in NAMES}:
+        raise SystemExit(f"no server {', '.join(sorted(others))}: choose from {', '.join(NAMES)}, with @ and a variant")
     results = Results(_folder(options))
     suite = _suite(options, results)
     start_s = time.monotonic()

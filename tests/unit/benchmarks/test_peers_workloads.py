@@ -89,6 +89,20 @@ def test_commas_of_a_strategy_do_not_end_a_server() -> None:
     assert parse(["run", "--workloads", "steady-1,mixed-8"]).workloads == ["steady-1", "mixed-8"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workloads", "steady-1,stead"], "no workload stead:"),
+        (["--servers", "paceline,pacelin"], "no server pacelin:"),
+    ],
+)
+def test_unknown_names_end_a_run_before_its_first_step(arguments: list[str], message: str) -> None:
+    """A long run does not end at a name that was mistyped."""
+    options = parse(["run", *arguments])
+    with pytest.raises(SystemExit, match=message):
+        options.command(options)
+
+
 @pytest.mark.parametrize("name", ["llama-cpp-python", "xllamacpp"])
 def test_servers_without_adapters_do_not_run_workloads_that_have_them(name: str, tmp_path: Path) -> None:
     """Without the adapters they would be measured at less work."""
