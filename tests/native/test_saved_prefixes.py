@@ -92,13 +92,17 @@ def test_damaged_files_are_refused(tmp_path: Path, tiny_models: TinyModels) -> N
             other.load_prefix("good")
 
 
-def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path) -> None:
-    """A range without tokens has no place in memory; asked to take it in, the engine's thread would fail with all requests."""
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path, partial: bool) -> None:
+    """A range without tokens has no place in memory; asked to take it in, the engine's thread would fail with all requests.
+
+    So would a state behind no token.
+    """
     with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
         llm.generate(PROMPT, max_tokens=1)
         llm.save_prefix("good", PROMPT)
         fingerprint = (tmp_path / "good").read_bytes()[28:44]  # of the first frame
-        frame = SequenceState(fingerprint, (), False, -1, np.zeros(0, dtype=np.uint8)).to_bytes()
+        frame = SequenceState(fingerprint, (), partial, -1, np.zeros(0, dtype=np.uint8)).to_bytes()
         (tmp_path / "empty").write_bytes(struct.pack("<4sIIQ", b"PLPR", 1, 1, len(frame)) + frame)
         stream = llm.stream(PROMPT, max_tokens=50, ignore_eos=True)
         with pytest.raises(StateError, match="gap"):

@@ -143,7 +143,9 @@ class StateFiles:
             frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), self._fingerprint)
             rest = rest[_SIZE.size + size :]
             end = frame.last + 1
-            if frame.partial == bool(frame.token_ids) or end - len(frame.token_ids) != len(token_ids):
+            follows = end - len(frame.token_ids) == len(token_ids)
+            is_behind_state = bool(ranges) and ranges[-1].start == ranges[-1].end
+            if frame.partial == bool(frame.token_ids) or not (follows and end) or is_behind_state:
                 raise StateError(f"the saved prefix {name!r} has a gap")
             ranges.append(CellState(len(token_ids), end, frame.payload))
             token_ids += frame.token_ids

@@ -48,14 +48,21 @@ class CheckpointPlaces:
         self._places[sequence] = sorted([*chosen, last])
 
     def request(self, sequence: CacheSequence, end: int) -> int:
-        """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where."""
+        """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where.
+
+        Places that are requested close to each other are rounded down, so that no number of requests makes passes of a token.
+        """
         places = self._places.setdefault(sequence, [])
         index = bisect_left(places, end)
         if index < len(places) and places[index] == end:
             return end
         if index and places[index - 1] > max(sequence.num_computed_tokens, end - MIN_SPACING_TOKENS):
             return places[index - 1]
-        insort(places, end)
+        if index < len(places) and places[index] < min(end + MIN_SPACING_TOKENS, sequence.num_prompt_tokens - 1):
+            rounded = end - end % MIN_SPACING_TOKENS
+            end = rounded if rounded > sequence.num_computed_tokens else end
+        if end not in places:
+            insort(places, end)
         return end
 
     def tokens_left(self, sequence: CacheSequence) -> int | None:

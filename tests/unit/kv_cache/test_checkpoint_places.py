@@ -1,0 +1,56 @@
+"""Where a running sequence stops because others ask for it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from paceline.kv_cache.checkpoints import MIN_SPACING_TOKENS, CheckpointPlaces
+
+
+class Running:
+    """A sequence of 2,000 prompt tokens."""
+
+    num_computed_tokens = 0
+    num_prompt_tokens = 2000
+
+
+def places() -> tuple[CheckpointPlaces, Any]:
+    """No places yet, and a sequence."""
+    nothing: Any = None
+    return CheckpointPlaces(nothing, nothing, nothing), Running()
+
+
+def stops(found: CheckpointPlaces, sequence: Any) -> list[int]:
+    """Where passes end, one after the other."""
+    ends = []
+    while (left := found.tokens_left(sequence)) is not None:
+        sequence.num_computed_tokens += left
+        ends.append(sequence.num_computed_tokens)
+        list(found.take_due())
+    return ends
+
+
+def test_a_single_place_is_exact() -> None:
+    """Nothing is computed twice for it; so are places far from each other, and one just before the prompt's end."""
+    found, sequence = places()
+    assert [found.request(sequence, end) for end in (1000, 300, 1999, 1990)] == [1000, 300, 1999, 1990]
+    assert stops(found, sequence) == [300, 1000, 1990, 1999]
+
+
+def test_many_places_close_to_each_other_do_not_make_passes_of_a_token() -> None:
+    """A hundred requests that part one token earlier each stop it at most once in 64 tokens, but for the first."""
+    found, sequence = places()
+    for end in range(1000, 900, -1):
+        assert end - MIN_SPACING_TOKENS < found.request(sequence, end) <= end
+    ends = stops(found, sequence)
+    assert ends == [896, 960, 1000]
+    assert all(after - before >= 40 for before, after in pairwise(ends))
+
+
+def test_a_place_is_never_behind_the_sequence() -> None:
+    """What it has reached is not asked for again, however places are rounded."""
+    found, sequence = places()
+    sequence.num_computed_tokens = 970
+    for end in range(1000, 970, -1):
+        assert 970 < found.request(sequence, end) <= end
