@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from paceline.chat import ChatOptions, RenderedPrompt, Turn
@@ -57,3 +59,12 @@ class FakeAsyncChats(AsyncChatMethods):
 
     async def _engine(self) -> Any:
         return self._fake
+
+
+def run_async(main: Callable[[FakeAsyncChats], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine with asynchronous chats on an engine of its own, for at most a minute."""
+    engine = FakeEngineClient()
+    try:
+        asyncio.run(asyncio.wait_for(main(FakeAsyncChats(engine)), 60))
+    finally:
+        engine.close()

@@ -21,7 +21,7 @@ from paceline.kv_cache.offload import BLOCK_TOKENS, MIN_CACHED_TOKENS, TransferC
 from paceline.kv_cache.radix_tree import Node
 
 MIN_SPACING_TOKENS = 64
-"""Between two places; only the one before a prompt's last token may be closer to one where prompts branch."""
+"""Between two places; the one before a prompt's last token, and what `request` cannot round, may be closer to another."""
 
 _REGULAR_COST = 0.02  # of the time to compute an interval, for saving a state
 _BRANCH_COST = 0.25  # of the time to compute what leads to it
@@ -50,7 +50,8 @@ class CheckpointPlaces:
     def request(self, sequence: CacheSequence, end: int) -> int:
         """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where.
 
-        Places that are requested close to each other are rounded down, so that no number of requests makes passes of a token.
+        Beside another place that is less than 64 tokens later, it is rounded down to a multiple of 64, so that many requests
+        do not make as many passes; but for one that is less than that ahead of the sequence.
         """
         places = self._places.setdefault(sequence, [])
         index = bisect_left(places, end)

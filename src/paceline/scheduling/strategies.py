@@ -97,7 +97,7 @@ class Paced:
     - While more than one prompt waits, sequences decode that are fewer than could be, and a row of a small batch is dearer than
       one of a large batch. Below the batch whose rows cost at most 1 / `efficiency` of those of all sequences that could
       decode, the target is longer in proportion to what is missing, up to `view.max_tick_s`.
-    - A prompt never gets less than `least_tokens`.
+    - Prompts get at least `least_tokens`, all together.
     - A tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it may, and prompts come
       `stretch` times as fast for it: on some backends a token costs less from there on.
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.chat_world import FakeAsyncChats
+from tests.chat_world import FakeAsyncChats, run_async
 
 from paceline.chat import ChatChunk, ChatReader
 from paceline.errors import Closed, InvalidParams
 from paceline.streaming import END, TIMEOUT, FinishReason
-from paceline.testing import FakeEngineClient
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
-
-
-def run(main: Callable[[FakeAsyncChats], Coroutine[Any, Any, None]]) -> None:
-    engine = FakeEngineClient()
-    try:
-        asyncio.run(asyncio.wait_for(main(FakeAsyncChats(engine)), 60))
-    finally:
-        engine.close()
 
 
 def test_a_stream_is_the_chat_in_pieces() -> None:
@@ -43,7 +33,7 @@ def test_a_stream_is_the_chat_in_pieces() -> None:
         assert stream.completion.choices == whole.choices
         assert await stream.collect() == stream.completion
 
-    run(main)
+    run_async(main)
 
 
 def test_leaving_cancels_and_frees_the_slot() -> None:
@@ -69,7 +59,7 @@ def test_leaving_cancels_and_frees_the_slot() -> None:
         assert read.is_cancelled
         assert (await chats.chat(HELLO, max_tokens=2, ignore_eos=True)).content
 
-    run(main)
+    run_async(main)
 
 
 def test_a_wait_that_is_cancelled_while_a_chunk_is_parsed_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +84,7 @@ def test_a_wait_that_is_cancelled_while_a_chunk_is_parsed_loses_nothing(monkeypa
         assert len(reply.choices[0].token_ids) == 5
         assert reply.finish_reason is FinishReason.LENGTH
 
-    run(main)
+    run_async(main)
 
 
 def test_errors_come_when_it_is_entered_and_waits_can_time_out() -> None:
@@ -112,4 +102,4 @@ def test_errors_come_when_it_is_entered_and_waits_can_time_out() -> None:
             stream.interval = 1
             assert isinstance(await stream.get(30), ChatChunk)
 
-    run(main)
+    run_async(main)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from tests.chat_world import FakeAsyncChats, FakeChats
+from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 from tests.unit.chat_client.test_chat_calls import add, broken, calling
 
 from paceline import Conversation
@@ -264,14 +264,6 @@ def test_async_functions_need_an_event_loop(chats: FakeChats) -> None:
         chats.stream_chat(HELLO, tools=[async_add], **SHORT)
 
 
-def run(main: Callable[[FakeAsyncChats], Coroutine[Any, Any, None]]) -> None:
-    engine = FakeEngineClient()
-    try:
-        asyncio.run(asyncio.wait_for(main(FakeAsyncChats(engine)), 60))
-    finally:
-        engine.close()
-
-
 @pytest.mark.parametrize("function", [add, async_add])
 def test_an_event_loop_streams_over_calls(script: Callable[..., None], function: Any) -> None:
     """Plain and async functions; the events are those of threads."""
@@ -287,7 +279,7 @@ def test_an_event_loop_streams_over_calls(script: Callable[..., None], function:
         assert (reply.content, len(reply.rounds)) == ("done", 2)
         assert (stream.is_finished, stream.is_cancelled) == (True, False)
 
-    run(main)
+    run_async(main)
 
 
 def test_the_calls_of_a_message_run_concurrently_on_a_loop(script: Callable[..., None]) -> None:
@@ -318,7 +310,7 @@ def test_the_calls_of_a_message_run_concurrently_on_a_loop(script: Callable[...,
         assert timeouts
         assert shape(chunks) == ["calls 2", "result call_0 1", "result call_1 3", "terminal end"]
 
-    run(main)
+    run_async(main)
 
 
 def test_leaving_a_loop_ends_functions_that_run(script: Callable[..., None]) -> None:
@@ -366,7 +358,7 @@ def test_leaving_a_loop_ends_functions_that_run(script: Callable[..., None]) -> 
             assert await closed.get(0.01) is TIMEOUT
         await wait_for([1, 1, 1, 3, 3, 3])
 
-    run(main)
+    run_async(main)
 
 
 def test_a_refused_request_ends_a_loops_stream_too(script: Callable[..., None]) -> None:
@@ -388,4 +380,4 @@ def test_a_refused_request_ends_a_loops_stream_too(script: Callable[..., None]) 
         with pytest.raises(EngineStopped):
             await stream.collect()
 
-    run(main)
+    run_async(main)

@@ -246,7 +246,7 @@ def test_cells_in_use_are_learnt() -> None:
 
 
 def test_outputs_are_learnt() -> None:
-    """Where logits are a third of a token's cost, rows that decode are told from prompt tokens of the same number."""
+    """Where logits are a third of a token's cost, rows that decode are dearer than as many prompt tokens."""
     pace, random = TickCostModel(), Random(8)
     for _ in range(200):
         num_decode, num_prefill = random.randint(1, 32), random.choice((0, 0, 16, 100))
