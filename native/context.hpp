@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -107,6 +108,8 @@ public:
     std::vector<uint8_t> save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                     int32_t scratch);
+    // Positions [first, end) of what was saved, as save_range() would have saved them.
+    std::vector<uint8_t> cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
 
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
     std::pair<int32_t, int32_t> threads() const;
@@ -118,7 +121,6 @@ public:
     // Threads for work on rows after a pass, made at the first call. Needs mutex() held.
     WorkerPool & workers();
     // Removes the positions of a sequence from `first` on. Where it could not continue then, empties it and returns false.
-    void check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const;
     bool truncate_locked(int32_t seq_id, int32_t first);
 
     // While one lives, abort() has an effect; the inner one of two does nothing. Needs mutex() held.
@@ -149,11 +151,21 @@ private:
     int32_t               piece_end(int32_t first, int32_t end) const;
     std::vector<uint8_t>  save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     std::vector<uint8_t>  save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
-    void                  load_bare(int32_t seq_id, std::span<const uint8_t> cells, int32_t first, int32_t end, int32_t scratch);
+    void                  load_bare(int32_t seq_id, std::span<const uint8_t> cells, Positions saved, int32_t first, int32_t end,
+                                    int32_t scratch);
+    void                  place_bare(std::span<const uint8_t> cells, int32_t scratch);
+    std::vector<uint8_t>  bare_cells(int32_t scratch); // as save_bare() returns them
+    bool                  is_bare(int32_t seq_id, Positions expected);
     void                  drop_state(int32_t seq_id); // that was shared with cells, as far as llama.cpp can
+    void                  check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const;
+    void                  check_scratch(int32_t first, int32_t end, int32_t scratch) const; // and the range
     void                  check_has_state(const char * name, int32_t seq_id) const;
     int32_t               num_held(int32_t seq_id) const; // positions, with a state or without
     void load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
+    void place_piece(std::span<const uint8_t> state, Positions saved, int32_t scratch);
+    std::vector<uint8_t>  cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
+    void for_each_piece(std::span<const uint8_t> state, Positions saved,
+                        const std::function<void(std::span<const uint8_t>, Positions)> & use) const;
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;

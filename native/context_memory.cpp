@@ -19,6 +19,16 @@ struct EmptiedAfter {
 // llama.cpp writes a magic number and the sequence id in front of every state.
 constexpr size_t HEADER_SIZE = sizeof(uint32_t) + sizeof(llama_seq_id);
 
+const std::string WRONG_POSITIONS = "the saved range holds other positions than it was saved with";
+
+// Of a range in pieces: each with its size in front.
+void append_piece(std::vector<uint8_t> & state, const std::vector<uint8_t> & piece) {
+    const uint64_t size  = piece.size();
+    const auto *   bytes = reinterpret_cast<const uint8_t *>(&size);
+    state.insert(state.end(), bytes, bytes + sizeof(size));
+    state.insert(state.end(), piece.begin(), piece.end());
+}
+
 } // namespace
 
 Positions Context::positions_locked(int32_t seq_id) const {
@@ -243,12 +253,19 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
 
 void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const {
     check_seq("seq_id", seq_id);
+    check_scratch(first, end, scratch);
+    if (seq_id == scratch) {
+        fail("InvalidParams", "seq_id and scratch_seq_id are both " + str(scratch));
+    }
+}
+
+void Context::check_scratch(int32_t first, int32_t end, int32_t scratch) const {
     check_seq("scratch_seq_id", scratch);
     if ((memory_class_ != MemoryClass::attention && !has_state_apart_) || !kv_unified_) {
         fail("Unsupported", "only attention memory in one pool (kv_unified) can be saved in ranges; save the whole sequence");
     }
-    if (seq_id == scratch || num_held(scratch) > 0) {
-        fail("InvalidParams", "scratch_seq_id " + str(scratch) + " must be empty and not seq_id itself");
+    if (num_held(scratch) > 0) {
+        fail("InvalidParams", "scratch_seq_id " + str(scratch) + " must be empty");
     }
     if (first < 0 || end <= first) {
         fail("InvalidParams", "start and end must be in order, not " + str(first) + " and " + str(end));
@@ -279,13 +296,47 @@ std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t 
     }
     std::vector<uint8_t> state;
     for (int32_t next = first; next < end; next = piece_end(next, end)) {
-        const std::vector<uint8_t> piece = save_piece(seq_id, next, piece_end(next, end), scratch);
-        const uint64_t             size  = piece.size();
-        const auto *               bytes = reinterpret_cast<const uint8_t *>(&size);
-        state.insert(state.end(), bytes, bytes + sizeof(size));
-        state.insert(state.end(), piece.begin(), piece.end());
+        append_piece(state, save_piece(seq_id, next, piece_end(next, end), scratch));
     }
     return state;
+}
+
+std::vector<uint8_t> Context::cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                                        int32_t scratch) {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_scratch(first, end, scratch);
+    if (first < saved.min || end > saved.max + 1) {
+        fail("InvalidParams", "start and end must lie within the saved " + str(saved.min) + " to " + str(saved.max + 1) + ", not " +
+                                  str(first) + " and " + str(end));
+    }
+    if (has_state_apart_ || n_swa_ == 0) {
+        return cut_piece(state, saved, first, end, scratch);
+    }
+    std::vector<uint8_t> cut;
+    for_each_piece(state, saved, [&](std::span<const uint8_t> piece, Positions held) {
+        const int32_t from = std::max(first, held.min);
+        const int32_t to   = std::min(end, held.max + 1);
+        if (from < to) {
+            append_piece(cut, cut_piece(piece, held, from, to, scratch));
+        }
+    });
+    return cut;
+}
+
+std::vector<uint8_t> Context::cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                                        int32_t scratch) {
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    has_state_apart_ ? place_bare(state, scratch) : place_piece(state, saved, scratch);
+    llama_memory_seq_rm(memory(), scratch, end, -1);
+    llama_memory_seq_rm(memory(), scratch, 0, first);
+    if (!has_state_apart_) {
+        return save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
+    }
+    std::vector<uint8_t> cells = bare_cells(scratch);
+    if (!is_bare(scratch, {first, end - 1})) {
+        fail("StateError", WRONG_POSITIONS);
+    }
+    return cells;
 }
 
 std::vector<uint8_t> Context::save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
@@ -303,6 +354,10 @@ std::vector<uint8_t> Context::save_bare(int32_t seq_id, int32_t first, int32_t e
     llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
     const EmptiedAfter scratch_is_empty_again{memory(), scratch};
     drop_state(scratch);
+    return bare_cells(scratch);
+}
+
+std::vector<uint8_t> Context::bare_cells(int32_t scratch) {
     const std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
     const size_t               rest  = llama_state_seq_get_size_ext(get(), scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - HEADER_SIZE;
     if (!is_layout_checked_) {
@@ -316,15 +371,39 @@ std::vector<uint8_t> Context::save_bare(int32_t seq_id, int32_t first, int32_t e
     return {state.begin() + HEADER_SIZE, state.end() - static_cast<std::ptrdiff_t>(rest)}; // no larger than it has to be
 }
 
-void Context::load_bare(int32_t seq_id, std::span<const uint8_t> cells, int32_t first, int32_t end, int32_t scratch) {
+void Context::place_bare(std::span<const uint8_t> cells, int32_t scratch) {
     std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     state.insert(state.begin() + HEADER_SIZE, cells.begin(), cells.end());
-    LogCapture         log;
-    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    LogCapture log;
     if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch, LLAMA_STATE_SEQ_FLAGS_NONE) == 0) {
         fail("StateError", "the saved range does not fit into memory: " + log.words("llama.cpp gave no reason"));
     }
+}
+
+// llama.cpp does not say which positions cells without a state have. The size of what is saved of them does: it changes with
+// the first and with the last, and without all of them is that of an empty sequence. Empties the sequence.
+bool Context::is_bare(int32_t seq_id, Positions expected) {
+    const auto size_without = [&](int32_t first, int32_t end) {
+        llama_memory_seq_rm(memory(), seq_id, first, end);
+        return llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
+    };
+    const size_t all          = size_without(0, 0);
+    const size_t but_first    = size_without(expected.min, expected.min + 1);
+    const size_t but_ends     = size_without(expected.max, expected.max + 1);
+    const size_t but_expected = size_without(expected.min, expected.max + 1);
+    const bool   has_ends     = but_first < all && (expected.min == expected.max || but_ends < but_first);
+    return has_ends && but_expected == size_without(-1, -1);
+}
+
+void Context::load_bare(int32_t seq_id, std::span<const uint8_t> cells, Positions saved, int32_t first, int32_t end,
+                        int32_t scratch) {
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    place_bare(cells, scratch);
     llama_memory_seq_cp(memory(), scratch, seq_id, first, end);
+    if (!is_bare(scratch, saved)) {
+        llama_memory_seq_rm(memory(), seq_id, first, -1);
+        fail("StateError", WRONG_POSITIONS);
+    }
     num_bare_[static_cast<size_t>(seq_id)] = end;
 }
 
@@ -341,7 +420,7 @@ void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positio
                                   str(saved.max + 1) + ", not " + str(first) + " and " + str(end));
     }
     if (has_state_apart_) {
-        load_bare(seq_id, state, first, end, scratch);
+        load_bare(seq_id, state, saved, first, end, scratch);
         return;
     }
     if (n_swa_ == 0) {
@@ -349,39 +428,49 @@ void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positio
         return;
     }
     try {
-        for (int32_t next = saved.min; next < end;) {
-            uint64_t      length = 0;
-            const int32_t stop   = piece_end(next, saved.max + 1);
-            if (state.size() >= sizeof(length)) {
-                std::memcpy(&length, state.data(), sizeof(length));
-                state = state.subspan(sizeof(length));
-            }
-            if (length == 0 || length > state.size()) {
-                fail("StateError", "the saved range is damaged: it ends at position " + str(next));
-            }
-            if (stop > first) {
-                load_piece(seq_id, state.first(length), {next, stop - 1}, std::max(first, next), std::min(end, stop), scratch);
+        for_each_piece(state, saved, [&](std::span<const uint8_t> piece, Positions held) {
+            if (held.max + 1 > first && held.min < end) {
+                load_piece(seq_id, piece, held, std::max(first, held.min), std::min(end, held.max + 1), scratch);
                 pin_added(seq_id);
             }
-            state = state.subspan(length);
-            next  = stop;
-        }
+        });
     } catch (...) {
         remove_locked(seq_id, first);
         throw;
     }
 }
 
-void Context::load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
-                         int32_t scratch) {
-    LogCapture         log;
-    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
-    const bool         done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch,
-                                                           LLAMA_STATE_SEQ_FLAGS_NONE) != 0;
-    const Positions    there = positions_locked(scratch);
+void Context::for_each_piece(std::span<const uint8_t> state, Positions saved,
+                             const std::function<void(std::span<const uint8_t>, Positions)> & use) const {
+    for (int32_t next = saved.min; next <= saved.max;) {
+        uint64_t      length = 0;
+        const int32_t stop   = piece_end(next, saved.max + 1);
+        if (state.size() >= sizeof(length)) {
+            std::memcpy(&length, state.data(), sizeof(length));
+            state = state.subspan(sizeof(length));
+        }
+        if (length == 0 || length > state.size()) {
+            fail("StateError", "the saved range is damaged: it ends at position " + str(next));
+        }
+        use(state.first(length), {next, stop - 1});
+        state = state.subspan(length);
+        next  = stop;
+    }
+}
+
+void Context::place_piece(std::span<const uint8_t> state, Positions saved, int32_t scratch) {
+    LogCapture      log;
+    const bool      done  = llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch, LLAMA_STATE_SEQ_FLAGS_NONE) != 0;
+    const Positions there = positions_locked(scratch);
     if (!done || there.min != saved.min || there.max != saved.max) {
         fail("StateError", "the saved range does not fit into memory: " + log.words("llama.cpp gave no reason"));
     }
+}
+
+void Context::load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                         int32_t scratch) {
+    const EmptiedAfter scratch_is_empty_again{memory(), scratch};
+    place_piece(state, saved, scratch);
     llama_memory_seq_cp(memory(), scratch, seq_id, first, end);
 }
 

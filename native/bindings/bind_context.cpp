@@ -108,6 +108,16 @@ void load_range(Context & context, int32_t seq_id, const Bytes & state, int32_t 
     context.load_range(seq_id, as_span(state), {saved_first, saved_end - 1}, first, end, scratch);
 }
 
+nb::object cut_range(Context & context, const Bytes & state, int32_t saved_first, int32_t saved_end, int32_t first, int32_t end,
+                     int32_t scratch) {
+    std::vector<uint8_t> cut;
+    {
+        Unlocked unlocked;
+        cut = context.cut_range(as_span(state), {saved_first, saved_end - 1}, first, end, scratch);
+    }
+    return nb::cast(to_numpy(std::move(cut)));
+}
+
 std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
     Unlocked        unlocked;
     const Positions held = context.positions(seq_id);
@@ -126,6 +136,8 @@ void bind_memory(nb::class_<Context> & type) {
         .def("save_range", &save_range, nb::arg("seq_id"), nb::arg("first"), nb::arg("end"), nb::arg("scratch"))
         .def("load_range", &load_range, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("saved_first"),
              nb::arg("saved_end"), nb::arg("first"), nb::arg("end"), nb::arg("scratch"))
+        .def("cut_range", &cut_range, nb::arg("state").noconvert(), nb::arg("saved_first"), nb::arg("saved_end"),
+             nb::arg("first"), nb::arg("end"), nb::arg("scratch"))
         .def("restore", &restore, nb::arg("seq_id"), nb::arg("state").noconvert(), nb::arg("partial"), nb::arg("last"));
 }
 

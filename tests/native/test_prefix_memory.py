@@ -22,7 +22,7 @@ from paceline.errors import InvalidParams, PacelineError, StateError, Unsupporte
 from paceline.kv_cache import KVCache
 from paceline.kv_cache.offload import TransferCost
 from paceline.observability.instruments import Instrument
-from paceline.runtime import Context, Model
+from paceline.runtime import Context, MemoryClass, Model
 from paceline.runtime.context import CellState
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import Stream
@@ -107,8 +107,14 @@ def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyMo
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
-def test_a_prompt_that_goes_another_way_is_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """Most of a known prompt and another end: at once where parts can be shared, else from the second such prompt on."""
+def test_a_prompt_that_goes_another_way_is_as_if_computed(
+    tiny_models: TinyModels, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of a known prompt and another end: at once where parts can be shared, else from the second such prompt on.
+
+    On a busy machine a state may take as long as so small a model's prompt: here it takes nothing.
+    """
+    monkeypatch.setattr(TransferCost, "state_seconds", lambda *_: 0.0)
     path = tiny_models(kind)
     prompt = ids(LONG)
     others = [[*prompt[:130], *ids(30, seed)] for seed in (5, 6, 7)]
@@ -383,6 +389,75 @@ def test_cells_of_ranges_and_a_checkpoint_go_on_as_if_computed(context_with_stat
     context.clear()
     decode(context, prompt[:LONG])
     assert np.allclose(found, after(context, 0), atol=5e-3)
+    goes_on(context)
+
+
+@pytest.mark.parametrize("kind", ["llama", *APART])
+def test_a_part_of_a_saved_range_goes_on_as_if_saved_alone(tiny_models: TinyModels, kind: str) -> None:
+    """Its first, middle and last tokens, each cut from it after it has left the device: logits as if computed."""
+    options: dict[str, Any] = {**EXACT, "swa_full": kind == "llama"}
+    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=1024, n_seq_max=4, **options) as context:
+        check_cuts(context)
+
+
+def test_a_part_of_a_range_of_a_full_window_goes_on_as_if_saved_alone(tiny_models: TinyModels) -> None:
+    """The range is in pieces no longer than the window."""
+    with (
+        Model.load(tiny_models("gemma3")) as model,
+        Context(model, n_ctx=1024, n_seq_max=4, swa_full=True, **EXACT) as context,
+    ):
+        assert model.n_swa < LONG // 2
+        check_cuts(context)
+
+
+def check_cuts(context: Context) -> None:
+    prompt = ids(LONG)
+    decode(context, prompt)
+    state = context.save_state(0, LONG) if context.has_state_apart else None
+    whole = context.save_cells(0, 0, LONG, scratch_seq_id=3)
+    alone = context.save_cells(0, 20, 60, scratch_seq_id=3)
+    context.clear()
+    decode(context, ids(100, 7))  # elsewhere in memory
+    bounds = [(0, 20), (20, 60), (60, 61), (61, LONG)]
+    parts = [context.cut_cells(whole, *one, scratch_seq_id=3) for one in bounds]
+    assert context.positions(3) is None
+    assert (parts[1].start, parts[1].end, parts[1].nbytes) == (20, 60, alone.nbytes)
+    parts[1] = context.cut_cells(parts[1], 20, 60, scratch_seq_id=3)  # all of it
+    for part, one in zip(parts, bounds, strict=True):
+        context.load_cells(1, part, *one, scratch_seq_id=3)
+    if state is not None:
+        context.load_state(1, state, LONG)
+    found = after(context, 1)
+    context.clear()
+    decode(context, prompt)
+    assert np.allclose(found, after(context, 0), atol=5e-3)
+    goes_on(context)
+
+
+def test_cells_at_other_positions_than_a_range_says_are_refused(any_context: Context) -> None:
+    """A range made by hand: neither loaded nor cut, and what the sequence and the others hold is as it was."""
+    context = any_context
+    if context.memory_class is not MemoryClass.ATTENTION and not context.has_state_apart:
+        pytest.skip("no ranges")
+    decode(context, ids(60))
+    bounds = ((0, 20), (20, 40), (30, 40), (25, 35), (10, 40))
+    saved = [context.save_cells(0, *one, scratch_seq_id=3) for one in bounds]
+    context.load_cells(1, saved[0], 0, 20, scratch_seq_id=3)
+    for other in saved[2:]:
+        wrong = CellState(20, 40, other.payload)
+        for end in (40, 30):
+            with pytest.raises(StateError):
+                context.load_cells(1, wrong, 20, end, scratch_seq_id=3)
+        if other.start > 20:  # of the others these positions are there
+            with pytest.raises(StateError):
+                context.cut_cells(wrong, 20, 36, scratch_seq_id=3)
+    for start, end in ((19, 30), (30, 41), (30, 30)):
+        with pytest.raises(InvalidParams):
+            context.cut_cells(saved[1], start, end, scratch_seq_id=3)
+    with pytest.raises(InvalidParams):
+        context.cut_cells(saved[1], 20, 30, scratch_seq_id=0)
+    assert context.positions(3) is None
+    context.load_cells(1, saved[1], 20, 40, scratch_seq_id=3)
     goes_on(context)
 
 

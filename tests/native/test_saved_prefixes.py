@@ -42,6 +42,25 @@ def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: T
         assert after.token_ids == before.token_ids
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "falcon-h1", "lfm2"])
+def test_a_conversation_that_parts_within_a_saved_block_is_saved_whole(
+    kind: str, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    """Both that begin alike go to files, though one has a part of the other's block; the next engine finds all of each."""
+    model = paceline.Model.load(tiny_models(kind))
+    prompts = [[*PROMPT, *PROMPT[:50]], [*PROMPT[:70], *PROMPT[20:60]]]  # behind the windows of the models
+    with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
+        before = [llm.generate(prompt, max_tokens=12, temperature=0) for prompt in prompts]
+        num_saved = [llm.save_prefix(f"conversation-{index}", prompts[index]) for index in (1, 0)]
+        assert num_saved == [len(prompts[1]) - 1, len(prompts[0]) - 1]
+    for index, prompt in enumerate(prompts):
+        with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
+            llm.load_prefix(f"conversation-{index}")
+            after = llm.generate(prompt, max_tokens=12, temperature=0)
+            assert (after.usage.cached_tokens, after.usage.cached_from) == (len(prompt) - 1, "host")
+            assert after.token_ids == before[index].token_ids
+
+
 def test_a_saved_prefix_belongs_to_its_tenant_and_salt(tmp_path: Path) -> None:
     """It is found by requests of those that it was loaded for, and by no others."""
     with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:

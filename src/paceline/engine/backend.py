@@ -51,6 +51,9 @@ class Backend(Protocol):
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
         """Add tokens [start, end) of what `save` returned to a sequence id that holds exactly those before."""
 
+    def cut(self, data: Any, start: int, end: int) -> SavedState:
+        """Return tokens [start, end) of what `save` returned, as `save` would have; needs free cells for all of it."""
+
     def save_state(self, seq_id: int, num_tokens: int) -> SavedState:
         """Return the state of a sequence id that holds as many tokens: what it holds beside cells, or all of it."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.clock import Clock
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
-from paceline.kv_cache import Copy, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
+from paceline.kv_cache import Copy, Cut, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
 
@@ -53,18 +53,20 @@ class Executor:
             except Exception as error:
                 if isinstance(operation, Remove):
                     raise
-                if isinstance(operation, (Save, SaveState)):
+                if isinstance(operation, (Save, Cut, SaveState)):
                     self._warn(operation, error)
                     continue
                 seq_id = operation.to_seq_id if isinstance(operation, Copy) else operation.seq_id
+                if seq_id not in errors and isinstance(operation, (Load, LoadState)):
+                    output.failed_loads.append(operation)
                 errors.setdefault(seq_id, as_paceline_error(error))
                 output.failed_seq_ids.add(seq_id)
         return errors
 
-    def _warn(self, save: Save | SaveState, error: Exception) -> None:
+    def _warn(self, save: Save | Cut | SaveState, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
-            num_tokens = save.end - save.start if isinstance(save, Save) else save.num_tokens
+            num_tokens = save.num_tokens if isinstance(save, SaveState) else save.end - save.start
             _log.warning(
                 "%d tokens could not be saved to host memory; further failures are not logged",
                 num_tokens,
@@ -83,6 +85,10 @@ class Executor:
             case Save(seq_id, start, end):
                 begin = self._clock.now()
                 output.saved.append((operation, self._backend.save(seq_id, start, end)))
+                output.saving_s += self._clock.now() - begin
+            case Cut(data, start, end):
+                begin = self._clock.now()
+                output.saved.append((operation, self._backend.cut(data, start, end)))
                 output.saving_s += self._clock.now() - begin
             case SaveState(seq_id, num_tokens):
                 begin = self._clock.now()

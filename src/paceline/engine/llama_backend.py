@@ -162,6 +162,10 @@ class LlamaBackend:
         """Add tokens [start, end) of what was saved."""
         self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
 
+    def cut(self, data: CellState, start: int, end: int) -> CellState:
+        """Return the cells of tokens [start, end) of what was saved."""
+        return self._generating.cut_cells(data, start, end, scratch_seq_id=self._scratch)
+
     def save_state(self, seq_id: int, num_tokens: int) -> CellState:
         """Return the state of a sequence id: what it holds beside cells, or all of it."""
         return self._generating.save_state(seq_id, num_tokens)

@@ -18,7 +18,17 @@ prefixes on the device: cells and checkpoints go to host memory. `KVCache` is th
 """
 
 from paceline.kv_cache.cache import KVCache
-from paceline.kv_cache.device_cells import Copy, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
+from paceline.kv_cache.device_cells import (
+    Copy,
+    Cut,
+    Load,
+    LoadState,
+    Operation,
+    Remove,
+    Save,
+    SaveState,
+    TransferOutput,
+)
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
 from paceline.kv_cache.radix_tree import (
@@ -38,6 +48,7 @@ __all__ = [
     "CacheTelemetry",
     "ComputeCost",
     "Copy",
+    "Cut",
     "HashedPrefix",
     "KVCache",
     "KVCacheLimits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from paceline.kv_cache.checkpoints import CheckpointPlaces
 from paceline.kv_cache.device_cells import CellBudget, DeviceCells, Operation, Remove, Save, SaveState, TransferOutput
@@ -187,9 +188,16 @@ class KVCache:
                 self._idle_limit(), self._budget.seq_ids, max_tokens, self._budget.ticks_left, now_s
             )
         if self._exporter.exports:
-            self._exporter.save_part(self._transfers.pressure_tokens(is_generating=is_generating))
+            max_saved = self._transfers.pressure_tokens(is_generating=is_generating)
+            self._exporter.save_part(max_saved, partial(self._make_room, now_s=now_s))
         if next_victim is not None and self._budget.is_low:
             self._offload_eagerly(next_victim(), max_tokens)
+
+    def _make_room(self, num_cells: int, now_s: float) -> bool:
+        """Evict cached prefixes until as many cells are free; return whether they are."""
+        while self._budget.num_free < num_cells and self._offloader.evict(now_s):
+            pass
+        return self._budget.num_free >= num_cells
 
     def _idle_limit(self) -> int:
         return self._max_idle_cells
@@ -211,6 +219,8 @@ class KVCache:
         """Take in the outcome of a tick's operations."""
         if operations:
             self._transfers.observe(operations, output)
+        for load in output.failed_loads:  # the next sequence would start from it, too
+            self._tree.discard(load.data)
         for save, data in output.saved:
             self._host.put(save, data, now_s)
         for state, data in output.saved_states:

@@ -84,7 +84,21 @@ class Load:
     end: int
 
 
-Operation = Copy | Remove | Save | Load | SaveState | LoadState
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Save tokens [start, end) of a saved range to host memory once more, by way of free cells for all of it.
+
+    namespace, tokens: as in `Save`.
+    """
+
+    data: SavedState
+    start: int
+    end: int
+    namespace: Namespace
+    tokens: bytes
+
+
+Operation = Copy | Remove | Save | Cut | Load | SaveState | LoadState
 
 
 @dataclass(slots=True)
@@ -92,12 +106,14 @@ class TransferOutput:
     """Outcome of a tick's operations.
 
     saved, saved_states: the saves that succeeded, with what they saved. failed_seq_ids: ids whose copy or load failed.
+    failed_loads: the loads among these, but for those that failed because of what had failed before.
     saving_s, loading_s: seconds spent on cells; state_saving_s: on saving states.
     """
 
-    saved: list[tuple[Save, SavedState]] = field(default_factory=list)
+    saved: list[tuple[Save | Cut, SavedState]] = field(default_factory=list)
     saved_states: list[tuple[SaveState, SavedState]] = field(default_factory=list)
     failed_seq_ids: set[int] = field(default_factory=set)
+    failed_loads: list[Load | LoadState] = field(default_factory=list)
     saving_s: float = 0.0
     loading_s: float = 0.0
     state_saving_s: float = 0.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from paceline.kv_cache.device_cells import DeviceCells, Save, SaveState
+from paceline.kv_cache.device_cells import Cut, DeviceCells, Save, SaveState
 from paceline.kv_cache.interfaces import CacheTelemetry, KVCacheLimits
 from paceline.kv_cache.offload import RangeSaver
 from paceline.kv_cache.prefix_match import PrefixSegment, host_segments, longest_owner
@@ -24,7 +24,7 @@ class HostCache:
         """Bytes of all blocks."""
         return self._tree.num_bytes
 
-    def put(self, save: Save, data: SavedState, now_s: float) -> None:
+    def put(self, save: Save | Cut, data: SavedState, now_s: float) -> None:
         """Take in saved cells; a block larger than the capacity is dropped, as it would evict all others and then itself."""
         if data.nbytes > self._limits.host_bytes:
             return
@@ -66,13 +66,18 @@ class HostCache:
 
 @dataclass(slots=True, eq=False)
 class PrefixExport:
-    """A requested export. num_device: tokens of the path on the device when it was requested; num_tried: saved once."""
+    """A requested export.
+
+    num_device: tokens of the path on the device when it was requested. num_tried, num_cut: up to where saving and cutting
+    were tried once.
+    """
 
     key: int
     namespace: Namespace
     tokens: bytes
     num_device: int
     num_tried: int = 0
+    num_cut: int = 0
 
 
 class PrefixExporter:
@@ -94,8 +99,8 @@ class PrefixExporter:
         _, num_device = longest_owner(match.nodes, match.length)
         self.exports.append(PrefixExport(key, namespace, tokens, num_device))
 
-    def save_part(self, max_tokens: int) -> None:
-        """Add the saves of a tick, at most as many tokens."""
+    def save_part(self, max_tokens: int, make_room: Callable[[int], bool]) -> None:
+        """Add the saves of a tick, at most as many tokens. make_room: free cells, and return whether there are as many."""
         for export in self.exports:
             seq_id, missing = self._missing(export)
             saver = RangeSaver(
@@ -105,10 +110,26 @@ class PrefixExporter:
             export.num_tried = saver.num_tried
             self._cells.operations += saves
             max_tokens -= sum(one.end - one.start for one in saves)
+            if not missing:
+                max_tokens -= self._cut_part(export, max_tokens, make_room)
+
+    def _cut_part(self, export: PrefixExport, max_tokens: int, make_room: Callable[[int], bool]) -> int:
+        """Cut the next parts of larger blocks, and return of how many tokens."""
+        num_tokens = 0
+        for part in self._uncut(export):
+            if num_tokens >= max_tokens:
+                break
+            export.num_cut = part.end
+            if not make_room(part.block.end - part.block.start):
+                break
+            tokens = export.tokens[: part.end * TOKEN_BYTES]
+            self._cells.operations.append(Cut(part.block.data, part.start, part.end, export.namespace, tokens))
+            num_tokens += part.end - part.start
+        return num_tokens
 
     def take_done(self) -> list[tuple[int, list[SavedState]]]:
         """Return key and ranges of exports that are complete, after the saves of a tick were carried out."""
-        done = [one for one in self.exports if not self._missing(one)[1]]
+        done = [one for one in self.exports if not (self._missing(one)[1] or self._uncut(one))]
         self.exports = [one for one in self.exports if one not in done]
         return [(one.key, self.saved_ranges(one.namespace, one.tokens)) for one in done]
 
@@ -119,7 +140,7 @@ class PrefixExporter:
             return [one.block.data for one in _whole_segments(match, match.length)]
         for node in _checkpoints(match):
             segments = _whole_segments(match, node.end) if self._has_cells else []
-            if not self._has_cells or (segments and segments[-1].end == node.end):
+            if not self._has_cells or _reach(segments) == node.end:
                 assert node.state is not None  # noqa: S101 - a checkpoint's
                 return [*(one.block.data for one in segments), node.state]
         return []
@@ -140,6 +161,27 @@ class PrefixExporter:
         is_stuck = bool(missing) and missing[0][0] < export.num_tried
         return source.seq_id, [] if is_stuck else missing
 
+    def _uncut(self, export: PrefixExport) -> list[PrefixSegment]:
+        """Return what would go out and is part of larger blocks; nothing where the next was tried before."""
+        if not self._has_cells:
+            return []
+        match = self._find(export.namespace, export.tokens)
+        ends = [node.end for node in _checkpoints(match)] if self._has_states else [match.length]
+        found = (host_segments(match.nodes, 0, end) for end in ends)
+        segments = next(
+            (one for one, end in zip(found, ends, strict=True) if not self._has_states or _reach(one) == end), ()
+        )
+        parts = [one for one in segments if not _is_whole(one)]
+        return [] if parts and parts[0].start < export.num_cut else parts
+
+
+def _reach(segments: Sequence[PrefixSegment]) -> int:
+    return segments[-1].end if segments else 0
+
+
+def _is_whole(segment: PrefixSegment) -> bool:
+    return (segment.start, segment.end) == (segment.block.start, segment.block.end)
+
 
 def _checkpoints(match: TreeMatch) -> list[Node]:
     """Return the nodes of a match with a state, the deepest first."""
@@ -147,13 +189,8 @@ def _checkpoints(match: TreeMatch) -> list[Node]:
 
 
 def _whole_segments(match: TreeMatch, length: int) -> list[PrefixSegment]:
-    """Return the first host blocks of a path of as many tokens; saved ranges cannot be cut here."""
-    return list(
-        takewhile(
-            lambda one: (one.start, one.end) == (one.block.start, one.block.end),
-            host_segments(match.nodes, 0, length),
-        )
-    )
+    """Return the first host blocks of a path of as many tokens, up to the first that is part of a larger one."""
+    return list(takewhile(_is_whole, host_segments(match.nodes, 0, length)))
 
 
 def _is_saved_alone(node: Node, num_tokens: int) -> bool:

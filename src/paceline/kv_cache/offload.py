@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
 
-from paceline.kv_cache.device_cells import DeviceCells, Load, Operation, Save, SaveState, TransferOutput
+from paceline.kv_cache.device_cells import Cut, DeviceCells, Load, Operation, Save, SaveState, TransferOutput
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, Node, RadixTree
 
@@ -77,7 +77,7 @@ class TransferCost:
 
     def seconds(self, operations: Iterable[Operation]) -> float:
         """Return the expected time of these operations."""
-        saves = sum(one.end - one.start for one in operations if isinstance(one, Save))
+        saves = sum(one.end - one.start for one in operations if isinstance(one, (Save, Cut)))
         states = sum(isinstance(one, SaveState) for one in operations)
         return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations)) + self.state_seconds(states)
 

@@ -250,6 +250,19 @@ class RadixTree:
         self._drop_state(node)
         self._by_age.pop(node, None)
 
+    def discard(self, data: SavedState) -> None:
+        """Detach a block or a state that cannot be loaded from all nodes that have it."""
+        for node in [
+            one for one in self.nodes() if one.state is data or (one.block is not None and one.block.data is data)
+        ]:
+            if node.state is data:
+                self._drop_state(node)
+            else:
+                self._drop_block(node)
+            if not node.has_host:
+                del self._by_age[node]
+                self.prune(node)
+
     def _drop_block(self, node: Node) -> None:
         block = node.block
         if block is None:

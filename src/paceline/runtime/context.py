@@ -396,6 +396,18 @@ class Context(Closeable):
         scratch = _index("scratch_seq_id", scratch_seq_id)
         self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
 
+    def cut_cells(self, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> CellState:
+        """Return positions [start, end) of what `save_cells` returned, as it would have returned them.
+
+        scratch_seq_id: an empty sequence, to load it for a moment. Raises `Unsupported` where memory is saved whole, and
+        `StateError` where it does not fit into the free cells.
+        """
+        validation.instance("state", state, CellState)
+        start, end, scratch = _index("start", start), _index("end", end), _index("scratch_seq_id", scratch_seq_id)
+        payload = self.native.cut_range(state.payload, state.start, state.end, start, end, scratch)
+        payload.flags.writeable = False
+        return CellState(start, end, payload)
+
     def save_state(self, seq_id: int, num_tokens: int) -> CellState:
         """Return the state of a sequence that holds num_tokens, for `load_state` of this same context.
 

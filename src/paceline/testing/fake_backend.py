@@ -258,6 +258,10 @@ class FakeBackend:
         """Append saved tokens."""
         self.memory.load(seq_id, data, start, end)
 
+    def cut(self, data: FakeState, start: int, end: int) -> FakeState:
+        """Save a part of saved cells."""
+        return self.memory.cut(data, start, end)
+
     def save_state(self, seq_id: int, num_tokens: int) -> FakeState:
         """Save what lies beside cells, or all that a sequence id holds."""
         if self._clock is not None:

@@ -164,6 +164,17 @@ class FakeMemory:
             raise Unsupported(f"{self.kind} memory is saved whole, not from {start} to {end}")
         return FakeState(start, tuple(held.hashes[start:end]))
 
+    def cut(self, state: FakeState, start: int, end: int) -> FakeState:
+        """Return tokens [start, end) of saved cells; needs free cells for all of them meanwhile, as llama.cpp does."""
+        if self.kind != "attention" and not self.has_state_apart:
+            raise Unsupported(f"{self.kind} memory is saved whole, and cannot be cut from {start} to {end}")
+        if not state.start <= start < end <= state.start + len(state.hashes):
+            raise InvalidParams(
+                f"{start} to {end} of saved tokens from {state.start} to {state.start + len(state.hashes)}"
+            )
+        self.needs(len(state.hashes))
+        return FakeState(start, state.hashes[start - state.start : end - state.start])
+
     def load(self, seq_id: int, state: FakeState, start: int, end: int) -> None:
         """Append tokens [start, end) of saved cells to a sequence that holds those before.
 

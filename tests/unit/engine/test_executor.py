@@ -11,7 +11,7 @@ import pytest
 
 from paceline.engine.executor import Executor, as_paceline_error
 from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
-from paceline.kv_cache import Copy, Remove, Save
+from paceline.kv_cache import Copy, Load, LoadState, Remove, Save
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
 from paceline.scheduling.plan import EmbeddingPlan, Row, RowOutput, StepPlan
@@ -154,6 +154,21 @@ def test_a_copy_that_fails_is_its_sequences_alone() -> None:
     alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7)], [row(1, 9)]))  # type: ignore[arg-type]
     assert [one.computed for one in alone.rows] == [False]
     assert alone.num_passes == 0
+
+
+def test_the_load_that_failed_is_reported_and_none_behind_it() -> None:
+    """What follows on the same sequence id fails because of it, whatever is wrong with it."""
+
+    class Broken(Recording):
+        def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
+            raise MemoryError("no memory")
+
+        load_state = load
+
+    loads = [Copy(1, 9, 7), Load(9, "a", 7, 8), Load(2, "b", 0, 5), LoadState(2, "c", 5), LoadState(3, "d", 5)]
+    output = Executor(Broken(), ManualClock()).run(StepPlan(loads, []))  # type: ignore[arg-type]
+    assert output.transfers is not None
+    assert output.transfers.failed_loads == [loads[2], loads[4]]
 
 
 def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome, World
-from tests.unit.kv_cache.test_prefix_caching import KINDS, TOKEN_BYTES, UNCUT, Rig, slow_saves, text
+from tests.unit.kv_cache.test_prefix_caching import (
+    KINDS,
+    STATES,
+    TOKEN_BYTES,
+    UNCUT,
+    Rig,
+    slow_saves,
+    text,
+)
 
+from paceline.kv_cache import KVCache
 from paceline.testing.fake_memory import FakeMemory, FakeState
 
 
@@ -148,6 +157,72 @@ def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wante
         key = world.export(prompt)
         world.run()
         assert hashes(exported(world, key)) == computed(prompt)[:count]
+
+
+@pytest.mark.parametrize(("length", "parting"), [(700, 600), (300, 120), (1400, 1030), (1100, 30)])
+@pytest.mark.parametrize("kind", ["attention", *STATES])
+def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(
+    kind: str, length: int, parting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part is cut from the block that another prompt left in host memory; it comes in elsewhere, and the other goes out too."""
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
+    world, elsewhere = Rig(kind=kind, num_cells=8192), Rig(kind=kind)
+    prompt, other = text(length), [*text(length)[:parting], *text(90, 9)]
+    num_last = 0 if kind == "attention" else 1  # of states the one before the last token goes out
+    for one in (prompt, other):
+        world.ask(one, 3)
+    world.ask(text(20, 3), 20, cache_prompt=False)  # what is idle goes to host memory meanwhile
+    exports = []
+    for one in (other, prompt):
+        key = world.export(one)
+        world.run()
+        exports.append(exported(world, key))
+        assert hashes(exports[-1]) == computed(one)[: len(one) - num_last]
+    elsewhere.bring_in(other, exports[0])
+    again = elsewhere.ask(other, 5)
+    assert elsewhere.shared(again) == [(len(other) - 1, "host")]
+    elsewhere.check_output_as_alone(again)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_block_that_cannot_be_cut_goes_out_up_to_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt whose cells before its state cannot be had nothing goes out; no one waits for it."""
+    world = Rig(kind=kind)
+    world.ask(text(300))
+    other = [*text(300)[:120], *text(40, 9)]
+    world.ask(other)
+    world.begin(text(30, 4), 30)
+
+    def fail(*_: Any) -> FakeState:
+        raise MemoryError("no cells")
+
+    monkeypatch.setattr(world.backend, "cut", fail)
+    key = world.export(other)
+    world.run()
+    assert exported(world, key) == []
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", ["attention", *STATES])
+def test_a_block_for_which_there_are_no_cells_now_is_not_waited_for(kind: str) -> None:
+    """While a request has nearly all cells the export ends, with what there is without cutting."""
+    world = Rig(kind=kind, num_cells=1024, limits={"num_slots": 2})
+    world.ask(text(300))
+    other = [*text(300)[:120], *text(40, 9)]
+    world.ask(other)
+    running = world.begin(text(850, 4), 100)
+    world.tick(4)
+    key = world.export(other)
+    world.tick(3)
+    assert world.exported[key] is not None
+    assert running.terminal is None
+    world.run()
+    world.check_output_as_alone(running)
+    again = world.export(other)
+    world.run()
+    assert len(hashes(exported(world, again))) >= len(other) - 1
+    world.check_done()
 
 
 def test_other_namespaces_export_nothing() -> None:

@@ -806,6 +806,55 @@ def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.
     world.check_output_as_alone(outcome)
 
 
+@pytest.mark.parametrize("kind", UNCUT)
+def test_a_state_that_cannot_be_loaded_is_tried_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that tried computes its prompt and saves a state in place of that one, from which the next ones start."""
+    world = Rig(kind=kind)
+    world.ask(text(300), 3)
+    load_state, broken = world.backend.load_state, []
+
+    def fail(seq_id: int, data: FakeState, num_tokens: int) -> None:
+        broken[:] = broken or [data]  # the first that is loaded
+        if data is broken[0]:
+            broken.append(data)
+            raise DecodeError("the state does not fit")
+        load_state(seq_id, data, num_tokens)
+
+    monkeypatch.setattr(world.backend, "load_state", fail)
+    outcomes = [world.ask(text(300), 3) for _ in range(3)]
+    assert [world.computed(one) for one in outcomes] == [300 + 2, 1 + 2, 1 + 2]
+    assert len(broken) == 2
+    world.check_output_as_alone(*outcomes)
+    world.check_done()
+
+
+@pytest.mark.parametrize("kind", ["attention", *STATES])
+def test_cells_that_cannot_be_loaded_are_tried_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a state; the other blocks of the path stay."""
+    world = Rig(kind=kind, num_cells=1536)
+    prompt = text(2 * _PIECE + 76)
+    world.ask(prompt, 3)
+    world.ask(text(1400, 1))  # drives it off the device
+    load, broken = world.backend.load, []
+
+    def fail(seq_id: int, data: FakeState, start: int, end: int) -> None:
+        if start == _PIECE and (not broken or data is broken[0]):  # what is saved in its place is equal
+            broken[:] = [data]
+            raise DecodeError("the range does not fit")
+        load(seq_id, data, start, end)
+
+    monkeypatch.setattr(world.backend, "load", fail)
+    first = world.ask(prompt, 3)
+    assert world.computed(first) == len(prompt) + 2
+    assert broken
+    world.ask(text(1400, 2))
+    second = world.ask(prompt, 3)
+    assert world.computed(second) == 1 + 2
+    assert world.shared(second) == [(len(prompt) - 1, "host")]
+    world.check_output_as_alone(first, second)
+    world.check_done()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_that_fails_for_an_ended_request_leaves_no_prefix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy fails in the very tick in which the load does: what was to be loaded belongs to no sequence."""
