@@ -37,6 +37,7 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     : model_(std::move(model)),
       memory_class_(class_with(*model_, options.params)),
       n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
+      is_chunked_(model_->architecture() == "llama4"),
       n_seq_max_(options.params.n_seq_max),
       kv_unified_(options.params.kv_unified),
       has_state_apart_(separates_state(*model_, memory_class_, options.params)),

@@ -184,6 +184,7 @@ private:
     std::shared_ptr<Model>                model_;
     MemoryClass                           memory_class_;
     int32_t                               n_swa_; // 0 where no window slides
+    bool                                  is_chunked_; // whether it slides by chunks of n_swa instead of by positions
     uint32_t                              n_seq_max_;
     uint32_t                              n_outputs_max_;
     int64_t                               max_positions_;

@@ -71,7 +71,7 @@ void Context::pin_added(int32_t seq_id) {
 
 // Whether a sequence that holds `held` could continue at position `next`: its window must still cover what it attends to.
 bool Context::covers(const Positions & held, int32_t next) const {
-    return n_swa_ == 0 || held.min <= std::max(0, next - n_swa_ + 1);
+    return n_swa_ == 0 || held.min <= (is_chunked_ ? next / n_swa_ * n_swa_ : std::max(0, next - n_swa_ + 1));
 }
 
 void Context::remove(int32_t seq_id, int32_t first) {
