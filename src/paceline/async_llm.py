@@ -22,7 +22,7 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import check_options, open_engine
+from paceline.engine.engine_factory import check_options, check_source, local_files, open_engine
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     AsyncBatch,
@@ -71,20 +71,27 @@ class AsyncLLM(AsyncChatMethods):
         model: Model | str | os.PathLike[str] | None = None,
         *,
         chat_template: str | None = None,
+        offline: bool = False,
+        hf_token: str | None = None,
         **options: Any,
     ) -> None:
         """Check the options; nothing is loaded yet.
 
         Args:
-            model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            model: A path to a GGUF file; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF file or "ollama:llama3.2", whose
+                files are downloaded unless they are there; a `Model`; or None for the small demo model of the package.
             chat_template: For `chat`, in place of the model's own; compiled by the first chat.
+            offline: Whether a model that is given by name is looked for in the caches alone. HF_HUB_OFFLINE=1 does the same.
+            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
             **options: Options of the model, its context and its engine; see `LLM`.
 
         Raises:
             InvalidParams: An option is out of its range, unknown or of the wrong type.
         """
         check_options(model, options)
+        check_source(model, offline=offline, hf_token=hf_token)
         self._model, self._options = model, options
+        self._offline, self._hf_token = offline, hf_token
         self._chat_template = None if chat_template is None else validation.text("chat_template", chat_template)
         self._starting: asyncio.Future[EngineClient] | None = None
 
@@ -95,7 +102,11 @@ class AsyncLLM(AsyncChatMethods):
             This object.
 
         Raises:
-            ModelError: The model or an adapter cannot be loaded.
+            ModelError: The model or an adapter cannot be loaded, or what was downloaded is damaged.
+            ModelNotFound: There is no repository, file or quantisation of that name.
+            AccessDenied: The repository is gated or private, and the token may not read it.
+            HubUnavailable: The hub cannot be reached, and the caches do not have the model.
+            DiskFull: The disk has no space for the download.
             NotEnoughMemory: The model or its KV cache does not fit into memory.
         """
         await self._engine()
@@ -249,9 +260,14 @@ class AsyncLLM(AsyncChatMethods):
 
     async def _engine(self) -> EngineClient:
         if self._starting is None or _has_failed(self._starting):
-            load = asyncio.to_thread(open_engine, self._model, self._options)
+            load = asyncio.to_thread(self._load)
             self._starting = asyncio.ensure_future(load)
         return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
+
+    def _load(self) -> EngineClient:
+        """Load in a thread: find or download the files, then start the engine."""
+        files = local_files(self._model, self._options, offline=self._offline, hf_token=self._hf_token)
+        return open_engine(files, self._options)
 
 
 def _has_failed(starting: asyncio.Future[EngineClient]) -> bool:

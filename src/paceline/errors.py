@@ -12,11 +12,15 @@
     │   ├── ResponseModelError  a reply that is no instance of its response_model
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
+    │   ├── ModelNotFound     no repository, file, quantisation or cached model of that name
+    │   ├── AccessDenied      a gated or private repository, or a token that may not read it
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
     │   ├── NoKvSlot          no free cells in the KV cache
-    │   └── QueueFull         the queue is full
+    │   ├── QueueFull         the queue is full
+    │   ├── DiskFull          no space for a download
+    │   └── HubUnavailable    the hub or a web server cannot be reached, or is overloaded
     ├── EngineError           the call was valid, the engine failed
     │   ├── DecodeError       llama.cpp failed on a valid batch
     │   ├── Aborted           a running call was aborted
@@ -31,6 +35,7 @@
     └── ModelError            a file is wrong
         ├── ModelLoadError    not a model llama.cpp can load
         ├── AdapterError      not an adapter, or not for this model
+        ├── DownloadError     what was downloaded is not the file that was announced
         └── StateError        not a saved state, damaged, or of another model
 
 Each class has a stable `code` for programs. The message names the field, the value and the way out.
@@ -149,6 +154,18 @@ class TraceError(RequestError, ValueError):
     code = "trace_error"
 
 
+class ModelNotFound(RequestError):
+    """There is no repository, file, quantisation or cached model of that name; the message has the nearest names."""
+
+    code = "model_not_found"
+
+
+class AccessDenied(RequestError):
+    """The repository is gated or private, and there is no token, or one that may not read it."""
+
+    code = "access_denied"
+
+
 class CapacityError(PacelineError):
     """There is no room now; a smaller request, or the same one later, can work."""
 
@@ -171,6 +188,18 @@ class QueueFull(CapacityError):
     """The queue is full; the request was not queued."""
 
     code = "queue_full"
+
+
+class DiskFull(CapacityError):
+    """The disk has no space for a download; what has arrived is kept, and the next attempt continues it."""
+
+    code = "disk_full"
+
+
+class HubUnavailable(CapacityError):
+    """The hub or a web server cannot be reached, is overloaded, or broke off; what has arrived is kept."""
+
+    code = "hub_unavailable"
 
 
 class EngineError(PacelineError):
@@ -264,6 +293,12 @@ class AdapterError(ModelError):
     """The file is not a LoRA adapter, or not one for this model."""
 
     code = "adapter_error"
+
+
+class DownloadError(ModelError):
+    """What was downloaded is not the file that was announced: another checksum or size, or no GGUF file at all."""
+
+    code = "download_error"
 
 
 class StateError(ModelError):

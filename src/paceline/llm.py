@@ -18,7 +18,7 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import open_engine
+from paceline.engine.engine_factory import local_files, open_engine
 from paceline.engine.progress_bar import progress_bar
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
@@ -62,14 +62,19 @@ class LLM(ChatMethods):
         model: Model | str | os.PathLike[str] | None = None,
         *,
         chat_template: str | None = None,
+        offline: bool = False,
+        hf_token: str | None = None,
         **options: Any,
     ) -> None:
         """Load a model and start its engine.
 
         Args:
-            model: A path to a GGUF file, a `Model`, or None for the small demo model of the package.
+            model: A path to a GGUF file; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF file or "ollama:llama3.2", whose
+                files are downloaded unless they are there; a `Model`; or None for the small demo model of the package.
             chat_template: For `chat`, in place of the model's own: the name of another one that the file has, "chatml", or
                 Jinja source.
+            offline: Whether a model that is given by name is looked for in the caches alone. HF_HUB_OFFLINE=1 does the same.
+            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
             **options: Options of `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and
                 of the llama.cpp context (n_ctx, n_batch, type_k, flash_attn ...); `lora`, paths of adapters, named by their
                 stems, or a mapping of names to paths; and `instruments`. With isolation="process" the model runs in a worker
@@ -77,11 +82,16 @@ class LLM(ChatMethods):
 
         Raises:
             InvalidParams: An option is out of its range, unknown or of the wrong type.
-            ModelError: The model or an adapter cannot be loaded.
+            ModelError: The model or an adapter cannot be loaded, or what was downloaded is damaged.
+            ModelNotFound: There is no repository, file or quantisation of that name.
+            AccessDenied: The repository is gated or private, and the token may not read it.
+            HubUnavailable: The hub cannot be reached, and the caches do not have the model.
+            DiskFull: The disk has no space for the download.
             NotEnoughMemory: The model or its KV cache does not fit into memory.
             TemplateError: The chat template does not parse.
         """
-        self._engine = open_engine(model, options)
+        files = local_files(model, options, offline=offline, hf_token=hf_token)
+        self._engine = open_engine(files, options)
         try:
             self._formats = ChatFormats(self._engine.model, chat_template)
             if chat_template is not None:

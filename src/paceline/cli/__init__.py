@@ -1,4 +1,4 @@
-"""The command line: `paceline demo`, `chat`, `generate`, `tokenize`, `embed`, `info`, `serve`.
+"""The command line: `paceline demo`, `chat`, `generate`, `tokenize`, `embed`, `info`, `pull`, `list`, `serve` and others.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the reader of the output went away.
 """

@@ -17,6 +17,7 @@ from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.generate import generate
 from paceline.cli.info import info
+from paceline.cli.model_commands import list_models, prune, pull, rm, show
 from paceline.cli.serve import RawCommand, serve
 from paceline.cli.tokenize import tokenize
 from paceline.errors import InvalidParams, PacelineError
@@ -61,6 +62,10 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.callback()(_common)
     for command in (demo, chat, generate, tokenize, embed, info):
         app.command(no_args_is_help=command not in (demo, chat, info))(command)
+    for about_a_model in (pull, show, rm):
+        app.command(no_args_is_help=True)(about_a_model)
+    app.command(name="list")(list_models)
+    app.command()(prune)
     app.command(cls=RawCommand)(serve)
     app.add_typer(trace.commands, name="trace")
     return app

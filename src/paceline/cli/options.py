@@ -79,12 +79,12 @@ running = partial(typer.Option, rich_help_panel="How it runs")
 showing = partial(typer.Option, rich_help_panel="What is shown")
 
 ModelOption = Annotated[
-    Path | None,
+    str | None,
     choosing_model(
         "--model",
         "-m",
-        metavar="FILE",
-        help="GGUF file; of a split set, its first part.",
+        metavar="MODEL",
+        help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
         show_default="the demo model",
     ),
 ]
@@ -118,9 +118,9 @@ VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model to load and how; path None: the demo model."""
+    """Which model to load and how. path: of a file, or a name such as "hf:user/repo"; None: the demo model."""
 
-    path: Path | None = None
+    path: str | Path | None = None
     n_gpu_layers: int | None = None
     devices: list[str] | None = None
     vocab_only: bool = False
@@ -139,15 +139,15 @@ class LoadedModel:
 def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
     """Load the model, with a progress bar if stderr is a terminal.
 
-    Raises as `Model.load`, and `InvalidParams` for a path that is no text.
+    A model that is given by name is downloaded first. Raises as `Model.load` and `local_model`, and `InvalidParams` for a
+    path that is no text.
     """
     from paceline.demo import demo_model_path
     from paceline.runtime import Model
 
     if choice.verbose:
         _show_log()
-    path = demo_model_path() if choice.path is None else choice.path
-    text_argument("the model's path", str(path))
+    path = demo_model_path() if choice.path is None else _local_path(choice, stop)
     start = time.perf_counter()
     with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
         model = Model.load(
@@ -159,6 +159,16 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
             cancel=stop.event,
         )
     return LoadedModel(model, time.perf_counter() - start)
+
+
+def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
+    from paceline.hub import check_is_path, is_reference, local_model
+
+    text = text_argument("the model's path", str(choice.path))
+    if not is_reference(text):
+        check_is_path(text)
+        return Path(text)
+    return local_model(text, cancel=stop.event, stream=sys.stderr, note=terminal.note).path
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.client import EngineClient
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
+from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
 from paceline.runtime.embedder import longest_text
 from paceline.scheduling.limits import Limits
@@ -66,6 +67,26 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
         from paceline.engine.worker.setup import worker_setup
 
         worker_setup(model, options)
+
+
+def local_files(
+    model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
+) -> Model | str | os.PathLike[str] | None:
+    """Return the path of a model that is given by name, downloaded if need be; anything else as it is."""
+    check_source(model, offline=offline, hf_token=hf_token)
+    if not is_reference(model):
+        check_is_path(model)
+        return model
+    return local_model(str(model), offline=offline, hf_token=hf_token, cancel=options.get("cancel")).path
+
+
+def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
+    """Raise what is wrong with a model's name and the options of its download."""
+    validation.boolean("offline", offline)
+    if hf_token is not None:
+        validation.text("hf_token", hf_token)
+    if is_reference(model):
+        parse_reference(model)
 
 
 def open_engine(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> EngineClient:

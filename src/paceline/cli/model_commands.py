@@ -1,0 +1,215 @@
+"""`paceline pull`, `list`, `show`, `rm`, `prune`: models by name, and what the caches of this machine have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import terminal
+from paceline.cli.interrupt import StopSignal, run
+from paceline.errors import InvalidParams, ModelLoadError
+
+if TYPE_CHECKING:
+    from paceline.hub import ModelReference
+    from paceline.hub.found_models import FoundModel
+
+_downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="USER/REPO[:QUANT] on the Hugging Face Hub, the URL of a GGUF file, ollama:NAME."
+    ),
+]
+HfFile = Annotated[str | None, _downloading(metavar="FILE", help="This file of the repository.", show_default=False)]
+HfToken = Annotated[
+    str | None,
+    _downloading(metavar="TOKEN", help="Token of the hub.", show_default="HF_TOKEN, or that of `hf auth login`"),
+]
+Offline = Annotated[bool, _downloading("--offline", help="Look at the caches alone.")]
+NoProjector = Annotated[bool, _downloading("--no-mmproj", help="Leave out the projector for images.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
+
+
+def pull(
+    model: ModelName,
+    *,
+    hf_file: HfFile = None,
+    hf_token: HfToken = None,
+    offline: Offline = False,
+    no_mmproj: NoProjector = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
+) -> None:
+    """Download a model, and write the paths of its files.
+
+    Without QUANT it is Q4_K_M, else Q8_0 or the first file that fits into memory. Files go to huggingface_hub's cache; what
+    is there already, or in llama.cpp's or Ollama's, is not downloaded. Ctrl-C keeps what has arrived, and the next pull
+    continues it.
+    """
+    reference = _with_file(parse_name(model), hf_file)
+    run(lambda stop: _pull(reference, stop, hf_token=hf_token, offline=offline, projector=not no_mmproj, quiet=quiet))
+
+
+def list_models(*, as_json: AsJson = False) -> None:
+    """List the models that huggingface_hub, llama.cpp, Ollama and paceline have downloaded."""
+    from paceline.hub.found_models import find_models
+    from paceline.hub.hub_settings import hub_settings
+
+    settings = hub_settings()
+    models = find_models(settings)
+    if as_json:
+        terminal.write(json.dumps([_record(each) for each in models], ensure_ascii=False, indent=2) + "\n")
+    elif not models:
+        terminal.note(f"There are no models in {settings.cache} and the other caches; `paceline pull` downloads one.")
+    else:
+        _write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
+
+
+def show(model: ModelName, *, as_json: AsJson = False) -> None:
+    """Show the files of a downloaded model and what they say; of a repository, each of its models."""
+    from paceline.hub.found_models import matching_models
+    from paceline.hub.hub_settings import hub_settings
+
+    facts = [_facts(each) for each in matching_models(hub_settings(), parse_name(model))]
+    if as_json:
+        terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        return
+    for one in facts:
+        rows = [(key.replace("_", " "), _shown(value)) for key, value in one.items() if key not in ("name", "parts")]
+        terminal.write_section(one["name"], [*rows, *(("file", part) for part in one["parts"])])
+
+
+def rm(model: ModelName, *, dry_run: DryRun = False) -> None:
+    """Remove a downloaded model; of a repository without QUANT, all of its models. Ollama's are left to Ollama."""
+    from paceline.hub.found_models import matching_models, remove_models
+    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.locate import shown_bytes
+
+    settings = hub_settings()
+    models = matching_models(settings, parse_name(model))
+    freed = 0 if dry_run else remove_models(settings, models)
+    for each in models:
+        terminal.write(f"{each.name}\n")
+    terminal.note("Nothing was removed." if dry_run else f"Removed; {shown_bytes(freed)} are free again.")
+
+
+def prune(*, dry_run: DryRun = False) -> None:
+    """Remove what no model needs: parts of downloads, and versions of models that a newer one has replaced."""
+    from paceline.hub.found_models import find_leftovers, remove_leftovers
+    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.locate import shown_bytes
+
+    leftovers = find_leftovers(hub_settings())
+    for each in leftovers:
+        terminal.write(f"{each.path}\n")
+    if not dry_run:
+        remove_leftovers(leftovers)
+    size = shown_bytes(sum(each.size for each in leftovers))
+    terminal.note(f"{size} would be free." if dry_run else f"{terminal.counted(len(leftovers), 'file')}, {size}.")
+
+
+def parse_name(text: str) -> ModelReference:
+    """Parse a name of a model, where a repository of the hub needs no "hf:". Raises `InvalidParams`."""
+    from paceline.hub import is_reference, parse_hub_reference, parse_reference
+
+    return parse_reference(text, name="MODEL") if is_reference(text) else parse_hub_reference(text, name="MODEL")
+
+
+def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
+    from paceline.hub import HubReference, check_file
+
+    if file is None:
+        return reference
+    if not isinstance(reference, HubReference):
+        raise InvalidParams(f"--hf-file names a file of a repository of the hub, and {reference} is none")
+    return HubReference(reference.repo, file=check_file(file, "--hf-file"), revision=reference.revision)
+
+
+def _pull(
+    reference: ModelReference,
+    stop: StopSignal,
+    *,
+    hf_token: str | None,
+    offline: bool,
+    projector: bool,
+    quiet: bool,
+) -> None:
+    import io
+
+    from paceline.hub import local_model
+
+    found = local_model(
+        reference,
+        offline=offline,
+        hf_token=hf_token,
+        with_projector=projector,
+        cancel=stop.event,
+        stream=io.StringIO() if quiet else sys.stderr,
+        note=_silent if quiet else terminal.note,
+    )
+    for path in (*found.parts, found.projector):
+        if path is not None:
+            terminal.write(f"{path}\n")
+
+
+def _silent(text: str) -> None:
+    """Drop a note."""
+
+
+def _record(model: FoundModel) -> dict[str, Any]:
+    return {**asdict(model), "parts": [str(part) for part in model.parts]}
+
+
+def _row(model: FoundModel) -> tuple[str, str, str, str]:
+    from paceline.hub.locate import shown_bytes
+
+    day = datetime.fromtimestamp(model.modified, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    return model.name, shown_bytes(model.size), day, model.source
+
+
+def _write_table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    for index, row in enumerate((heading, *rows)):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        terminal.write("  ".join(cells).rstrip() + "\n", style=None if index else "bold")
+
+
+def _facts(model: FoundModel) -> dict[str, Any]:
+    """Return what the cache and the file's header say. A header that cannot be read is reported as such."""
+    from paceline.hub.locate import shown_bytes
+    from paceline.runtime.gguf_file import read_gguf
+
+    facts: dict[str, Any] = {"name": model.name, "downloaded_by": model.source, "size": shown_bytes(model.size)}
+    try:
+        header = {key.decode("utf-8", "replace"): value.value for key, value in read_gguf(model.path).metadata.items()}
+    except ModelLoadError as error:
+        facts["problem"] = str(error)
+        header = {}
+    architecture = _text(header, "general.architecture")
+    facts |= {
+        "title": _text(header, "general.name"),
+        "architecture": architecture,
+        "quantisation": model.quantisation,
+        "context": header.get(f"{architecture}.context_length"),
+        "licence": _text(header, "general.license"),
+        "chat_template": "yes" if "tokenizer.chat_template" in header else "",
+        "parts": [str(part) for part in model.parts],
+    }
+    return facts
+
+
+def _text(header: Mapping[str, Any], key: str) -> str:
+    value = header.get(key)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

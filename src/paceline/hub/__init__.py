@@ -1,0 +1,96 @@
+"""Models by name: references, the files of a repository, downloads, what the caches of this machine have.
+
+`local_model` is what everything that loads a model calls. Imports of the network's libraries are late.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from paceline.hub.download_bar import download_bar
+from paceline.hub.file_choice import Fits, ModelFiles
+from paceline.hub.hub_settings import hub_settings
+from paceline.hub.locate import LocalModel, Locator, fits_into_memory
+from paceline.hub.references import (
+    HubReference,
+    ModelReference,
+    OllamaReference,
+    UrlReference,
+    check_file,
+    check_is_path,
+    is_reference,
+    parse_hub_reference,
+    parse_reference,
+)
+
+__all__ = [
+    "HubReference",
+    "LocalModel",
+    "ModelFiles",
+    "ModelReference",
+    "OllamaReference",
+    "UrlReference",
+    "check_file",
+    "check_is_path",
+    "is_reference",
+    "local_model",
+    "parse_hub_reference",
+    "parse_reference",
+]
+
+_log = logging.getLogger("paceline.hub")
+
+
+def local_model(  # noqa: PLR0913 - the options of a download, all by keyword
+    model: str | ModelReference,
+    *,
+    offline: bool = False,
+    hf_token: str | None = None,
+    with_projector: bool = False,
+    target: Path | None = None,
+    fits: Fits = fits_into_memory,
+    cancel: threading.Event | None = None,
+    stream: TextIO | None = None,
+    note: Callable[[str], object] = _log.info,
+) -> LocalModel:
+    """Find the files of a model, and download those that are missing.
+
+    Args:
+        model: Its name, such as "hf:user/repo:Q4_K_M", "https://host/model.gguf" or "ollama:llama3.2".
+        offline: Whether only the caches are looked at; HF_HUB_OFFLINE=1 does the same.
+        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
+        with_projector: Whether the projector for images is downloaded, too.
+        target: Where the file of a URL goes; None: into paceline's cache.
+        fits: Whether a model fits into memory, for a repository without Q4_K_M where no quantisation is named.
+        cancel: An event that ends the download; what has arrived is kept.
+        stream: Where the progress is shown if it is a terminal; None: stderr.
+        note: Receives lines about what was chosen; by default the log does.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InvalidParams: The name is none.
+        ModelNotFound: There is no such repository, file or quantisation.
+        AccessDenied: The repository is gated or private, and the token may not read it.
+        HubUnavailable: The hub cannot be reached.
+        DiskFull: The disk has no space.
+        DownloadError: What came is not what was announced.
+        Aborted: `cancel` was set.
+    """
+    reference = parse_reference(model) if isinstance(model, str) else model
+    settings = hub_settings(token=hf_token, offline=offline)
+    with download_bar(sys.stderr if stream is None else stream, note) as observer:
+        locator = Locator(
+            settings=settings,
+            observer=observer,
+            cancel=threading.Event() if cancel is None else cancel,
+            fits=fits,
+            with_projector=with_projector,
+        )
+        return locator.locate(reference, target)

@@ -1,0 +1,260 @@
+"""What the caches of this machine have: huggingface_hub's, llama.cpp's, paceline's own and Ollama's. Found, not copied.
+
+Models of the first three can be removed; Ollama's are left to Ollama. Blocking; no network.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.errors import ModelNotFound, Unsupported
+from paceline.hub.file_choice import RepoFile, choose_files, is_model_file, nearest_names, quantisation_of, split_names
+from paceline.hub.hub_settings import HubSettings
+from paceline.hub.locate import Source
+from paceline.hub.ollama_cache import full_name, ollama_models
+from paceline.hub.references import HubReference, ModelReference, OllamaReference, parse_hub_reference
+from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
+
+_FRESH_S: Final = 60.0  # a part that grew less than a minute ago is being downloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model in a cache.
+
+    name: by which it can be loaded. quantisation: by its file's name; may be empty. parts: its files in order, one unless it
+    is split. size: their bytes. modified: Unix seconds.
+    """
+
+    name: str
+    source: Source
+    parts: tuple[Path, ...]
+    size: int
+    modified: float
+    quantisation: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file to load."""
+        return self.parts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What no model needs: a part of a download, a content without a name, a snapshot that no branch has any more."""
+
+    path: Path
+    size: int
+    what: str
+
+
+def find_models(settings: HubSettings) -> list[FoundModel]:
+    """Return all models, those of one source together, by name."""
+    found: list[FoundModel] = []
+    for cache in settings.repository_caches:
+        for repo in cached_repos(cache):
+            found += _of_repo(settings, repo)
+    found += _flat(settings)
+    found += _of_urls(settings)
+    found += _of_ollama(settings)
+    return found
+
+
+def matching_models(settings: HubSettings, reference: ModelReference) -> list[FoundModel]:
+    """Return the models that a name means: of a repository without a quantisation all. Raises `ModelNotFound`."""
+    models = find_models(settings)
+    found = [each for each in models if _is_meant(each, reference)]
+    if not found:
+        names = [each.name for each in models]
+        hint = nearest_names(_name_of(reference), names) if names else "the caches have no models"
+        raise ModelNotFound(f"no cache has {_name_of(reference)}; {hint}")
+    return found
+
+
+def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
+    """Delete the files of models, and contents that nothing else names; return the bytes that are free now.
+
+    Raises `Unsupported` for Ollama's, before anything is deleted.
+    """
+    for model in models:
+        if model.source == "ollama":
+            name = model.name.removeprefix("ollama:")
+            raise Unsupported(f"{model.name} belongs to Ollama; remove it with `ollama rm {name}`")
+    freed = 0
+    for model in models:
+        for part in model.parts:
+            is_link = part.is_symlink()
+            freed += 0 if is_link else part.stat().st_size
+            part.unlink(missing_ok=True)
+            for beside in (".etag", ".json", PART_SUFFIX):
+                part.with_name(part.name + beside).unlink(missing_ok=True)
+    for cache in settings.repository_caches:
+        names = {reference.repo for model in models if isinstance(reference := _hub_reference(model), HubReference)}
+        for repo in (each for each in cached_repos(cache) if each.repo in names):
+            freed += _remove_unnamed(repo)
+            if not any(snapshot_files(each) for each in repo.snapshots()):
+                freed += sum(part.stat().st_size for part in repo.blobs.glob(f"*{PART_SUFFIX}"))
+                shutil.rmtree(repo.folder, ignore_errors=True)
+    return freed
+
+
+def find_leftovers(settings: HubSettings) -> list[Leftover]:
+    """Return what can be removed of repositories with models and of other downloads, but not what is being downloaded."""
+    found: list[Leftover] = []
+    for cache in settings.repository_caches:
+        for repo in cached_repos(cache):
+            found += _leftovers_of(repo)
+    parts = settings.url_cache.rglob(f"*{PART_SUFFIX}")
+    found += [Leftover(part, part.stat().st_size, "part of a download") for part in parts if not _is_growing(part)]
+    return found
+
+
+def remove_leftovers(leftovers: list[Leftover]) -> None:
+    """Delete them."""
+    for each in leftovers:
+        if each.path.is_dir():
+            shutil.rmtree(each.path, ignore_errors=True)
+        else:
+            each.path.unlink(missing_ok=True)
+            each.path.with_name(each.path.name + ".etag").unlink(missing_ok=True)
+
+
+# ---- finding
+
+
+def _of_repo(settings: HubSettings, repo: CachedRepo) -> Iterator[FoundModel]:
+    current = repo.snapshot(None)
+    for snapshot in repo.snapshots():
+        files = snapshot_files(snapshot)
+        revision = None if snapshot == current else snapshot.name
+        source: Source = "huggingface" if repo.cache == settings.cache else "llama.cpp"
+        for path in [each.path for each in files if is_model_file(each.path)]:
+            names = split_names(path)
+            if path != names[0]:
+                continue
+            parts = tuple(snapshot / name for name in names)
+            if not all(part.is_file() for part in parts):
+                continue
+            reference = HubReference(repo.repo, *_short(files, repo.repo, path), revision)
+            yield _model(f"hf:{reference}", source, parts, quantisation_of(path))
+
+
+def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str | None]:
+    """Return the quantisation where that names this file, else the file."""
+    quantisation = quantisation_of(path)
+    if quantisation:
+        with suppress(ModelNotFound):
+            chosen = choose_files(files, repo=repo, quantisation=quantisation, fits=lambda _: True)
+            if chosen.first.path == path:
+                return quantisation, None
+    return None, path
+
+
+def _flat(settings: HubSettings) -> Iterator[FoundModel]:
+    """Return what older versions of llama.cpp have downloaded, by path: USER_REPO_FILE does not say where USER ends."""
+    for path in sorted(settings.llama_cache.glob("*.gguf")):
+        names = split_names(path.name)
+        parts = tuple(path.with_name(name) for name in names)
+        if path == parts[0] and is_model_file(path.name) and all(part.is_file() for part in parts):
+            yield _model(str(path), "llama.cpp", parts, quantisation_of(path.name))
+
+
+def _of_urls(settings: HubSettings) -> Iterator[FoundModel]:
+    for path in sorted(settings.url_cache.rglob("*.gguf")):
+        parts = tuple(path.with_name(name) for name in split_names(path.name))
+        if path == parts[0] and all(part.is_file() for part in parts):
+            yield _model(str(path), "url", parts, quantisation_of(path.name))
+
+
+def _of_ollama(settings: HubSettings) -> Iterator[FoundModel]:
+    for model in ollama_models(settings.ollama):
+        yield _model(f"ollama:{model.name}", "ollama", (model.path,), "")
+
+
+def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str) -> FoundModel:
+    facts = [part.stat() for part in parts]
+    return FoundModel(
+        name=name,
+        source=source,
+        parts=parts,
+        size=sum(each.st_size for each in facts),
+        modified=max(each.st_mtime for each in facts),
+        quantisation=quantisation,
+    )
+
+
+def _is_meant(model: FoundModel, reference: ModelReference) -> bool:
+    own = _hub_reference(model)
+    if isinstance(reference, HubReference) and isinstance(own, HubReference):
+        if own.repo.lower() != reference.repo.lower() or (reference.revision not in (None, own.revision)):
+            return False
+        if reference.file is not None:
+            return model.path.as_posix().endswith(f"/{reference.file}")
+        quantisation = reference.quantisation
+        return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
+    if isinstance(reference, OllamaReference):
+        return model.name == f"ollama:{full_name(reference.name)}"
+    return False
+
+
+def _hub_reference(model: FoundModel) -> ModelReference | None:
+    return parse_hub_reference(model.name) if model.name.startswith("hf:") else None
+
+
+def _name_of(reference: ModelReference) -> str:
+    return f"hf:{reference}" if isinstance(reference, HubReference) else str(reference)
+
+
+# ---- removing
+
+
+def _remove_unnamed(repo: CachedRepo) -> int:
+    freed = 0
+    for blob in _unnamed_blobs(repo):
+        freed += blob.stat().st_size
+        blob.unlink()
+    return freed
+
+
+def _unnamed_blobs(repo: CachedRepo) -> list[Path]:
+    """Return the contents that no snapshot links to."""
+    named = {path.resolve() for snapshot in repo.snapshots() for path in snapshot.rglob("*") if path.is_symlink()}
+    with suppress(OSError):
+        return [
+            blob
+            for blob in sorted(repo.blobs.iterdir())
+            if blob.is_file() and blob.suffix != PART_SUFFIX and blob.resolve() not in named
+        ]
+    return []
+
+
+def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:
+    for part in sorted(repo.blobs.glob(f"*{PART_SUFFIX}")):
+        if not _is_growing(part):
+            yield Leftover(part, part.stat().st_size, f"part of a download of {repo.repo}")
+    snapshots = repo.snapshots()
+    if not any(each.path.endswith(".gguf") for snapshot in snapshots for each in snapshot_files(snapshot)):
+        return  # a repository of other programs
+    branches = repo.commits()
+    detached = [each for each in snapshots if branches and each.name not in branches]
+    kept = {
+        path.resolve() for each in snapshots if each not in detached for path in each.rglob("*") if path.is_symlink()
+    }
+    for snapshot in detached:
+        yield Leftover(snapshot, 0, f"snapshot of {repo.repo} that no branch has any more")
+    with suppress(OSError):
+        for blob in sorted(repo.blobs.iterdir()):
+            if blob.suffix != PART_SUFFIX and blob.resolve() not in kept and not _is_growing(blob):
+                yield Leftover(blob, blob.stat().st_size, f"content of {repo.repo} that no snapshot has any more")
+
+
+def _is_growing(path: Path) -> bool:
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime < _FRESH_S
+    return True

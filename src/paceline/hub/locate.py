@@ -1,0 +1,362 @@
+"""Find the files of a model by its name: in the caches, or downloaded.
+
+Downloads go to huggingface_hub's cache: the bytes by `transfer`, the layout by huggingface_hub. What llama.cpp or Ollama has
+of the same file is used where it lies. Blocking; any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from paceline.errors import AccessDenied, HubUnavailable, ModelNotFound
+from paceline.hub.file_choice import (
+    Fits,
+    ModelFiles,
+    RepoFile,
+    choose_files,
+    nearest_names,
+    quantisation_of,
+    split_names,
+)
+from paceline.hub.hub_api import HubApi, RepoListing
+from paceline.hub.hub_settings import HubSettings
+from paceline.hub.ollama_cache import full_name, ollama_blob, ollama_models
+from paceline.hub.references import HubReference, ModelReference, OllamaReference, UrlReference
+from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
+from paceline.hub.transfer import Download, DownloadObserver, QuietObserver, fetch, tag_file
+
+_LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; beyond, the hub sends files over its own protocol alone
+
+Source = Literal["huggingface", "llama.cpp", "ollama", "url"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model whose files are on this machine.
+
+    Attributes:
+        name: Its full name, such as "hf:user/repo:Q4_K_M".
+        path: The file to load.
+        parts: All files of a split set in order; else the one.
+        projector: The file for its images, where there is one.
+        source: Whose cache it lies in.
+        why: Why this quantisation, where it was chosen.
+    """
+
+    name: str
+    path: Path
+    parts: tuple[Path, ...]
+    projector: Path | None = None
+    source: Source
+    why: str = ""
+
+
+def fits_into_memory(model: ModelFiles) -> bool:
+    """Return whether the weights alone fit into free memory, of the machine or of its GPUs together."""
+    from paceline.runtime import available_memory, devices
+
+    if model.size is None:
+        return True
+    of_gpus = sum(device.free_bytes for device in devices() if device.kind == "gpu")
+    free = available_memory()
+    return free is None or model.size <= max(free, of_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locator:
+    """How models are found and downloaded.
+
+    fits: decides what fits into memory where no quantisation was named. with_projector: whether the projector is downloaded,
+    too. cancel: ends a download, whose part is kept.
+    """
+
+    settings: HubSettings
+    observer: DownloadObserver = field(default_factory=QuietObserver)
+    cancel: threading.Event = field(default_factory=threading.Event)
+    fits: Fits = fits_into_memory
+    with_projector: bool = False
+
+    def locate(self, reference: ModelReference, target: Path | None = None) -> LocalModel:
+        """Return the files of a model, downloading what is missing. target: of a URL's file.
+
+        Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`, `DiskFull`, `DownloadError`, `Aborted`.
+        """
+        match reference:
+            case HubReference():
+                return self._of_hub(reference)
+            case UrlReference():
+                return self._of_url(reference, target)
+            case OllamaReference(name):
+                return self._of_ollama(name)
+
+    def cached(self, reference: HubReference) -> LocalModel | None:
+        """Return a model of the hub as it is in the caches; None where it is not, or not whole."""
+        for cache in self.settings.repository_caches:
+            snapshot = CachedRepo(cache, reference.repo).snapshot(reference.revision)
+            if snapshot is not None:
+                found = self._in_snapshot(reference, snapshot)
+                if found is not None:
+                    return found
+        return self._in_flat_cache(reference)
+
+    # ---- the hub
+
+    def _of_hub(self, reference: HubReference) -> LocalModel:
+        if self.settings.offline:
+            return self._offline(reference)
+        api = HubApi(self.settings, self.observer, self.cancel)
+        try:
+            listing = api.listing(reference.repo, reference.revision)
+        except (HubUnavailable, AccessDenied, ModelNotFound) as error:
+            found = self.cached(reference)
+            if found is None:
+                raise
+            self.observer.note(f"{error}; using the copy in the cache")
+            return found
+        chosen = choose_files(
+            listing.files,
+            repo=reference.repo,
+            quantisation=reference.quantisation,
+            file=reference.file,
+            fits=self.fits,
+        )
+        self.observer.note(_choice_note(reference, chosen))
+        elsewhere = self._elsewhere(listing, chosen)
+        if elsewhere is not None:
+            self.observer.note(f"{chosen.first.path} is at {elsewhere.path} already, downloaded by {elsewhere.source}")
+            return elsewhere
+        return self._downloaded(api, reference, listing, chosen)
+
+    def _downloaded(self, api: HubApi, reference: HubReference, listing: RepoListing, chosen: ModelFiles) -> LocalModel:
+        wanted = list(chosen.parts)
+        if self.with_projector and chosen.projector is not None:
+            wanted.append(chosen.projector)
+        paths = [self._ensure(api, listing, file) for file in wanted]
+        CachedRepo(self.settings.cache, listing.repo).set_ref(reference.revision, listing.commit)
+        return LocalModel(
+            name=hub_name(reference, chosen),
+            path=paths[0],
+            parts=tuple(paths[: len(chosen.parts)]),
+            projector=paths[-1] if len(paths) > len(chosen.parts) else None,
+            source="huggingface",
+            why=chosen.why,
+        )
+
+    def _ensure(self, api: HubApi, listing: RepoListing, file: RepoFile) -> Path:
+        """Return a file's place in huggingface_hub's cache, downloaded if it is not there."""
+        cached = CachedRepo(self.settings.cache, listing.repo)
+        place = cached.folder / "snapshots" / listing.commit / file.path
+        if place.is_file():
+            return place
+        if file.blob is not None and (file.size is None or file.size <= _LARGEST_BY_HTTP):
+            blob = cached.blobs / file.blob
+            download = Download(
+                url=api.url(listing.repo, listing.commit, file.path),
+                target=blob,
+                part=blob.with_name(blob.name + PART_SUFFIX),
+                lock=cached.blob_lock(file.blob),
+                name=file.path,
+                size=file.size,
+                sha256=file.sha256,
+                headers=api.headers(),
+            )
+            fetch(download, self.observer, self.cancel)
+        return api.link(listing.repo, listing.commit, file.path)
+
+    def _elsewhere(self, listing: RepoListing, chosen: ModelFiles) -> LocalModel | None:
+        """Return the same files where another program keeps them, unless huggingface_hub has them."""
+        settings, first = self.settings, chosen.first
+        own = CachedRepo(settings.cache, listing.repo)
+        if any((own.blobs / each.blob).exists() for each in chosen.parts if each.blob is not None):
+            return None
+        name = f"hf:{listing.repo}/{first.path}"
+        of_llama = CachedRepo(settings.llama_cache, listing.repo)
+        paths = [of_llama.folder / "snapshots" / listing.commit / each.path for each in chosen.parts]
+        if settings.llama_cache != settings.cache and all(
+            _has_size(*each) for each in zip(paths, chosen.parts, strict=True)
+        ):
+            return LocalModel(name=name, path=paths[0], parts=tuple(paths), source="llama.cpp", why=chosen.why)
+        flat = [flat_path(settings.llama_cache, listing.repo, each.path) for each in chosen.parts]
+        if all(_has_size(*each) for each in zip(flat, chosen.parts, strict=True)):
+            return LocalModel(name=name, path=flat[0], parts=tuple(flat), source="llama.cpp", why=chosen.why)
+        blob = None if first.sha256 is None else ollama_blob(settings.ollama, first.sha256, first.size)
+        if blob is not None and len(chosen.parts) == 1:
+            return LocalModel(name=name, path=blob, parts=(blob,), source="ollama", why=chosen.why)
+        return None
+
+    def _offline(self, reference: HubReference) -> LocalModel:
+        found = self.cached(reference)
+        if found is not None:
+            return found
+        names = [each.repo for cache in self.settings.repository_caches for each in cached_repos(cache)]
+        if reference.repo in names:
+            hint = f"of {reference.repo}, other files are there: see `paceline list`"
+        else:
+            hint = nearest_names(reference.repo, names) if names else f"{self.settings.cache} has no models"
+        raise ModelNotFound(
+            f"hf:{reference} is not in the caches, and offline forbids to download it: {hint}; "
+            f"run `paceline pull hf:{reference}` with a network, or leave out offline and HF_HUB_OFFLINE"
+        )
+
+    def _in_snapshot(self, reference: HubReference, snapshot: Path) -> LocalModel | None:
+        chosen = self._choose(reference, snapshot_files(snapshot))
+        if chosen is None:
+            return None
+        parts = tuple(snapshot / each.path for each in chosen.parts)
+        return LocalModel(
+            name=hub_name(reference, chosen),
+            path=parts[0],
+            parts=parts,
+            projector=None if chosen.projector is None else snapshot / chosen.projector.path,
+            source="huggingface" if snapshot.is_relative_to(self.settings.cache) else "llama.cpp",
+            why=chosen.why,
+        )
+
+    def _in_flat_cache(self, reference: HubReference) -> LocalModel | None:
+        """Find what older versions of llama.cpp have downloaded, as USER_REPO_FILE in one folder."""
+        prefix = flat_path(self.settings.llama_cache, reference.repo, "").name
+        found = sorted(self.settings.llama_cache.glob(f"{prefix}*.gguf"))
+        chosen = self._choose(
+            reference, [RepoFile(each.name.removeprefix(prefix), each.stat().st_size) for each in found]
+        )
+        if chosen is None or reference.revision is not None:
+            return None
+        parts = tuple(self.settings.llama_cache / (prefix + each.path) for each in chosen.parts)
+        return LocalModel(
+            name=hub_name(reference, chosen), path=parts[0], parts=parts, source="llama.cpp", why=chosen.why
+        )
+
+    def _choose(self, reference: HubReference, files: list[RepoFile]) -> ModelFiles | None:
+        try:
+            return choose_files(
+                files,
+                repo=reference.repo,
+                quantisation=reference.quantisation,
+                file=reference.file,
+                fits=self.fits,
+            )
+        except ModelNotFound:
+            return None
+
+    # ---- other places
+
+    def _of_url(self, reference: UrlReference, target: Path | None) -> LocalModel:
+        parts = urlsplit(reference.url)
+        base, _, _ = parts.path.rpartition("/")
+        names = split_names(reference.file_name)
+        folder = url_folder(self.settings, reference) if target is None else target.parent
+        paths = [folder / Path(name).name for name in names]
+        if target is not None and len(names) == 1:
+            paths = [target]
+        for name, path in zip(names, paths, strict=True):
+            url = (
+                urlunsplit(parts._replace(path=f"{base}/{quote(name)}", fragment=""))
+                if len(names) > 1
+                else reference.url
+            )
+            self._ensure_url(url, path)
+        return LocalModel(name=str(reference), path=paths[0], parts=tuple(paths), source="url")
+
+    def _ensure_url(self, url: str, path: Path) -> None:
+        if self.settings.offline:
+            if not path.is_file():
+                raise ModelNotFound(
+                    f"{UrlReference(url)} was not downloaded before, and offline forbids to do it now: "
+                    f"there is no {path}; leave out offline and HF_HUB_OFFLINE"
+                )
+            return
+        is_there = path.is_file()
+        if is_there and not self._has_changed(url, path):
+            return
+        fetch(
+            Download(
+                url=url,
+                target=path,
+                part=path.with_name(path.name + PART_SUFFIX),
+                lock=path.with_name(f".{path.name}.lock"),
+                name=path.name,
+                keeps_tag=True,
+                replaces=is_there,
+            ),
+            self.observer,
+            self.cancel,
+        )
+
+    def _has_changed(self, url: str, path: Path) -> bool:
+        """Return whether the server has another version than the one that is here. Without an answer it has not."""
+        import httpx
+
+        try:
+            known = tag_file(path).read_text(encoding="utf-8").strip()
+        except OSError:
+            return False
+        try:
+            response = httpx.head(url, follow_redirects=True, timeout=10.0, headers={"accept-encoding": "identity"})
+        except httpx.HTTPError as error:
+            self.observer.note(f"cannot ask for a newer {path.name} ({error}); using the copy in the cache")
+            return False
+        tag = response.headers.get("etag")
+        if response.is_success and tag is not None and tag != known:
+            self.observer.note(f"{path.name} has changed on the server")
+            return True
+        return False
+
+    def _of_ollama(self, name: str) -> LocalModel:
+        models = {each.name: each for each in ollama_models(self.settings.ollama)}
+        found = models.get(full_name(name))
+        if found is None:
+            raise ModelNotFound(
+                f"Ollama has no model {name!r} in {self.settings.ollama}; {nearest_names(full_name(name), list(models))}"
+            )
+        return LocalModel(
+            name=f"ollama:{found.name}",
+            path=found.path,
+            parts=(found.path,),
+            projector=found.projector,
+            source="ollama",
+        )
+
+
+def hub_name(reference: HubReference, chosen: ModelFiles) -> str:
+    """Return the full name of what was chosen."""
+    quantisation = quantisation_of(chosen.first.path)
+    if reference.file is not None or not quantisation:
+        return f"hf:{replace(reference, quantisation=None, file=chosen.first.path)}"
+    return f"hf:{replace(reference, quantisation=quantisation)}"
+
+
+def flat_path(folder: Path, repo: str, path: str) -> Path:
+    """Return where older versions of llama.cpp keep a file of a repository."""
+    return folder / f"{repo}_{path}".replace("/", "_")
+
+
+def url_folder(settings: HubSettings, reference: UrlReference) -> Path:
+    """Return the folder of the files from one address: one for each place on the web."""
+    parts = urlsplit(reference.url)
+    place = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path.rpartition('/')[0]}"
+    return settings.url_cache / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _has_size(path: Path, file: RepoFile) -> bool:
+    return path.is_file() and file.size is not None and path.stat().st_size == file.size
+
+
+def _choice_note(reference: HubReference, chosen: ModelFiles) -> str:
+    size = "" if chosen.size is None else f", {shown_bytes(chosen.size)}"
+    parts = f" and {len(chosen.parts) - 1} more parts" if len(chosen.parts) > 1 else ""
+    why = "" if chosen.why == "as named" else f" ({chosen.why})"
+    return f"{reference.repo}: {chosen.first.path}{parts}{size}{why}"
+
+
+def shown_bytes(count: float) -> str:
+    """Return a size for people: three digits and a unit of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,169 @@
+"""Names of models: repositories of the Hugging Face Hub, web addresses, and Ollama's.
+
+    hf:USER/REPO[@REVISION][:QUANT]     a quantisation of a repository, by default as llama.cpp chooses
+    hf:USER/REPO[@REVISION]/FILE.gguf   one file of it
+    https://HOST/FILE.gguf              a file on the web; those of the hub become hf: references
+    ollama:NAME[:TAG]                   a model that Ollama has downloaded
+
+Pure; standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from paceline import validation
+from paceline.errors import InvalidParams, ModelLoadError
+
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+
+_PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_REPO = re.compile(rf"{_PART}/{_PART}", re.ASCII)
+_HUB_NAME = re.compile(
+    r"(?P<repo>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^:]+?))?(?:/(?P<file>[^:]+\.gguf)|:(?P<quant>[^/:]+))?", re.ASCII
+)
+_REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
+_QUANT = re.compile(r"[\w.-]+", re.ASCII)
+_SCHEMES = ("hf:", "http://", "https://", "ollama:")
+_FORMS = (
+    'it must be "hf:USER/REPO", with ":QUANT" or "/FILE.gguf" behind it if need be, '
+    "such as hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A model in a repository of the hub.
+
+    quantisation: as in file names, "Q4_K_M"; None: chosen. file: one file, which decides instead. revision: a branch, a tag
+    or a commit; None: main.
+    """
+
+    repo: str
+    quantisation: str | None = None
+    file: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        text = self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+        if self.file is not None:
+            return f"{text}/{self.file}"
+        return text if self.quantisation is None else f"{text}:{self.quantisation}"
+
+
+@dataclass(frozen=True, slots=True)
+class UrlReference:
+    """A GGUF file on the web; of a split set, any of its parts."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    @property
+    def file_name(self) -> str:
+        """The last part of its path."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaReference:
+    """A model of Ollama's, such as "llama3.2:1b"."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"ollama:{self.name}"
+
+
+ModelReference = HubReference | UrlReference | OllamaReference
+
+
+def is_reference(model: object) -> bool:
+    """Return whether this names a model that is not simply a path: a text that begins with hf:, http(s): or ollama:."""
+    return isinstance(model, str) and model.lower().startswith(_SCHEMES)
+
+
+def parse_reference(text: str, *, name: str = "model") -> ModelReference:
+    """Parse a reference with a scheme. name: of the option, for messages. Raises `InvalidParams`."""
+    scheme, _, rest = validation.text(name, text).partition(":")
+    match scheme.lower():
+        case "hf":
+            return parse_hub_reference(rest.removeprefix("//"), name=name)
+        case "http" | "https":
+            return _parse_url(text, name)
+        case "ollama":
+            if not rest:
+                raise InvalidParams(f"{name} {text!r} names no model; write it as ollama:llama3.2")
+            return OllamaReference(rest)
+        case _:
+            raise InvalidParams(f"{name} {text!r} is no name of a model: {_FORMS}")
+
+
+def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
+    """Parse USER/REPO[@REVISION][:QUANT] or USER/REPO[@REVISION]/FILE.gguf. Raises `InvalidParams`."""
+    text = validation.text(name, text).removeprefix("hf:")
+    match = _HUB_NAME.fullmatch(text)
+    if match is None or _REPO.fullmatch(match["repo"]) is None or ".." in text or "--" in match["repo"]:
+        raise InvalidParams(f"{name} {text!r} is no name of a repository of the hub: {_FORMS}")
+    revision, file, quant = match["revision"], match["file"], match["quant"]
+    if quant is not None and _QUANT.fullmatch(quant) is None:
+        raise InvalidParams(f"{name} {text!r}: {quant!r} is no quantisation; name one as in Q4_K_M, or leave it out")
+    if revision is not None and _REVISION.fullmatch(revision) is None:
+        raise InvalidParams(f"{name} {text!r}: {revision!r} is no branch, tag or commit")
+    return HubReference(match["repo"], quant, check_file(file, name), revision)
+
+
+def check_is_path(model: object) -> None:
+    """Raise `ModelLoadError` where a path without a file looks like a repository of the hub, and say how to name that."""
+    if isinstance(model, str) and not model.endswith(".gguf") and not Path(model).exists():
+        match = _HUB_NAME.fullmatch(model)
+        if match is not None and _REPO.fullmatch(match["repo"]) is not None:
+            raise ModelLoadError(f"there is no file {model}; a model of the Hugging Face Hub is named hf:{model}")
+
+
+def check_file(file: str | None, name: str) -> str | None:
+    """Return the path of a file in a repository; raise `InvalidParams` for one that leads out of it."""
+    if file is not None and any(part in ("", ".", "..") for part in file.split("/")):
+        raise InvalidParams(f"{name}: {file!r} is no path of a file in a repository")
+    return file
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL for messages: without user, password, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _parse_url(url: str, name: str) -> HubReference | UrlReference:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+        _ = parts.port  # raises for one that is no number
+    except ValueError as error:
+        raise InvalidParams(f"{name} is no URL: {error}") from None
+    if not host:
+        raise InvalidParams(f"{name} {without_secrets(url)!r} has no host")
+    if host.lower() in HUB_HOSTS:
+        return _of_hub_page(parts.path, name)
+    found = UrlReference(url)
+    if not found.file_name:
+        raise InvalidParams(f"{name} {found} names no file; give the URL of a GGUF file")
+    return found
+
+
+def _of_hub_page(path: str, name: str) -> HubReference:
+    """Parse the path of a page of the hub: of a repository, or of a file in one."""
+    user, _, rest = unquote(path).strip("/").partition("/")
+    repo, _, rest = rest.partition("/")
+    kind, _, rest = rest.partition("/")
+    revision, _, file = rest.partition("/")
+    base = parse_hub_reference(f"{user}/{repo}", name=name)
+    if kind not in ("blob", "resolve", "tree", "raw") or not revision:
+        return base
+    if kind == "tree" or not file:
+        return HubReference(base.repo, revision=revision)
+    return HubReference(base.repo, file=check_file(file, name), revision=revision)

@@ -1,0 +1,401 @@
+"""Download one file over HTTP: continues what an earlier attempt left, verifies, then moves the file into place.
+
+huggingface_hub removes what has arrived when a download is interrupted, and compares no checksums; so the bytes of its
+repositories come through here too. Blocking; any thread. Loads httpx and filelock when something is downloaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Protocol
+
+from paceline.errors import (
+    Aborted,
+    AccessDenied,
+    DiskFull,
+    DownloadError,
+    HubUnavailable,
+    ModelNotFound,
+)
+from paceline.hub.references import without_secrets
+
+if TYPE_CHECKING:
+    import httpx
+
+_log = logging.getLogger("paceline.hub")
+
+_MAGIC: Final = b"GGUF"
+_CHUNK_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 6  # in a row without a new byte
+_LONGEST_WAIT_S: Final = 60.0
+_POLL_S: Final = 0.2
+_TIMEOUT_S: Final = 20.0
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
+
+
+class DownloadObserver(Protocol):
+    """Shows the progress of downloads. Called on the thread that downloads."""
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Begin a file; total: its bytes, where known."""
+
+    def reached(self, num_bytes: int) -> None:
+        """Set the bytes that have arrived so far, those of earlier attempts included."""
+
+    def end(self) -> None:
+        """End the file, whether it is complete or not."""
+
+    def note(self, text: str) -> None:
+        """Show a line about what was chosen or what is being waited for."""
+
+
+class QuietObserver:
+    """Shows nothing; notes go to the log."""
+
+    def begin(self, name: str, total: int | None) -> None:
+        """See `DownloadObserver`."""
+        _log.info("downloading %s (%s bytes)", name, "unknown" if total is None else total)
+
+    def reached(self, num_bytes: int) -> None:
+        """See `DownloadObserver`."""
+
+    def end(self) -> None:
+        """See `DownloadObserver`."""
+
+    def note(self, text: str) -> None:
+        """See `DownloadObserver`."""
+        _log.info("%s", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A file to download.
+
+    part: where arriving bytes are kept until the file is complete. lock: a file that other programs lock for this download
+    too. size, sha256: as announced, None where not known. headers: for the first request, not for redirects to other hosts.
+    keeps_tag: whether the server's ETag is kept beside the file, for a URL whose file may change. replaces: whether a target
+    that is there is replaced.
+    """
+
+    url: str
+    target: Path
+    part: Path
+    lock: Path
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    keeps_tag: bool = False
+    replaces: bool = False
+
+    @property
+    def part_tag(self) -> Path:
+        """Where the ETag of the part is kept."""
+        return tag_file(self.part)
+
+
+def tag_file(path: Path) -> Path:
+    """Return the file that keeps the ETag of a file."""
+    return path.with_name(path.name + ".etag")
+
+
+def fetch(download: Download, observer: DownloadObserver, cancel: threading.Event | None = None) -> None:
+    """Download the file unless its target exists. Another process that downloads it is waited for.
+
+    Raises `HubUnavailable`, `AccessDenied`, `ModelNotFound`, `DiskFull`, `DownloadError`, and `Aborted` once `cancel` is set;
+    what has arrived is kept, unless it is wrong.
+    """
+    stop = threading.Event() if cancel is None else cancel
+    with _translating_disk_errors(download):
+        download.part.parent.mkdir(parents=True, exist_ok=True)
+        download.lock.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(download, observer, stop):
+            if download.replaces or not download.target.exists():
+                observer.begin(download.name, download.size)
+                try:
+                    _Transfer(download, observer, stop).run()
+                finally:
+                    observer.end()
+
+
+class _Changed(Exception):
+    """The part belongs to another version of the file: begin anew."""
+
+
+class _Broken(Exception):
+    """The connection ended, or the server asks for patience."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.wait_s = reason, wait_s
+
+
+class _Transfer:
+    """The attempts of one download, under its lock."""
+
+    def __init__(self, download: Download, observer: DownloadObserver, stop: threading.Event) -> None:
+        self._download, self._observer, self._stop = download, observer, stop
+        self._hash = hashlib.sha256()
+        self._have = 0
+        self._total = download.size
+        self._tag: str | None = None
+
+    def run(self) -> None:
+        import httpx
+
+        self._read_part()
+        began_anew = False
+        timeout = httpx.Timeout(_TIMEOUT_S)
+        with httpx.Client(follow_redirects=True, timeout=timeout, headers={"user-agent": "paceline"}) as client:
+            while True:
+                try:
+                    self._fill(client)
+                    self._verify()
+                    break
+                except _Changed as change:
+                    self._forget_part()
+                    if began_anew:
+                        raise DownloadError(f"{self._download.name}: {change}; it was downloaded twice") from None
+                    began_anew = True
+                    self._observer.note(f"{self._download.name}: {change}; downloading it anew")
+        with self._download.part.open("rb") as file:
+            os.fsync(file.fileno())
+        self._download.part.replace(self._download.target)
+        if self._download.part_tag.exists():
+            self._download.part_tag.replace(tag_file(self._download.target))
+
+    def _read_part(self) -> None:
+        """Take up what an earlier attempt left. A part without a way to see that it is of this version is dropped."""
+        download = self._download
+        if download.keeps_tag:
+            with suppress(OSError):
+                self._tag = download.part_tag.read_text(encoding="utf-8").strip() or None
+            if self._tag is None:
+                download.part.unlink(missing_ok=True)
+        if not download.part.exists():
+            return
+        with download.part.open("rb") as file:
+            while piece := file.read(_CHUNK_BYTES):
+                self._stop_if_cancelled()
+                self._hash.update(piece)
+                self._have += len(piece)
+        if self._total is not None and self._have > self._total:
+            self._forget_part()
+        self._observer.reached(self._have)
+
+    def _forget_part(self) -> None:
+        self._download.part.unlink(missing_ok=True)
+        self._download.part_tag.unlink(missing_ok=True)
+        self._hash, self._have, self._tag = hashlib.sha256(), 0, None
+        self._total = self._download.size
+        self._observer.reached(0)
+
+    def _fill(self, client: httpx.Client) -> None:
+        """Request the missing bytes until all are there, or six attempts in a row brought none."""
+        import httpx
+
+        failures = 0
+        while self._total is None or self._have < self._total:
+            before = self._have
+            failure: Exception | None = None
+            try:
+                self._request(client)
+            except (httpx.TransportError, _Broken) as error:
+                failure = error
+            except httpx.HTTPError as error:
+                self._give_up(str(error) or type(error).__name__)
+            if failure is None and self._total is None:
+                return  # a server that announces no length has sent what there is
+            if failure is not None or self._have < (self._total or 0):
+                failures = 1 if self._have > before else failures + 1
+                self._wait(failure or _Broken("the connection ended early"), failures)
+
+    def _wait(self, error: Exception, failures: int) -> None:
+        reason = str(error) or type(error).__name__
+        asked_s = error.wait_s if isinstance(error, _Broken) else None
+        if failures >= _ATTEMPTS or (asked_s or 0) > _LONGEST_WAIT_S:
+            self._give_up(reason if asked_s is None else f"{reason}, for {asked_s:.0f} s")
+        wait_s = min(2.0 ** (failures - 1) / 2, _LONGEST_WAIT_S) if asked_s is None else asked_s
+        self._observer.note(f"{self._download.name}: {reason}; trying again in {wait_s:.1f} s")
+        self._stop.wait(wait_s)
+        self._stop_if_cancelled()
+
+    def _request(self, client: httpx.Client) -> None:
+        headers = {**self._download.headers, "accept-encoding": "identity"}
+        if self._have:
+            headers["range"] = f"bytes={self._have}-"
+            if self._tag is not None:
+                headers["if-range"] = self._tag
+        with client.stream("GET", self._download.url, headers=headers) as response:
+            self._check_status(response)
+            self._check_disk()
+            with self._download.part.open("ab") as file:
+                self._copy(response, file)
+
+    def _check_status(self, response: httpx.Response) -> None:
+        status, name = response.status_code, self._download.name
+        if status == HTTPStatus.PARTIAL_CONTENT:
+            self._check_range(response)
+        elif status == HTTPStatus.OK:
+            self._begin_whole(response)
+        elif status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and self._have:
+            raise _Changed("the server has a shorter file than the part")
+        elif status in (401, 403):
+            raise AccessDenied(
+                f"{self._where(response)} refuses {name} (HTTP {status}); it needs a token that may read it: "
+                "set HF_TOKEN or pass hf_token"
+            )
+        elif status in (404, 410):
+            raise ModelNotFound(f"there is no file at {without_secrets(self._download.url)} (HTTP {status})")
+        elif status in _PASSING:
+            raise _Broken(f"{self._where(response)} is overloaded (HTTP {status})", _retry_after_s(response))
+        else:
+            raise HubUnavailable(f"{self._where(response)} did not send {name}: HTTP {status}")
+
+    def _check_range(self, response: httpx.Response) -> None:
+        start, total = _content_range(response.headers.get("content-range", ""))
+        if start != self._have:
+            raise _Changed("the server sent another part of the file")
+        if total is not None:
+            if self._total is not None and total != self._total:
+                raise _Changed(f"it has {total} bytes now, not {self._total}")
+            self._total = total
+
+    def _begin_whole(self, response: httpx.Response) -> None:
+        """Begin at the first byte: there is no part, or the server sends no ranges, or the file has changed."""
+        if self._have:
+            self._observer.note(f"{self._download.name}: the server begins anew")
+            self._forget_part()
+        length = response.headers.get("content-length")
+        if length is not None and "content-encoding" not in response.headers:
+            total = int(length)
+            if self._total is not None and total != self._total:
+                raise DownloadError(
+                    f"{self._download.name} should have {self._total} bytes, and {self._where(response)} sends {total}"
+                )
+            self._total = total
+            self._observer.begin(self._download.name, total)
+        tag = response.headers.get("etag")
+        if self._download.keeps_tag and tag is not None and not tag.startswith("W/"):
+            self._tag = tag
+            self._download.part_tag.write_text(tag, encoding="utf-8")
+
+    def _check_disk(self) -> None:
+        if self._total is None:
+            return
+        free = shutil.disk_usage(self._download.part.parent).free
+        if free < self._total - self._have:
+            _raise_full(self._download, f"{self._total - self._have} bytes are missing and {free} are free")
+
+    def _copy(self, response: httpx.Response, file: BinaryIO) -> None:
+        for piece in response.iter_bytes():
+            if self._have == 0 and not piece.startswith(_MAGIC[: len(piece)]):
+                raise DownloadError(
+                    f"{without_secrets(self._download.url)} is no GGUF file: it begins with {piece[:16]!r}; "
+                    "give the address of the file itself, not of a page about it"
+                )
+            file.write(piece)
+            self._hash.update(piece)
+            self._have += len(piece)
+            self._observer.reached(self._have)
+            self._stop_if_cancelled()
+
+    def _verify(self) -> None:
+        found, expected = self._hash.hexdigest(), self._download.sha256
+        if self._total is not None and self._have != self._total:
+            raise _Changed(f"it has {self._have} bytes, not {self._total}")
+        if expected is not None and found != expected:
+            raise _Changed(f"its SHA-256 is {found}, not {expected}")
+
+    def _stop_if_cancelled(self) -> None:
+        if self._stop.is_set():
+            raise Aborted(f"the download of {self._download.name} was stopped; the next one continues it")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        raise HubUnavailable(
+            f"cannot download {self._download.name} from {without_secrets(self._download.url)}: {reason}; "
+            f"{self._have} bytes are kept, and the next attempt continues there"
+        )
+
+    def _where(self, response: httpx.Response) -> str:
+        return response.url.host
+
+
+@contextmanager
+def _locked(download: Download, observer: DownloadObserver, stop: threading.Event) -> Iterator[None]:
+    """Hold the lock of the download, waiting for another process or thread that holds it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(download.lock)
+    waits = False
+    while True:
+        try:
+            lock.acquire(timeout=_POLL_S)
+            break
+        except Timeout:
+            if not waits:
+                observer.note(f"{download.name} is being downloaded by another process; waiting for it")
+                waits = True
+            if stop.is_set():
+                raise Aborted(f"the download of {download.name} was stopped") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _translating_disk_errors(download: Download) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            _raise_full(download, error.strerror or "no space left")
+        raise
+
+
+def _raise_full(download: Download, reason: str) -> NoReturn:
+    raise DiskFull(
+        f"{download.part.parent} has no space for {download.name}: {reason}; free some (`paceline prune`, `paceline rm`), "
+        "or set HF_HOME to a folder on another disk; what has arrived is kept"
+    ) from None
+
+
+def retry_after_s(text: str | None) -> float | None:
+    """Return the seconds that a Retry-After header asks for; None without one."""
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    return retry_after_s(response.headers.get("retry-after"))
+
+
+def _content_range(text: str) -> tuple[int | None, int | None]:
+    """Return first byte and total of a Content-Range header."""
+    unit, _, rest = text.partition(" ")
+    span, _, total = rest.partition("/")
+    first = span.partition("-")[0]
+    if unit != "bytes" or not first.isdigit():
+        return None, None
+    return int(first), int(total) if total.isdigit() else None

@@ -1,0 +1,201 @@
+"""`paceline pull`, `list`, `show`, `rm`, `prune` over a hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.stand_in_hub import TOKEN, Fault, StandInHub, gguf, sha256
+from typer.testing import CliRunner
+
+from paceline.cli.app import build_app
+
+PULL = [sys.executable, "-m", "paceline", "pull"]
+
+
+def invoke(*args: str) -> Any:
+    return CliRunner().invoke(build_app(), list(args), prog_name="paceline")
+
+
+def put_ollama(home: Path, name: str, data: bytes) -> Path:
+    """A model as Ollama stores it."""
+    models = home / ".ollama" / "models"
+    blob = models / "blobs" / f"sha256-{sha256(data)}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(data)
+    manifest = models / "manifests" / "registry.ollama.ai" / "library" / name.replace(":", "/")
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{sha256(data)}", "size": len(data)}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    return blob
+
+
+def test_pull_writes_the_paths(hub: StandInHub) -> None:
+    """On stdout, one a line, the file to load first; what was chosen is said on stderr."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf", "mmproj-F16.gguf")
+    result = invoke("pull", "user/tiny")
+    model, projector = result.stdout.splitlines()
+    assert Path(model).read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    assert Path(projector).name == "mmproj-F16.gguf"
+    assert "Q4_K_M is the default" in result.stderr
+    assert invoke("pull", "hf:user/tiny:Q4_K_M", "--no-mmproj").stdout == f"{model}\n"
+    quiet = invoke("pull", "user/tiny", "--hf-file", "tiny-Q4_K_M.gguf", "-q", "--no-mmproj")
+    assert (quiet.stdout, quiet.stderr) == (f"{model}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["nothing"], 2, "hf:USER/REPO"),
+        (["user/none"], 1, "did you mean user/tiny"),
+        (["user/tiny:Q2_K"], 1, "did you mean Q4_K_M"),
+        (["user/tiny", "--hf-file", "x.gguf"], 1, "no file 'x.gguf'"),
+        (["user/tiny", "--hf-file", "../x.gguf"], 2, "--hf-file"),
+        (["ollama:x", "--hf-file", "x.gguf"], 2, "--hf-file"),
+        (["user/gated"], 1, "HF_TOKEN"),
+        (["user/tiny", "--offline"], 1, "offline"),
+        (["ollama:llama3"], 1, "Ollama has no model"),
+    ],
+)
+def test_pull_says_what_is_wrong(hub: StandInHub, args: list[str], code: int, words: str) -> None:
+    """One line on stderr and an exit code."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)
+    result = invoke("pull", *args)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert TOKEN not in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_interrupted_pull_keeps_its_part_and_the_next_one_continues(hub: StandInHub, tmp_path: Path) -> None:
+    """Ctrl-C: exit code 130."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000), *[Fault(status=503, headers={"Retry-After": "30"})] * 3)
+    process = subprocess.Popen(
+        [*PULL, "user/tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()
+    )
+    until = time.monotonic() + 30
+    while len(hub.requests("cdn")) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    (part,) = tmp_path.rglob("*.incomplete")
+    assert part.stat().st_size == 20_000
+    hub.faults.clear()
+    hub.seen.clear()
+    assert invoke("pull", "user/tiny").exit_code == 0
+    assert [each.headers["range"] for each in hub.requests("cdn")] == ["bytes=20000-"]
+
+
+def test_two_processes_that_pull_the_same_download_it_once(hub: StandInHub) -> None:
+    """The lock is huggingface_hub's."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    started = [subprocess.Popen([*PULL, "user/tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    written = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(set(written)) == 1
+    assert len(hub.requests("cdn")) == 1
+
+
+def test_list_finds_the_models_of_every_program(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names that load them, with sizes; half a model is none."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "mmproj-F16.gguf")
+    hub.add("user/big", *(f"big-Q8_0-0000{index}-of-00002.gguf" for index in (1, 2)))
+    invoke("pull", "user/tiny")
+    invoke("pull", "user/big")
+    put_ollama(tmp_path, "llama3.2:1b", gguf("llama"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "user_old_old-Q4_0.gguf").write_bytes(gguf("old"))
+    (tmp_path / "llama" / "half-00001-of-00002.gguf").write_bytes(gguf("half"))
+    records = json.loads(invoke("list", "--json").stdout)
+    assert [(each["name"], each["size"], each["source"]) for each in records] == [
+        ("hf:user/big:Q8_0", 100_000, "huggingface"),
+        ("hf:user/tiny:Q4_K_M", 50_000, "huggingface"),
+        (str(tmp_path / "llama" / "user_old_old-Q4_0.gguf"), 50_000, "llama.cpp"),
+        ("ollama:llama3.2:1b", 50_000, "ollama"),
+    ]
+    table = invoke("list").stdout.splitlines()
+    assert table[0].split() == ["NAME", "SIZE", "DOWNLOADED", "BY"]
+    assert table[2].startswith("hf:user/tiny:Q4_K_M  ")
+    assert "50 kB" in table[2]
+
+
+def test_list_of_nothing_says_what_to_do(hub: StandInHub) -> None:
+    """Not an empty table."""
+    result = invoke("list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "paceline pull" in result.stderr
+    assert json.loads(invoke("list", "--json").stdout) == []
+
+
+def test_rm_removes_a_quantisation_or_a_repository(hub: StandInHub, tmp_path: Path) -> None:
+    """And no other; the last one takes the folder along."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny-Q6_K.gguf")
+    for quantisation in ("Q4_K_M", "Q8_0", "Q6_K"):
+        invoke("pull", f"user/tiny:{quantisation}")
+    assert invoke("rm", "user/tiny:q8_0", "--dry-run").stdout == "hf:user/tiny:Q8_0\n"
+    removed = invoke("rm", "user/tiny:q8_0")
+    assert removed.stdout == "hf:user/tiny:Q8_0\n"
+    assert "50 kB are free" in removed.stderr
+    names = [each["name"] for each in json.loads(invoke("list", "--json").stdout)]
+    assert names == ["hf:user/tiny:Q4_K_M", "hf:user/tiny:Q6_K"]
+    folder = tmp_path / "hf" / "hub" / "models--user--tiny"
+    assert len(list((folder / "blobs").iterdir())) == 2
+    missing = invoke("rm", "user/tiny:Q8_0")
+    assert missing.exit_code == 1
+    assert "hf:user/tiny:Q6_K" in missing.stderr
+    assert len(invoke("rm", "user/tiny").stdout.splitlines()) == 2
+    assert not folder.exists()
+
+
+def test_rm_leaves_ollamas_models_to_ollama(hub: StandInHub, tmp_path: Path) -> None:
+    """Its database would not know."""
+    blob = put_ollama(tmp_path, "llama3.2:latest", gguf("llama"))
+    result = invoke("rm", "ollama:llama3.2")
+    assert result.exit_code == 1
+    assert "ollama rm llama3.2" in result.stderr
+    assert blob.is_file()
+    assert invoke("pull", "ollama:llama3.2").stdout == f"{blob}\n"
+
+
+def test_prune_removes_parts_and_replaced_versions(hub: StandInHub, tmp_path: Path) -> None:
+    """Not what is being downloaded, and not what other programs have in the same cache."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    invoke("pull", "user/tiny")
+    repo.files["tiny-Q4_K_M.gguf"] = gguf("newer")
+    current = Path(invoke("pull", "user/tiny").stdout.strip())
+    cache = tmp_path / "hf" / "hub"
+    part = cache / "models--user--tiny" / "blobs" / "abc.incomplete"
+    fresh = part.with_name("def.incomplete")
+    other = cache / "models--user--bert" / "blobs" / "weights"
+    for path in (part, fresh, other):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+    old = time.time() - 3600
+    for path in cache.rglob("blobs/*"):
+        if path != fresh:
+            os.utime(path, (old, old))
+    would = invoke("prune", "--dry-run").stdout.splitlines()
+    assert part.exists()
+    done = invoke("prune")
+    assert done.stdout.splitlines() == would
+    assert "51 kB" in done.stderr
+    assert not part.exists()
+    assert fresh.exists()
+    assert other.exists()
+    assert current.read_bytes() == gguf("newer")
+    assert [each["name"] for each in json.loads(invoke("list", "--json").stdout)] == ["hf:user/tiny:Q4_K_M"]
+    assert invoke("prune").stdout == ""

@@ -1,0 +1,492 @@
+"""Models from a hub: what is requested, what is kept, what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.hub.stand_in_hub import HELD_S, TOKEN, Fault, StandInHub, gguf, sha256
+
+from paceline.errors import (
+    Aborted,
+    AccessDenied,
+    DiskFull,
+    DownloadError,
+    HubUnavailable,
+    ModelNotFound,
+    PacelineError,
+)
+from paceline.hub import transfer
+from paceline.hub.hub_settings import hub_settings
+from paceline.hub.locate import LocalModel, Locator
+from paceline.hub.references import parse_reference
+
+
+class Recorder:
+    """An observer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.reached_bytes: list[int] = []
+        self.files: list[str] = []
+        self.num_open = 0
+
+    def begin(self, name: str, total: int | None) -> None:
+        if not self.files or self.files[-1] != name:
+            self.files.append(name)
+            self.num_open += 1
+
+    def reached(self, num_bytes: int) -> None:
+        self.reached_bytes.append(num_bytes)
+
+    def end(self) -> None:
+        self.num_open -= 1
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def locate(name: str, *, recorder: Recorder | None = None, cancel: threading.Event | None = None, projector: bool = False,
+           **settings: object) -> LocalModel:  # fmt: skip
+    locator = Locator(
+        settings=hub_settings(**settings),  # type: ignore[arg-type]
+        observer=recorder or Recorder(),
+        cancel=cancel or threading.Event(),
+        fits=lambda model: True,
+        with_projector=projector,
+    )
+    return locator.locate(parse_reference(name))
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits between attempts take no time."""
+    wait = threading.Event.wait
+
+    def briefly(self: threading.Event, seconds: float | None = None) -> bool:
+        return wait(self, seconds if seconds is None or seconds == HELD_S else min(seconds, 0.01))
+
+    monkeypatch.setattr(threading.Event, "wait", briefly)
+
+
+def parts(home: Path) -> list[Path]:
+    return list(home.rglob("*.incomplete"))
+
+
+# ---- what is downloaded
+
+
+def test_a_model_is_downloaded_into_huggingface_hubs_cache(hub: StandInHub, tmp_path: Path) -> None:
+    """A snapshot with a link to a blob named by its hash, and the branch's commit."""
+    repo = hub.add("user/tiny-GGUF", "README.md", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+    recorder = Recorder()
+    found = locate("hf:user/tiny-GGUF", recorder=recorder)
+    assert found.path.read_bytes() == repo.files["tiny-Q4_K_M.gguf"]
+    assert (found.name, found.source) == ("hf:user/tiny-GGUF:Q4_K_M", "huggingface")
+    folder = tmp_path / "hf" / "hub" / "models--user--tiny-GGUF"
+    assert found.path == folder / "snapshots" / repo.commit / "tiny-Q4_K_M.gguf"
+    assert found.path.is_symlink()
+    assert (folder / "blobs" / sha256(gguf("tiny-Q4_K_M.gguf"))).is_file()
+    assert (folder / "refs" / "main").read_text() == repo.commit
+    assert recorder.files == ["tiny-Q4_K_M.gguf"]
+    assert recorder.reached_bytes[-1] == 50_000
+    assert recorder.num_open == 0
+    assert any("tiny-Q4_K_M.gguf" in note and "default" in note for note in recorder.notes)
+
+
+def test_huggingface_hub_finds_what_was_downloaded(hub: StandInHub, tmp_path: Path) -> None:
+    """Without a network, by its own functions."""
+    from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    found = locate("hf:user/tiny")
+    cache = tmp_path / "hf" / "hub"
+    assert try_to_load_from_cache("user/tiny", "tiny-Q4_K_M.gguf", cache_dir=cache) == str(found.path)
+    report = scan_cache_dir(cache)
+    assert not report.warnings
+    assert [repo.repo_id for repo in report.repos] == ["user/tiny"]
+
+
+def test_what_is_there_is_not_downloaded_again(hub: StandInHub) -> None:
+    """One request for the listing, none for the file."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    first = locate("hf:user/tiny")
+    hub.seen.clear()
+    assert locate("hf:user/tiny").path == first.path
+    assert [each.kind for each in hub.seen] == ["api"]
+
+
+def test_a_new_commit_downloads_only_what_has_changed(hub: StandInHub) -> None:
+    """Blobs are shared between snapshots."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    first = locate("hf:user/tiny")
+    repo.files["README.md"] = b"new"
+    second = locate("hf:user/tiny")
+    assert second.path != first.path
+    assert second.path.resolve() == first.path.resolve()
+    repo.files["tiny-Q4_K_M.gguf"] = gguf("another")
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("another")
+    assert len(hub.requests("cdn")) == 2
+
+
+def test_split_sets_and_projectors_are_downloaded_whole(hub: StandInHub) -> None:
+    """All parts side by side; the projector where it is wanted."""
+    names = [f"big-Q4_K_M-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
+    hub.add("user/big", *names, "mmproj-F16.gguf", "big-Q8_0.gguf")
+    found = locate("hf:user/big", projector=True)
+    assert [part.name for part in found.parts] == names
+    assert len({part.parent for part in found.parts}) == 1
+    assert found.projector is not None
+    assert found.projector.read_bytes() == gguf("mmproj-F16.gguf")
+    assert len(hub.requests("cdn")) == 4
+
+
+def test_revisions_and_files_can_be_named(hub: StandInHub) -> None:
+    """A commit needs no ref; a file decides instead of a quantisation."""
+    repo = hub.add("user/tiny", "a/tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+    assert locate("hf:user/tiny/a/tiny-Q4_K_M.gguf").path.name == "tiny-Q4_K_M.gguf"
+    assert locate(f"hf:user/tiny@{repo.commit}:Q8_0").name == f"hf:user/tiny@{repo.commit}:Q8_0"
+    with pytest.raises(ModelNotFound, match="no branch, tag or commit 'dev'"):
+        locate("hf:user/tiny@dev")
+
+
+def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(hub: StandInHub) -> None:
+    """The files' own host gets no Authorization."""
+    hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)
+    locate("hf:user/gated", token=TOKEN)
+    sent = {each.kind: each.headers.get("authorization", each.headers.get("Authorization")) for each in hub.seen}
+    assert sent["api"] == sent["resolve"] == f"Bearer {TOKEN}"
+    assert sent["cdn"] is None
+
+
+def test_the_token_of_the_environment_is_used(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_TOKEN, as huggingface_hub reads it."""
+    hub.add("user/private", "m-Q4_K_M.gguf", private=True)
+    with pytest.raises(ModelNotFound, match="private and needs a token"):
+        locate("hf:user/private")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert locate("hf:user/private").path.is_file()
+
+
+# ---- resumption
+
+
+def test_a_cut_connection_is_continued(hub: StandInHub) -> None:
+    """The next request asks for the rest, and the checksum is that of the whole."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000), Fault(cut_after=5_000))
+    recorder = Recorder()
+    assert locate("hf:user/tiny", recorder=recorder).path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    ranges = [each.headers.get("range") for each in hub.requests("cdn")]
+    assert ranges == [None, "bytes=20000-", "bytes=25000-"]
+    assert recorder.reached_bytes == sorted(recorder.reached_bytes)
+
+
+def test_what_has_arrived_is_continued_by_the_next_call(hub: StandInHub, tmp_path: Path) -> None:
+    """Also after this process gave up, or was killed."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=30_000), *[Fault(cut_after=0)] * 10)
+    with pytest.raises(HubUnavailable, match="30000 bytes are kept"):
+        locate("hf:user/tiny")
+    hub.faults.clear()
+    hub.seen.clear()
+    assert [part.stat().st_size for part in parts(tmp_path)] == [30_000]
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    assert [each.headers.get("range") for each in hub.requests("cdn")] == ["bytes=30000-"]
+    assert parts(tmp_path) == []
+
+
+def test_a_complete_part_is_only_verified(hub: StandInHub, tmp_path: Path) -> None:
+    """A process may have been killed between the last byte and the move."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    blobs = tmp_path / "hf" / "hub" / "models--user--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    data = gguf("tiny-Q4_K_M.gguf")
+    (blobs / f"{sha256(data)}.incomplete").write_bytes(data)
+    assert locate("hf:user/tiny").path.read_bytes() == data
+    assert hub.requests("cdn") == []
+
+
+@pytest.mark.parametrize("left", [b"GGUF" + b"x" * 9_996, b"x" * 90_000])
+def test_a_part_that_is_wrong_is_downloaded_anew(hub: StandInHub, tmp_path: Path, left: bytes) -> None:
+    """Its bytes are not those of the file, or there are too many."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    blobs = tmp_path / "hf" / "hub" / "models--user--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    data = gguf("tiny-Q4_K_M.gguf")
+    (blobs / f"{sha256(data)}.incomplete").write_bytes(left)
+    assert locate("hf:user/tiny").path.read_bytes() == data
+
+
+def test_a_server_without_ranges_begins_anew(hub: StandInHub) -> None:
+    """200 in place of 206: what has arrived is not doubled."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000), Fault(ignores_range=True))
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+
+
+def test_a_download_can_be_stopped_and_keeps_its_part(hub: StandInHub, tmp_path: Path) -> None:
+    """As Ctrl-C does in a command."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000))
+    cancel = threading.Event()
+
+    class Stops(Recorder):
+        def reached(self, num_bytes: int) -> None:
+            if num_bytes >= 20_000:
+                cancel.set()
+
+    with pytest.raises(Aborted, match="continues"):
+        locate("hf:user/tiny", recorder=Stops(), cancel=cancel)
+    (part,) = parts(tmp_path)
+    assert part.read_bytes() == gguf("tiny-Q4_K_M.gguf")[:20_000]
+
+
+def test_an_interrupt_keeps_the_part(hub: StandInHub, tmp_path: Path) -> None:
+    """A KeyboardInterrupt of the main thread comes at any place."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000))
+
+    class Interrupts(Recorder):
+        def reached(self, num_bytes: int) -> None:
+            if num_bytes >= 20_000:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        locate("hf:user/tiny", recorder=Interrupts())
+    assert [part.stat().st_size for part in parts(tmp_path)] == [20_000]
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+
+
+# ---- what goes wrong
+
+
+def test_wrong_bytes_are_downloaded_twice_and_then_refused(hub: StandInHub, tmp_path: Path) -> None:
+    """Nothing of them is left, and nothing is where a model would be."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    wrong = gguf("something else")
+    hub.fail("cdn", Fault(body=wrong), Fault(body=wrong))
+    with pytest.raises(DownloadError, match=f"SHA-256 is {sha256(wrong)}, not {sha256(gguf('tiny-Q4_K_M.gguf'))}"):
+        locate("hf:user/tiny")
+    assert parts(tmp_path) == []
+    assert not any(path.is_file() for path in (tmp_path / "hf").rglob("blobs/*"))
+    hub.fail("cdn", Fault(body=wrong))
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+
+
+def test_a_file_of_another_length_is_refused_at_once(hub: StandInHub) -> None:
+    """The announced size is compared before the bytes come."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(body=gguf("x", 60_000)))
+    with pytest.raises(DownloadError, match="should have 50000 bytes, and localhost sends 60000"):
+        locate("hf:user/tiny")
+
+
+def test_a_file_that_changes_between_two_requests_is_noticed(hub: StandInHub) -> None:
+    """The rest of another file does not fit to the first half: it is downloaded anew."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000), Fault(body=gguf("something else")))
+    recorder = Recorder()
+    assert locate("hf:user/tiny", recorder=recorder).path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    assert any("downloading it anew" in note for note in recorder.notes)
+
+
+@pytest.mark.parametrize("kind", ["api", "cdn"])
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_overloaded_server_is_waited_for(hub: StandInHub, kind: str, status: int) -> None:
+    """As long as Retry-After asks for, or with growing pauses."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail(kind, Fault(status=status, headers={"Retry-After": "7"}), Fault(status=status))
+    recorder = Recorder()
+    assert locate("hf:user/tiny", recorder=recorder).path.is_file()
+    waits = [note for note in recorder.notes if "trying again in" in note]
+    assert len(waits) == 2
+    assert "7.0 s" in waits[0]
+
+
+@pytest.mark.parametrize("kind", ["api", "cdn"])
+def test_patience_ends(hub: StandInHub, kind: str) -> None:
+    """An hour is too long, and so are many refusals in a row."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail(kind, Fault(status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(HubUnavailable, match="429"):
+        locate("hf:user/tiny")
+    hub.fail(kind, *[Fault(status=503)] * 6)
+    with pytest.raises(HubUnavailable, match="503"):
+        locate("hf:user/tiny")
+
+
+def test_a_gated_repository_needs_a_token(hub: StandInHub) -> None:
+    """The message says where its conditions are, and what to set."""
+    hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)
+    with pytest.raises(AccessDenied, match="HF_TOKEN"):
+        locate("hf:user/gated")
+    with pytest.raises(AccessDenied, match="refuses the token"):
+        locate("hf:user/gated", token="hf_wrong")
+
+
+def test_a_repository_that_does_not_exist_is_named_with_the_nearest(hub: StandInHub) -> None:
+    """Of the same owner."""
+    hub.add("user/gemma-3-1b-it-GGUF", "m.gguf")
+    hub.add("user/gemma-3-4b-it-GGUF", "m.gguf")
+    with pytest.raises(
+        ModelNotFound, match=r"no repository user/gemma-3-1b-GGUF.*did you mean user/gemma-3-1b-it-GGUF"
+    ):
+        locate("hf:user/gemma-3-1b-GGUF")
+    with pytest.raises(ModelNotFound, match="no models of nobody"):
+        locate("hf:nobody/gemma")
+
+
+def test_a_repository_without_gguf_says_where_to_look(hub: StandInHub) -> None:
+    """Other programs' weights are no model here."""
+    hub.add("user/gemma", "config.json", "model.safetensors")
+    with pytest.raises(ModelNotFound, match="user/gemma-GGUF"):
+        locate("hf:user/gemma")
+
+
+def test_a_disk_without_space_is_noticed_before(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing and what is free, and where to put the cache instead."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**6, used=10**6 - 1000, free=1000))
+    with pytest.raises(DiskFull, match="50000 bytes are missing and 1000 are free.*HF_HOME"):
+        locate("hf:user/tiny")
+
+
+def test_a_disk_that_fills_up_keeps_what_has_arrived(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may take the space meanwhile."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000))
+    copy = transfer._Transfer._copy
+    calls = []
+
+    def full_at_the_second(self: Any, response: Any, file: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        copy(self, response, file)
+
+    monkeypatch.setattr(transfer._Transfer, "_copy", full_at_the_second)
+    with pytest.raises(DiskFull, match="No space left on device"):
+        locate("hf:user/tiny")
+    assert [part.stat().st_size for part in parts(tmp_path)] == [20_000]
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+
+
+def test_two_downloads_of_the_same_file_make_one(hub: StandInHub) -> None:
+    """The second waits for the first, in another thread or process, and says so."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    held = threading.Event()
+    hub.fail("cdn", Fault(cut_after=20_000, held=held))
+    found: list[LocalModel] = []
+    recorders = [Recorder(), Recorder()]
+    threads = [
+        threading.Thread(target=lambda one=one: found.append(locate("hf:user/tiny", recorder=one))) for one in recorders
+    ]
+    threads[0].start()
+    while not hub.requests("cdn"):
+        time.sleep(0.01)
+    threads[1].start()
+    while not any("waiting" in note for note in recorders[1].notes):
+        time.sleep(0.01)
+    held.set()
+    for thread in threads:
+        thread.join(30)
+    assert [each.path.read_bytes() for each in found] == [gguf("tiny-Q4_K_M.gguf")] * 2
+    assert len(hub.requests("cdn")) == 1
+
+
+# ---- without a network
+
+
+def test_without_a_network_the_cache_is_used(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a note; a model that is not there is an error that says what to do."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    first = locate("hf:user/tiny")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    recorder = Recorder()
+    assert locate("hf:user/tiny", recorder=recorder) == first
+    assert any("cannot reach http://127.0.0.1:9" in note and "using the copy" in note for note in recorder.notes)
+    with pytest.raises(HubUnavailable, match=r"cannot reach http://127\.0\.0\.1:9.*HTTPS_PROXY"):
+        locate("hf:user/other")
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_offline_requests_nothing(hub: StandInHub, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """offline=True or HF_HUB_OFFLINE=1."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    first = locate("hf:user/tiny")
+    hub.seen.clear()
+    options: dict[str, object] = {"offline": True} if by == "argument" else {}
+    if by == "variable":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert locate("hf:user/tiny", **options).path == first.path
+    assert locate("hf:user/tiny:Q4_K_M", **options).path == first.path
+    with pytest.raises(ModelNotFound, match=r"offline forbids.*did you mean user/tiny.*paceline pull hf:user/tinny"):
+        locate("hf:user/tinny", **options)
+    with pytest.raises(ModelNotFound, match="paceline list"):
+        locate("hf:user/tiny:Q8_0", **options)
+    assert hub.seen == []
+
+
+def test_half_a_split_set_is_none_offline(hub: StandInHub) -> None:
+    """All parts, or an error."""
+    names = [f"big-Q4_K_M-0000{index}-of-00002.gguf" for index in (1, 2)]
+    hub.add("user/big", *names)
+    found = locate("hf:user/big")
+    found.parts[1].unlink()
+    with pytest.raises(ModelNotFound):
+        locate("hf:user/big", offline=True)
+
+
+# ---- what other programs have downloaded
+
+
+def test_a_file_that_ollama_has_is_used_where_it_is(hub: StandInHub, tmp_path: Path) -> None:
+    """Known by its hash; nothing is downloaded or copied."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    data = gguf("tiny-Q4_K_M.gguf")
+    blob = tmp_path / ".ollama" / "models" / "blobs" / f"sha256-{sha256(data)}"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(data)
+    found = locate("hf:user/tiny")
+    assert (found.path, found.source) == (blob, "ollama")
+    assert hub.requests("cdn") == []
+
+
+def test_a_file_that_llama_cpp_has_is_used_where_it_is(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its present layout and in that of older versions, with and without a network."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    cache = tmp_path / "llama"
+    monkeypatch.setenv("LLAMA_CACHE", str(cache))
+    cache.mkdir()
+    flat = cache / "user_tiny_tiny-Q4_K_M.gguf"
+    flat.write_bytes(gguf("tiny-Q4_K_M.gguf"))
+    assert locate("hf:user/tiny").path == flat
+    assert locate("hf:user/tiny", offline=True).path == flat
+    flat.unlink()
+    snapshot = cache / "models--user--tiny" / "snapshots" / repo.commit / "tiny-Q4_K_M.gguf"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_bytes(gguf("tiny-Q4_K_M.gguf"))
+    assert locate("hf:user/tiny").path == snapshot
+    assert locate("hf:user/tiny", offline=True).source == "llama.cpp"
+    assert hub.requests("cdn") == []
+
+
+def test_every_error_is_one_of_ours(hub: StandInHub) -> None:
+    """A hub that does not behave like one."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    for fault in (Fault(status=418), Fault(status=302), Fault(status=404)):
+        hub.fail("api", fault)
+        with pytest.raises(PacelineError):
+            locate("hf:user/tiny")

@@ -1,0 +1,129 @@
+"""Models by name where models are loaded: `LLM`, `AsyncLLM`, the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.stand_in_hub import StandInHub
+from tests.hub.test_commands import invoke, put_ollama
+
+from paceline import LLM, AsyncLLM, demo_model_path
+from paceline.errors import InvalidParams, InvalidType, ModelLoadError, ModelNotFound
+from paceline.testing.models import LlamaSpec, write_split_model
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def demo(hub: StandInHub) -> StandInHub:
+    """A hub with the demo model in a repository."""
+    hub.add("user/demo").files["demo-Q4_K_M.gguf"] = demo_model_path().read_bytes()
+    return hub
+
+
+def test_a_model_of_the_hub_is_loaded_by_its_name(demo: StandInHub) -> None:
+    """The same text as from its path; the second time nothing is downloaded."""
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
+    with LLM(num_slots=1) as llm:
+        expected = llm.generate("Once", **options).text
+    for _ in range(2):
+        with LLM("hf:user/demo", num_slots=1) as llm:
+            assert llm.generate("Once", **options).text == expected
+    assert len(demo.requests("cdn")) == 1
+    demo.seen.clear()
+    with LLM("hf:user/demo:Q4_K_M", num_slots=1, offline=True) as llm:
+        assert llm.generate("Once", **options).text == expected
+    assert demo.seen == []
+
+
+async def started(*args: Any, **options: Any) -> None:
+    async with AsyncLLM(*args, **options):
+        pass
+
+
+def test_async_llm_loads_by_name_too(demo: StandInHub) -> None:
+    """The download runs in the thread that loads."""
+    import asyncio
+
+    asyncio.run(started("hf:user/demo", num_slots=1))
+    assert len(demo.requests("cdn")) == 1
+    with pytest.raises(ModelNotFound, match="did you mean user/demo"):
+        asyncio.run(started("hf:user/dem"))
+
+
+def test_a_split_set_is_loaded_by_name(hub: StandInHub, tmp_path: Path) -> None:
+    """All parts lie side by side."""
+    parts = write_split_model(tmp_path / "tiny-Q8_0.gguf", LlamaSpec(), parts=2)
+    hub.add("user/split").files.update({part.name: part.read_bytes() for part in parts})
+    with LLM("hf:user/split", num_slots=1) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=2).token_ids
+
+
+def test_ollamas_models_are_loaded_by_name(hub: StandInHub, tmp_path: Path) -> None:
+    """From the file that Ollama has."""
+    put_ollama(tmp_path, "demo:latest", demo_model_path().read_bytes())
+    with LLM("ollama:demo", num_slots=1) as llm:
+        assert llm.generate("Once", max_tokens=2).text
+    assert hub.seen == []
+
+
+def test_a_worker_process_gets_the_file(demo: StandInHub) -> None:
+    """The name is resolved once, before the worker starts."""
+    with LLM("hf:user/demo", num_slots=1, isolation="process") as llm:
+        assert llm.generate("Once", max_tokens=2).text
+    assert len(demo.requests("cdn")) == 1
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_wrong_options_are_refused_at_once(hub: StandInHub, kind: Any) -> None:
+    """Before anything is requested."""
+    with pytest.raises(InvalidParams, match="hf:USER/REPO"):
+        kind("hf:demo")
+    with pytest.raises(InvalidType, match="offline"):
+        kind("hf:user/demo", offline="yes")
+    with pytest.raises(InvalidType, match="hf_token"):
+        kind("hf:user/demo", hf_token=3)
+    assert hub.seen == []
+
+
+def test_a_repository_without_the_scheme_is_a_path(hub: StandInHub) -> None:
+    """The error says how to write the other."""
+    with pytest.raises(ModelLoadError, match="hf:user/demo"):
+        LLM("user/demo")
+    assert hub.seen == []
+
+
+def test_commands_take_names_for_m(demo: StandInHub) -> None:
+    """As `paceline tokenize -m hf:...`."""
+    by_path = invoke("tokenize", "Once upon", "--ids")
+    by_name = invoke("tokenize", "Once upon", "--ids", "-m", "hf:user/demo")
+    assert by_name.exit_code == 0
+    assert by_name.stdout == by_path.stdout
+    assert "demo-Q4_K_M.gguf" in by_name.stderr
+
+
+def test_show_reads_the_header(demo: StandInHub) -> None:
+    """What a person wants to know before loading it."""
+    invoke("pull", "user/demo")
+    (facts,) = json.loads(invoke("show", "user/demo", "--json").stdout)
+    assert facts["architecture"] == "llama"
+    assert facts["quantisation"] == "Q4_K_M"
+    assert facts["context"] > 0
+    text = invoke("show", "user/demo").stdout
+    assert text.startswith("hf:user/demo:Q4_K_M\n")
+    assert "demo-Q4_K_M.gguf" in text
+
+
+def test_names_cost_programs_without_them_nothing() -> None:
+    """Neither the hub's library nor a network's is loaded for a path."""
+    code = (
+        "import sys, paceline; paceline.LLM(num_slots=1).close();"
+        "print([m for m in ('huggingface_hub', 'httpx', 'httpx2', 'filelock', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
