@@ -54,7 +54,7 @@ def test_a_context_of_0_is_read_from_the_models_file() -> None:
     """The same number as that of the loaded model."""
     with Model.load(demo_model_path()) as model:
         trained = model.n_ctx_train
-    assert resolve(["-c", "0"], {}, DiskFiles()).settings.engine_options["n_ctx"] == trained
+    assert resolve(["-c", "0"], {}, DiskFiles(print)).settings.engine_options["n_ctx"] == trained
 
 
 def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"nothing")
     with pytest.raises(ModelLoadError, match=re.escape(str(path))):
-        resolve(["-c", "0", "-m", str(path)], {}, DiskFiles())
+        resolve(["-c", "0", "-m", str(path)], {}, DiskFiles(print))
 
 
 def test_the_disk_distinguishes_files_and_folders(tmp_path: Path) -> None:
     """It distinguishes them and reads the files."""
     (tmp_path / "file").write_bytes(b"x")
-    disk = DiskFiles()
+    disk = DiskFiles(print)
     assert disk.read(tmp_path / "file") == b"x"
     assert [disk.is_file(tmp_path / name) for name in ("file", "", "no")] == [True, False, False]
     assert [disk.is_folder(tmp_path / name) for name in ("file", "", "no")] == [False, True, False]

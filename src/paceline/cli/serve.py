@@ -43,7 +43,7 @@ def serve(ctx: typer.Context) -> None:
     from paceline.server.flags import DiskFiles, resolve
     from paceline.server.flags.display import config_sections, help_sections
 
-    resolved = resolve(ctx.args, os.environ, DiskFiles())
+    resolved = resolve(ctx.args, os.environ, DiskFiles(terminal.note))
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, ModelLoadError
+from paceline.hub import ModelReference, local_model
 from paceline.params import FIELDS, SamplingParams
 
 Reader = Callable[[str, str], Any]
@@ -152,12 +153,18 @@ class Files(Protocol):
     def is_folder(self, path: Path) -> bool:
         """Return whether there is such a folder."""
 
+    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
+        """Return the path of a model that is given by name. Raises as `paceline.hub.local_model`."""
+
     def trained_context(self, model: Path | None) -> int:
         """Return the tokens that a model (None: the demo model) was trained with. Raises `ModelLoadError`."""
 
 
 class DiskFiles:
-    """`Files` on the disk. Blocking; any thread."""
+    """`Files` on the disk and on the network. note: receives lines about downloads. Blocking; any thread."""
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
 
     def read(self, path: Path) -> bytes:
         """Return the bytes of a file, which may be a pipe. Raises `OSError`."""
@@ -170,6 +177,10 @@ class DiskFiles:
     def is_folder(self, path: Path) -> bool:
         """Return whether there is such a folder."""
         return path.is_dir()
+
+    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
+        """Return the path of a model, downloaded if need be."""
+        return local_model(model, target=target, offline=offline, hf_token=hf_token, note=self._note).path
 
     def trained_context(self, model: Path | None) -> int:
         """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""

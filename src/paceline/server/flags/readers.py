@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.errors import InvalidParams
+from paceline.hub import ModelReference, check_file, is_reference, parse_hub_reference, parse_reference
 from paceline.params import SAMPLERS
 from paceline.server.flags.flag import UNSET, Reader, Unset
 from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES
@@ -127,6 +128,30 @@ def path(label: str, text: str) -> Path:
     if "\0" in some_text(label, text):
         raise InvalidParams(f"{label} has a NUL character, which no path can have")
     return Path(text)
+
+
+def model(label: str, text: str) -> Path | ModelReference:
+    """Read a path, or the name of a model that has a scheme."""
+    if is_reference(some_text(label, text)):
+        return parse_reference(text, name=label)
+    return path(label, text)
+
+
+def repository(label: str, text: str) -> ModelReference:
+    """Read a repository of the hub, with a quantisation if it has one."""
+    return parse_hub_reference(some_text(label, text), name=label)
+
+
+def repository_file(label: str, text: str) -> str:
+    """Read the path of a file in a repository."""
+    return check_file(some_text(label, text), label) or ""
+
+
+def url(label: str, text: str) -> ModelReference:
+    """Read the URL of a GGUF file."""
+    if not text.lower().startswith(("http://", "https://")):
+        raise InvalidParams(f"{label} must be a URL that begins with http:// or https://, not {_shown(text)}")
+    return parse_reference(text, name=label)
 
 
 def items(label: str, text: str) -> tuple[str, ...]:

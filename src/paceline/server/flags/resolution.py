@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams
+from paceline.hub import HubReference, ModelReference, UrlReference
 from paceline.params import SamplingParams
 from paceline.server.flags.flag import (
     DEFAULT,
@@ -56,7 +57,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     """Return the settings. The command line wins over the environment, that over the file, that over the defaults.
 
     Raises `InvalidParams` for what is unknown, rejected or out of range, with the flag, the value and the way out;
-    `ModelLoadError` where -c 0 needs the context length of a file that is no model.
+    `ModelLoadError` where -c 0 needs the context length of a file that is no model, and what a download raises.
     """
     arguments, variables = from_arguments(argv), from_environment(environ)
     prints = _printed(arguments)
@@ -68,6 +69,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     draft.notes += [*notes, *odd_variables(environ)]
     for given in chosen:
         _apply(draft, given)
+    _model(draft, downloads=prints is None)
     _finish(draft)
     return Resolved(_settings(draft), prints, tuple(draft.notes), draft.origins)
 
@@ -129,6 +131,55 @@ def _finish(draft: Draft) -> None:
         step(draft)
 
 
+def _model(draft: Draft, *, downloads: bool) -> None:
+    """Find the model: a file, or a name whose files are downloaded unless only the settings are to be printed."""
+    named, path = _named_model(draft), draft.get("aside.model_path")
+    if named is None:
+        if path is not None:
+            _model_file(draft, path)
+        return
+    target, reference = named
+    draft.origin = draft.origins[target]
+    label = draft.origin.name
+    if path is not None and not isinstance(reference, UrlReference):
+        raise InvalidParams(f"{draft.origins['aside.model_path'].name} and {label} name two models; give one of them")
+    if not draft.get("server.aliases") and isinstance(reference, HubReference):
+        draft.put("server.aliases", (str(reference),), label)
+    if not downloads:
+        draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
+        return
+    found = draft.files.download(
+        reference, path, offline=draft.get("aside.offline", False), hf_token=draft.get("aside.hf_token") or None
+    )
+    draft.put("server.model", found, label)
+
+
+def _named_model(draft: Draft) -> tuple[str, ModelReference] | None:
+    """Return the model that is given by name, and by which target. Raises `InvalidParams` where there are two."""
+    targets = ("aside.repository", "aside.model_url", "aside.model_name")
+    named = [(target, draft.get(target)) for target in targets if draft.get(target) is not None]
+    if len(named) > 1:
+        first, second = (draft.origins[target].name for target, _ in named[:2])
+        raise InvalidParams(f"{first} and {second} name two models; give one of them")
+    file = draft.get("aside.repository_file")
+    if file is None:
+        return named[0] if named else None
+    if not named or named[0][0] != "aside.repository":
+        raise InvalidParams(
+            f"{draft.origins['aside.repository_file'].name} names a file of a repository; give -hf, too"
+        )
+    target, reference = named[0]
+    return target, HubReference(reference.repo, file=file, revision=reference.revision)
+
+
+def _model_file(draft: Draft, path: Path) -> None:
+    draft.origin = draft.origins["aside.model_path"]
+    label = draft.origin.name
+    if not draft.files.is_file(path):
+        raise InvalidParams(f"{label}: there is no file {on_one_line(path)}; -hf takes models of the Hugging Face Hub")
+    draft.put("server.model", path, label)
+
+
 def _isolation(draft: Draft) -> None:
     """Default to a process of its own, where a library's engine has a thread."""
     if draft.get("engine.isolation") is None:
@@ -152,6 +203,8 @@ def _context(draft: Draft) -> None:
     per_slot = draft.get("aside.cells_per_slot")
     if draft.get("aside.as_trained"):
         asked = draft.origins["engine.n_ctx"].name
+        if _named_model(draft) is not None and draft.get("server.model") is None:
+            return  # only printed: the file may not be there
         trained = draft.files.trained_context(draft.get("server.model"))
         draft.derive("engine.n_ctx", trained, f"{asked} 0, as many as the model was trained with")
     elif per_slot is not None and draft.get("engine.n_ctx") is None:

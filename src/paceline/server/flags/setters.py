@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.errors import InvalidParams
+from paceline.hub import ModelReference
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.server.flags.flag import UNSET, Draft, Setter, on_one_line
 from paceline.server.settings import ApiKey
@@ -89,11 +90,9 @@ def scaled_adapters(draft: Draft, value: Sequence[tuple[Path, float]], label: st
     draft.put("aside.adapters", (*draft.get("aside.adapters", ()), *value), label)
 
 
-def model(draft: Draft, value: Path, label: str) -> None:
-    """Store the model's path. Raises where there is no such file."""
-    if not draft.files.is_file(value):
-        raise InvalidParams(f"{label}: there is no file {on_one_line(value)}")
-    draft.put("server.model", value, label)
+def model(draft: Draft, value: Path | ModelReference, label: str) -> None:
+    """Store the model's path, which is looked for when all flags are known, or its name."""
+    draft.put("aside.model_path" if isinstance(value, Path) else "aside.model_name", value, label)
 
 
 def state_folder(draft: Draft, value: Path, label: str) -> None:

@@ -66,7 +66,8 @@ _LOAD_MODES = {
 _PLACED = Ignore("threads are placed by the operating system; start the server under taskset or numactl to choose")
 _TENSORS = Reject("placing single tensors is not supported yet; use -ngl to keep whole layers on the CPU")
 _STEERING = Reject("control vectors are not supported yet; leave it out")
-_HUB = Reject("downloading models is not supported yet; download the file yourself and name it with -m")
+_HUB = Reject("this shortcut is not supported; name the repository of the model with -hf")
+_DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging Face Hub with -hf")
 _SPECULATION = Reject("speculative decoding is not supported yet; leave out everything about drafts")
 _REMOVED = Reject("llama-server has removed it, and speculative decoding is not supported yet; leave it out")
 _IMAGES = Reject("images, sound and video are not supported yet; leave it out")
@@ -121,8 +122,9 @@ _REMOVED_NAMES = (
 # fmt: off
 GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
     "Model and memory": (
-        Flag("-m --model", "FILE", read.path, Store("server.model", setters.model),
-             "GGUF file; of a split set, its first part.", env="LLAMA_ARG_MODEL", default="the demo model"),
+        Flag("-m --model", "MODEL", read.model, Store("server.model", setters.model),
+             "GGUF file, of a split set its first part; or a name: hf:USER/REPO[:QUANT], a URL, ollama:NAME. With -mu: "
+             "where its file goes.", env="LLAMA_ARG_MODEL", default="the demo model"),
         Flag("-c --ctx-size", "N", read.integer(0), Store("engine.n_ctx", setters.context_size),
              "KV cells, in tokens. All slots share them, and one may use them all. 0: as many as the model was "
              "trained with.", env="LLAMA_ARG_CTX_SIZE",
@@ -449,8 +451,6 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--reuse-port", SWITCH, read.switch,
              Reject("sharing a port is not supported yet; put a proxy before several servers"),
              "Share the port with other servers.", env="LLAMA_ARG_REUSE_PORT", actions={False: NO_OP}),
-        Flag("--offline", SWITCH, read.switch, NO_OP, "Load nothing from the network, which is how it always is.",
-             env="LLAMA_ARG_OFFLINE"),
     ),
     "Endpoints": (
         Flag("--embedding --embeddings", SWITCH, read.switch, Store("server.embeddings"),
@@ -602,13 +602,21 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              default="-1"),
     ),
     "Downloads": (
-        _value("-mu --model-url", _HUB, "A model from the web.", env="LLAMA_ARG_MODEL_URL", metavar="URL"),
-        _value("-dr --docker-repo", _HUB, "A model from Docker Hub.", env="LLAMA_ARG_DOCKER_REPO", metavar="REPO"),
-        _value("-hf -hfr --hf-repo", _HUB, "A model from Hugging Face.", env="LLAMA_ARG_HF_REPO", metavar="REPO"),
-        _value("-hff --hf-file", _HUB, "A file of it.", env="LLAMA_ARG_HF_FILE", metavar="FILE"),
-        Flag("-hft --hf-token", "TOKEN", read.unread, Ignore("nothing is downloaded"), "A token for Hugging Face.",
-             env="HF_TOKEN", secret=True),
-        _switch("-cl --cache-list", Reject("there is no cache of downloads; name files with -m"), "List downloads."),
+        Flag("-hf -hfr --hf-repo", "USER/REPO[:QUANT]", read.repository, Store("aside.repository"),
+             "Model of the Hugging Face Hub, downloaded unless it is there. Without QUANT: Q4_K_M, else Q8_0 or the first "
+             "that fits into memory.", env="LLAMA_ARG_HF_REPO", default="not used"),
+        Flag("-hff --hf-file", "FILE", read.repository_file, Store("aside.repository_file"),
+             "This file of --hf-repo.", env="LLAMA_ARG_HF_FILE", default="not used"),
+        Flag("-hft --hf-token", "TOKEN", read.unread, Store("aside.hf_token"), "Token of the Hugging Face Hub.",
+             env="HF_TOKEN", secret=True, default="that of `hf auth login`"),
+        Flag("-mu --model-url", "URL", read.url, Store("aside.model_url"),
+             "Model of the web, downloaded unless it is there; of a split set, any of its parts.",
+             env="LLAMA_ARG_MODEL_URL", default="not used"),
+        Flag("--offline", SWITCH, read.switch, Store("aside.offline"),
+             "Download nothing: models that are given by name are looked for in the caches. HF_HUB_OFFLINE does the same.",
+             env="LLAMA_ARG_OFFLINE", default="off"),
+        _value("-dr --docker-repo", _DOCKER, "A model from Docker Hub.", env="LLAMA_ARG_DOCKER_REPO", metavar="REPO"),
+        _switch("-cl --cache-list", Reject("run `paceline list`, which lists them"), "List downloads."),
         *(
             _switch(f"--{name}", _HUB, "A certain model from the web.")
             for name in (

@@ -376,7 +376,15 @@ def test_variables_that_look_like_slips_are_noted() -> None:
         (["--control-vector-layer-range", "1"], "needs a value"),
         (["-lm", "dio", "--mlock"], "--mlock does not go with --load-mode dio"),
         (["-lm", "dio", "--no-mmap"], "--no-mmap does not go with --load-mode dio"),
-        (["-hf", "a/b"], "not supported yet; download the file yourself and name it with -m"),
+        (["-hf", "a"], "-hf 'a' is no name of a repository of the hub"),
+        (["-hf", "a/b", "-mu", "http://host/x.gguf"], "-hf and -mu name two models; give one of them"),
+        (["-hf", "a/b", "-m", "m.gguf"], "-m and -hf name two models; give one of them"),
+        (["-m", "hf:a/b", "-hf", "a/b"], "-hf and -m name two models; give one of them"),
+        (["-hff", "x.gguf"], "-hff names a file of a repository; give -hf, too"),
+        (["-hff", "../x.gguf", "-hf", "a/b"], "-hff: '../x.gguf' is no path of a file in a repository"),
+        (["-mu", "ftp://host/x.gguf"], "-mu must be a URL that begins with http:// or https://, not 'ftp://host/x.gguf'"),
+        (["-m", "a/b"], "-m: there is no file a/b; -hf takes models of the Hugging Face Hub"),
+        (["-dr", "a"], "-dr: Docker Hub is not supported"),
         (["-m", "a\udcffb"], "lone surrogate"),
         (["-r", ""], "-r is empty"),
     ],
@@ -446,7 +454,7 @@ def test_secrets_are_in_no_representation() -> None:
     """Neither the result nor its origins and notes show them in their repr."""
     found = resolved("--api-key", "hidden-key", "-hft", "hidden-token", env={"HF_TOKEN": "hidden-other"})
     assert "hidden" not in repr(found)
-    assert found.notes == ("-hft has no effect: nothing is downloaded",)
+    assert found.notes == ()
 
 
 # ---- the rest
@@ -506,6 +514,23 @@ def test_a_template_may_be_a_name_that_is_known() -> None:
     assert resolved("--chat-template", "chatml").settings.chat_template == "chatml"
     for name in ("llama3", "command-r"):
         assert "{% for message in messages" in (resolved("--chat-template", name).settings.chat_template or "")
+
+
+def test_a_model_may_be_given_by_its_name() -> None:
+    """With -m, in a file too; the API's name of a repository is that of the repository, unless there is an alias."""
+    found = config("model = 'hf:user/repo:Q4_0'\noffline = true").settings
+    assert found.model == Path("cache/user/repo:Q4_0/None/True/no token")
+    assert found.aliases == ("user/repo:Q4_0",)
+    assert resolved("-m", "ollama:llama3.2").settings.model == Path("cache/ollama:llama3.2/None/False/no token")
+    assert resolved("-hf", "user/repo", "--alias", "mine").settings.aliases == ("mine",)
+    assert resolved("-mu", "http://host/x.gguf").settings.aliases == ()
+
+
+def test_printing_the_settings_downloads_nothing() -> None:
+    """A note says that it happens later; -c 0 is left until then."""
+    found = resolved("--print-config", "-hf", "user/repo", "-c", "0")
+    assert found.settings.model is None
+    assert any("-hf user/repo is looked for" in note for note in found.notes)
 
 
 def test_paths_stay_as_they_were_given() -> None:

@@ -170,7 +170,6 @@ def test_an_ignored_flag_gives_one_note_with_the_reason(flag: Flag) -> None:
     "words",
     [
         ["--no-context-shift"],
-        ["--offline"],
         ["--jinja"],
         ["--cont-batching"],
         ["--spec-type", "none"],

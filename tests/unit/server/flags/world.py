@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.hub import ModelReference
 from paceline.server.flags import Resolved, resolve
 from paceline.server.settings import ApiKey
 
@@ -34,6 +35,10 @@ class FakeFiles:
     def is_folder(self, path: Path) -> bool:
         return str(path) in self.folders
 
+    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
+        """A path that has all of it."""
+        return Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
+
     def trained_context(self, model: Path | None) -> int:
         return TRAINED
 
@@ -58,6 +63,20 @@ def resolved(*argv: str, env: Mapping[str, str] | None = None, files: Mapping[st
 
 EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and what has to be set then
     "--model": (["m.gguf"], {"server.model": Path("m.gguf")}),
+    "--hf-repo": (
+        ["user/repo:Q4_0"],
+        {"server.model": Path("cache/user/repo:Q4_0/None/False/no token"), "server.aliases": ("user/repo:Q4_0",)},
+    ),
+    "--hf-file": (
+        ["a/b.gguf", "-hf", "user/repo:Q4_0"],
+        {"server.model": Path("cache/user/repo/a/b.gguf/None/False/no token")},
+    ),
+    "--hf-token": (["x", "-hf", "user/repo"], {"server.model": Path("cache/user/repo/None/False/token")}),
+    "--model-url": (
+        ["http://host/x.gguf", "-m", "to.gguf"],
+        {"server.model": Path("cache/http://host/x.gguf/to.gguf/False/no token")},
+    ),
+    "--offline": (["-hf", "user/repo"], {"server.model": Path("cache/user/repo/None/True/no token")}),
     "--ctx-size": (["4096"], {"engine.n_ctx": 4096}),
     "--parallel": (["3"], {"engine.num_slots": 3}),
     "--kv-unified-per-slot": (["1000"], {"engine.n_ctx": 8000}),

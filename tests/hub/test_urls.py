@@ -1,0 +1,154 @@
+"""GGUF files from any web server."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.hub.stand_in_hub import Fault, StandInHub, gguf
+from tests.hub.test_downloads import Recorder, locate, no_waits, parts
+
+from paceline.errors import AccessDenied, DownloadError, HubUnavailable, InvalidParams, ModelNotFound
+from paceline.hub import local_model
+
+_ = no_waits  # a fixture that these tests use
+
+
+def test_a_url_is_downloaded_once(hub: StandInHub, tmp_path: Path) -> None:
+    """Into paceline's cache, with the tag of its version beside it."""
+    hub.files["a/tiny.gguf"] = gguf("tiny")
+    hub.tags["a/tiny.gguf"] = '"one"'
+    found = locate(f"{hub.url}/files/a/tiny.gguf")
+    assert found.path.read_bytes() == gguf("tiny")
+    assert found.path.is_relative_to(tmp_path / ".cache" / "paceline" / "models")
+    assert found.source == "url"
+    assert locate(f"{hub.url}/files/a/tiny.gguf") == found
+    assert len(hub.requests("file")) == 1
+    assert parts(tmp_path) == []
+
+
+def test_files_of_the_same_name_from_two_places_are_two(hub: StandInHub) -> None:
+    """A folder for each place."""
+    hub.files["a/m.gguf"], hub.files["b/m.gguf"] = gguf("a"), gguf("b")
+    first, second = (locate(f"{hub.url}/files/{place}/m.gguf") for place in "ab")
+    assert (first.path.read_bytes(), second.path.read_bytes()) == (gguf("a"), gguf("b"))
+
+
+def test_a_new_version_on_the_server_replaces_the_old_one(hub: StandInHub) -> None:
+    """Its ETag tells; without a server the old one stays."""
+    url = f"{hub.url}/files/m.gguf"
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("old"), '"1"'
+    found = locate(url)
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("new"), '"2"'
+    hub.fail("file HEAD", Fault(status=500))
+    assert locate(url).path.read_bytes() == gguf("old")
+    hub.fail("file", *[Fault(status=503)] * 6)
+    with pytest.raises(HubUnavailable):
+        locate(url)
+    assert found.path.read_bytes() == gguf("old")
+    hub.faults.clear()
+    assert locate(url).path.read_bytes() == gguf("new")
+    assert len(hub.requests("file")) == 1 + 6 + 1
+
+
+def test_a_cut_download_is_continued_if_the_file_is_the_same(hub: StandInHub, tmp_path: Path) -> None:
+    """If-Range has the ETag of the part."""
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("m"), '"1"'
+    hub.fail("file", Fault(cut_after=20_000))
+    assert locate(f"{hub.url}/files/m.gguf").path.read_bytes() == gguf("m")
+    assert [each.headers.get("range") for each in hub.requests("file")] == [None, "bytes=20000-"]
+    assert hub.requests("file")[1].headers["if-range"] == '"1"'
+
+
+def test_a_file_that_changes_during_the_download_is_begun_anew(hub: StandInHub) -> None:
+    """The first half of one version and the second of another are no file."""
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("one"), '"1"'
+    hub.fail("file", Fault(cut_after=20_000))
+
+    class Changes(Recorder):
+        def note(self, text: str) -> None:
+            super().note(text)
+            hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("two"), '"2"'
+
+    recorder = Changes()
+    assert locate(f"{hub.url}/files/m.gguf", recorder=recorder).path.read_bytes() == gguf("two")
+    assert any("begins anew" in note for note in recorder.notes)
+
+
+def test_a_part_without_a_tag_is_not_continued_later(hub: StandInHub) -> None:
+    """Nothing says that the file is still the same."""
+    hub.files["m.gguf"] = gguf("m")
+    hub.fail("file", Fault(cut_after=20_000), *[Fault(cut_after=0)] * 6)
+    with pytest.raises(HubUnavailable):
+        locate(f"{hub.url}/files/m.gguf")
+    hub.faults.clear()
+    hub.seen.clear()
+    assert locate(f"{hub.url}/files/m.gguf").path.read_bytes() == gguf("m")
+    assert "range" not in hub.requests("file")[0].headers
+
+
+def test_a_split_set_is_downloaded_from_any_of_its_parts(hub: StandInHub) -> None:
+    """Their names follow from one."""
+    names = [f"m-0000{index}-of-00002.gguf" for index in (1, 2)]
+    hub.files.update({f"x/{name}": gguf(name) for name in names})
+    found = locate(f"{hub.url}/files/x/{names[1]}")
+    assert [path.name for path in found.parts] == names
+    assert found.path.read_bytes() == gguf(names[0])
+
+
+def test_a_page_is_no_model(hub: StandInHub, tmp_path: Path) -> None:
+    """Such as the one about a file, or of a network that wants a login."""
+    hub.files["m.gguf"] = b"<!DOCTYPE html><html>" + b" " * 1000
+    with pytest.raises(DownloadError, match="no GGUF file: it begins with b'<!DOCTYPE"):
+        locate(f"{hub.url}/files/m.gguf")
+    assert not any(path.stat().st_size for path in parts(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(404, ModelNotFound), (401, AccessDenied), (403, AccessDenied), (400, HubUnavailable)]
+)
+def test_statuses_are_errors_of_ours(hub: StandInHub, status: int, error: type[Exception]) -> None:
+    """With the address, and without what is secret in it."""
+    hub.fail("file", Fault(status=status))
+    with pytest.raises(error, match=str(status)) as raised:
+        locate(f"http://me:secret@127.0.0.1:{hub.port}/files/m.gguf?signature=hidden")
+    assert "secret" not in str(raised.value)
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_target_is_where_the_file_goes(hub: StandInHub, tmp_path: Path) -> None:
+    """As llama-server's -m beside -mu."""
+    hub.files["m.gguf"] = gguf("m")
+    target = tmp_path / "models" / "mine.gguf"
+    found = local_model(f"{hub.url}/files/m.gguf", target=target)
+    assert (found.path, target.read_bytes()) == (target, gguf("m"))
+
+
+def test_offline_a_url_is_what_was_downloaded_before(hub: StandInHub) -> None:
+    """Or an error."""
+    hub.files["m.gguf"] = gguf("m")
+    found = locate(f"{hub.url}/files/m.gguf")
+    hub.seen.clear()
+    assert locate(f"{hub.url}/files/m.gguf", offline=True) == found
+    with pytest.raises(ModelNotFound, match="offline"):
+        locate(f"{hub.url}/files/other.gguf", offline=True)
+    assert hub.seen == []
+
+
+def test_a_name_that_is_none_is_refused(hub: StandInHub) -> None:
+    """Before anything is requested."""
+    with pytest.raises(InvalidParams):
+        local_model("user/repo")
+    assert hub.seen == []
+
+
+def test_threads_of_one_process_share_a_download(hub: StandInHub) -> None:
+    """Of a URL as well."""
+    hub.files["m.gguf"] = gguf("m")
+    threads = [threading.Thread(target=locate, args=(f"{hub.url}/files/m.gguf",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(hub.requests("file")) == 1
