@@ -47,7 +47,7 @@ from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request, prefix_namespace
 from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
-from paceline.testing.fake_backend import FakeBackend, FakeSampler, ManualClock
+from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeSampler, ManualClock
 from paceline.testing.fake_memory import FakeState
 
 
@@ -189,6 +189,7 @@ def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
             "max_scored": 8,
             "can_share_part": kind == "attention",
             "has_state_apart": backend.memory.has_state_apart,
+            "boundary_ids": frozenset({EOS, BOS}),
             "itl_target_s": 0.05,
             "max_tick_s": 0.2,
             "embed_tokens": 64,

@@ -128,6 +128,27 @@ def test_a_prompt_that_goes_another_way_is_as_if_computed(
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
+def test_what_is_before_a_control_token_is_shared_from_the_second_prompt_on(
+    tiny_models: TinyModels, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a system prompt is; and a prompt that leaves its predecessor's last tokens out has all that is before these."""
+    monkeypatch.setattr(TransferCost, "state_seconds", lambda *_: 0.0)  # as above
+    path = tiny_models(kind)
+    system, question = [token for token in ids(LONG) if token > 5], [token for token in ids(60, 2) if token > 5]
+    with LLM(path, **OPTIONS) as llm:
+        end = llm.tokenizer.eos
+        assert end is not None
+        prompts = [[*system, end, *question, end, 9, number] for number in (7, 8)]
+        prompts += [[*system, end, *question[::-1], end, 9, 7]]
+        found = [llm.generate(prompt, **ASK) for prompt in prompts]
+    num_shared = len(system) + 1 + len(question)
+    more = 2 if kind == "llama" else 0  # it parts there exactly, and reads the token that both have
+    assert [one.usage.cached_tokens for one in found] == [0, num_shared + more, len(system) + more // 2]
+    for one, prompt in zip(found, prompts, strict=True):
+        assert_same(one, uncached(path, prompt), kind)
+
+
+@pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_prompts_that_begin_alike_at_once_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
     """Six on three slots: what they have in common is computed once, by the first of them; the others wait and share it."""
     path, load = tiny_models(kind), Load()

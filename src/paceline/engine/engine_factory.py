@@ -303,6 +303,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         max_scored=1,
         can_share_part=context is not None and context.memory_class is MemoryClass.ATTENTION,
         has_state_apart=context is not None and context.has_state_apart,
+        boundary_ids=_control_ids(model) if _keeps_states(context) else frozenset(),
         itl_target_s=target_ms / 1000,
         max_tick_s=config.max_tick_ms / 1000,
         max_embedding_tokens=_max_embedding_tokens(model, config),
@@ -321,6 +322,16 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         host_bytes=_host_bytes(config),
         max_scored=max(1, context.n_outputs_max - config.num_slots),
     )
+
+
+def _keeps_states(context: Context | None) -> bool:
+    return context is not None and context.memory_class is not MemoryClass.ATTENTION
+
+
+def _control_ids(model: Model) -> frozenset[int]:
+    """Return the tokens that have text as control tokens only."""
+    plain, special = model.tokenizer.pieces(False), model.tokenizer.pieces(True)
+    return frozenset(index for index, piece in enumerate(special) if piece and not plain[index])
 
 
 def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: int | None) -> None:

@@ -1,18 +1,22 @@
 """Where running sequences stop in their prompts, so that their states can be saved or taken over. Pure.
 
-    prompt     [system prompt of 1,024][question]
-    places                             ^branch  ^all but the last token          and every so many tokens between
+    prompt     <start>system ... <end><start>user ... <end><start>assistant
+    places                       ^                    ^                             and every so many tokens between
 
 A memory that cannot be cut is of use to others only as it was at some place. Places are where prompts have been seen to
-branch, where waiting sequences want to start, all but the last token of a prompt, and others at regular intervals. A pass
-ends at a place, which costs little beside saving the state. Saving takes at most a fiftieth of the time to compute an
-interval, and a quarter of that to compute what leads to a branch, which others have; the regular checkpoints of one prompt fill
-at most an eighth of host memory.
+branch, where waiting sequences want to start, where messages end, a prompt's end, and others at regular intervals. A prompt's
+end is all but its last token, or the end of its last message where that is a few tokens before: the next turn may have
+another header, without the thinking that this one asks for. Of other messages' ends each is at least twice as far as the one
+before, so that there is one behind instructions and tools, and a long conversation has few. A pass ends at a place, which
+costs little beside saving the state. Saving takes at most a fiftieth of the time to compute an interval, and a quarter of
+that to compute what leads to a branch or to the end of a message, which others have; the regular checkpoints of one prompt
+fill at most an eighth of host memory.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
@@ -26,6 +30,7 @@ MIN_SPACING_TOKENS = 64
 _REGULAR_COST = 0.02  # of the time to compute an interval, for saving a state
 _BRANCH_COST = 0.25  # of the time to compute what leads to it
 _UNKNOWN_INTERVAL = 8 * BLOCK_TOKENS  # before the first state, which may take a millisecond or fifty
+_HEADER_TOKENS = 8  # of the message that is to be generated, with the end of the one before
 _HOST_SHARE = 8  # a prompt's regular checkpoints fill at most 1/8 of host memory
 
 
@@ -41,8 +46,12 @@ class CheckpointPlaces:
         start, last = sequence.num_computed_tokens, sequence.num_prompt_tokens - 1
         if not (self._limits.host_bytes and sequence.writes_cache) or last <= max(start, MIN_CACHED_TOKENS):
             return
+        ends = self._message_ends(sequence, start, last)
+        last = next((one for one in ends if one > last - _HEADER_TOKENS), last)
         branches = [node.end for node in end.path() if len(node.children) > 1 and node.end < last]
-        chosen = spaced(branches[::-1], [], start, self._spacing(_BRANCH_COST))
+        spacing = self._spacing(_BRANCH_COST)
+        chosen = spaced(branches[::-1], [], start, spacing)
+        chosen += spaced(doubling(ends, start, last), chosen, start, spacing)
         spacing = self._spacing(_REGULAR_COST)
         chosen += spaced(self._regular(start, last, spacing), [*chosen, last], start, spacing)
         self._places[sequence] = sorted([*chosen, last])
@@ -59,7 +68,9 @@ class CheckpointPlaces:
             return end
         if index and places[index - 1] > max(sequence.num_computed_tokens, end - MIN_SPACING_TOKENS):
             return places[index - 1]
-        if index < len(places) and places[index] < min(end + MIN_SPACING_TOKENS, sequence.num_prompt_tokens - 1):
+        if index < len(places) and places[index] < min(
+            end + MIN_SPACING_TOKENS, sequence.num_prompt_tokens - _HEADER_TOKENS
+        ):
             rounded = end - end % MIN_SPACING_TOKENS
             end = rounded if rounded > sequence.num_computed_tokens else end
         if end not in places:
@@ -89,6 +100,14 @@ class CheckpointPlaces:
             if place and place == sequence.num_computed_tokens:
                 yield sequence
 
+    def _message_ends(self, sequence: CacheSequence, start: int, last: int) -> list[int]:
+        """Return the places behind `start`, up to `last`, where a control token follows."""
+        boundary_ids = self._limits.boundary_ids
+        if not boundary_ids:
+            return []
+        ids = array("i", sequence.token_bytes(last + 1))
+        return [place for place in range(start + 1, last + 1) if ids[place] in boundary_ids]
+
     def _spacing(self, cost: float) -> int:
         """Return the least number of tokens between places: saving a state costs this share of computing them."""
         token_s = self._cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
@@ -102,6 +121,15 @@ class CheckpointPlaces:
         in_host = last * state_bytes * _HOST_SHARE / self._limits.host_bytes if state_bytes else _UNKNOWN_INTERVAL
         interval = BLOCK_TOKENS << max(0, math.ceil(math.log2(max(spacing, in_host) / BLOCK_TOKENS)))
         return range((start // interval + 1) * interval, last, interval)
+
+
+def doubling(places: Iterable[int], start: int, last: int) -> Iterator[int]:
+    """Yield of ascending places before `last` those that are at least twice as far as the one before, from `start` on."""
+    least = max(2 * start, MIN_SPACING_TOKENS)
+    for place in places:
+        if least <= place < last:
+            yield place
+            least = 2 * place
 
 
 def spaced(places: Iterable[int], others: Iterable[int], start: int, spacing: int) -> list[int]:

@@ -17,7 +17,7 @@ class KVCacheLimits:
     memory is not made of cells. can_share_part: whether a sequence can take over part of another's memory. has_state_apart:
     where it cannot, whether it can take over part of the cells, beside which lies a state that is only taken over as it is;
     else only the whole. host_bytes: capacity of host memory. itl_target_s: inter-token latency target, of which transfers get
-    a share.
+    a share. boundary_ids: control tokens, which stand between the messages of a chat.
     """
 
     num_seq_ids: int
@@ -26,6 +26,7 @@ class KVCacheLimits:
     host_bytes: int
     itl_target_s: float
     has_state_apart: bool = False
+    boundary_ids: frozenset[int] = frozenset()
 
 
 class ComputeCost(Protocol):

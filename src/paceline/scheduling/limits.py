@@ -15,9 +15,9 @@ class Limits:
     of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
     spend on prompt tokens. itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes.
     embed_tokens, embed_texts: most of an embedding tick; a longer text has one of its own. max_embedding_tokens: of the
-    longest text. num_cells, can_share_part, has_state_apart, host_bytes: see `KVCacheLimits`; num_seq_ids: as many as slots,
-    and more where parts of prefixes can be shared. cannot_generate: where max_positions is 0, what the model is instead, for
-    the error of a request to generate.
+    longest text. num_cells, can_share_part, has_state_apart, host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as
+    many as slots, and more where parts of prefixes can be shared. cannot_generate: where max_positions is 0, what the model
+    is instead, for the error of a request to generate.
     """
 
     num_slots: int
@@ -30,6 +30,7 @@ class Limits:
     itl_target_s: float
     max_tick_s: float
     has_state_apart: bool = False
+    boundary_ids: frozenset[int] = frozenset()
     num_seq_ids: int = 0
     host_bytes: int = 0
     n_ubatch: int = 512
@@ -47,4 +48,5 @@ class Limits:
             has_state_apart=self.has_state_apart,
             host_bytes=self.host_bytes,
             itl_target_s=self.itl_target_s,
+            boundary_ids=self.boundary_ids,
         )

@@ -369,6 +369,7 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
         max_scored=8,
         can_share_part=memory.kind == "attention",
         has_state_apart=memory.has_state_apart,
+        boundary_ids=frozenset() if memory.kind == "attention" else frozenset({EOS, BOS}),
         itl_target_s=0.05,
         max_tick_s=0.2,
         embed_tokens=256,
