@@ -22,7 +22,7 @@ from paceline.engine.commands import (
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.errors import DecodeError, PacelineError, SamplingError
-from paceline.kv_cache import Remove, pack_tokens
+from paceline.kv_cache import MediaItem, Remove, pack_tokens
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
@@ -154,6 +154,7 @@ def make_request(
     prompt: str | list[int],
     *,
     script: Many[int] | None = None,
+    media: Many[MediaItem] = (),
     **options: Any,
 ) -> Request:
     """Return a request that is not submitted; greedy unless params say otherwise. script: the tokens to draw."""
@@ -169,6 +170,7 @@ def make_request(
         submitted_s=clock.now(),
         vocabulary=backend.vocabulary,
         lora=tuple(rest.lora),
+        media=tuple(media),
         echo=bytes(token for token in ids if token < 256).decode("utf-8", "replace") if params.echo else "",
     )
 
@@ -217,7 +219,7 @@ def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
         assert sequence.seq_id is not None
         assert len(held[sequence.seq_id].hashes) == sequence.num_computed_tokens
     for kept in cache._offloader.prefixes:
-        assert len(held[kept.seq_id].hashes) == kept.num_computed_tokens
+        assert kept.layout.shareable(len(held[kept.seq_id].hashes)) == kept.num_computed_tokens
     if scheduler._limits.num_cells is not None:
         cells = {cell for seq_id in there for cell in held[seq_id].cells}
         assert len(cells) == cache.num_cells
@@ -284,6 +286,7 @@ class World:
             samplers=samplers,
             submitted_s=self.clock.now(),
             vocabulary=self.backend.vocabulary,
+            media=request.media,
         )
 
     def submit(self, prompt: str | list[int], **options: Any) -> Outcome:
@@ -406,7 +409,8 @@ class World:
         self.metrics.check()
         for sequence in self.scheduler.running:
             assert sequence.seq_id is not None
-            assert self.backend.positions(sequence.seq_id) == sequence.num_computed_tokens
+            position = sequence.layout.position(sequence.num_computed_tokens)
+            assert self.backend.positions(sequence.seq_id) == position
         self._check_memory()
         open_keys = {key for key, outcome in self.outcomes.items() if outcome.terminal is None}
         waiting_to_begin = {command.request.key for command in self.commands.queue if isinstance(command, Submit)}

@@ -20,6 +20,7 @@ from paceline.engine.worker.replay_log import ReplayLog
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.engine.worker.worker_telemetry import RequestsWatch
+from paceline.kv_cache import MediaItem
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams
@@ -144,7 +145,7 @@ class IsolatedWorld:
         self._ready_s = self.clock.now()
         self.start_at_s: float | None = None  # where there is no worker: when its back-off is over
 
-    def submit(self, prompt: list[int], **options: Any) -> ReaderOutcome:
+    def submit(self, prompt: list[int], *, media: tuple[MediaItem, ...] = (), **options: Any) -> ReaderOutcome:
         params = SamplingParams(**{"temperature": 0, **{k: v for k, v in options.items() if k in FIELDS}})
         rest = RequestOptions(**{k: v for k, v in options.items() if k not in FIELDS})
         request = Request(
@@ -155,6 +156,7 @@ class IsolatedWorld:
             samplers=(),
             submitted_s=self.clock.now(),
             lora=rest.lora,
+            media=media,
             vocabulary=self.worker.backend.vocabulary,
             echo=bytes(token for token in prompt if token < 256).decode("utf-8", "replace") if params.echo else "",
         )

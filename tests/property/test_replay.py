@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine_world import World
 from tests.isolated_world import IsolatedWorld, ReaderOutcome
+from tests.media_prompts import Picture, prompt_of
 
 from paceline.engine.commands import Cancel
 from paceline.errors import EngineStopped
@@ -204,6 +206,23 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
     assert usages[0] is not None
     assert usages[1] is not None
     assert usages[0].completion_tokens == usages[1].completion_tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["attention", "hybrid", "recurrent"]), st.lists(st.integers(0, 12), max_size=3))
+def test_deaths_change_nothing_of_what_is_said_about_pictures(kind: str, deaths: list[int]) -> None:
+    """Items go to the next worker with the request: their cells, positions and kind of attention."""
+    parts = ("what is", Picture("cat", 70, 9), "and", Picture("dog", 30, 30, is_causal=False), "there?")
+    undisturbed, disturbed = IsolatedWorld(kind=kind), IsolatedWorld(kind=kind)
+    outcomes = [
+        world.submit(**prompt_of(*parts), max_tokens=9, ignore_eos=True, n=2, temperature=1, seed=3)
+        for world in (undisturbed, disturbed)
+    ]
+    undisturbed.run()
+    disturbed.run(lambda number: disturbed.die() if number in deaths else None)
+    assert outcomes[0].summary() == outcomes[1].summary()
+    alone = World().alone(**prompt_of(*parts), max_tokens=9, ignore_eos=True, n=2, temperature=1, seed=3)
+    assert [list(one[0]) for one in outcomes[1].summary()] == [alone.token_ids(0), alone.token_ids(1)]
 
 
 def test_a_request_after_the_engine_gave_up_goes_on_in_the_next_worker() -> None:

@@ -1,5 +1,8 @@
 """What the engine needs of a backend: llama.cpp, or a fake. One thread calls `copy` to `embed`; any thread the rest.
 
+Memory is addressed by positions, which are cells where a prompt is text; a range of positions has all cells of the media items in
+it.
+
 Errors: an exception belongs to all rows or texts of that call, and nothing of it may have been kept. An error of one
 row alone goes into its `RowOutput`.
 """
@@ -39,38 +42,41 @@ class Backend(Protocol):
         Raises `RequestError`s and `NotEnoughMemory`.
         """
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Copy the first tokens of one sequence id to another, which is empty."""
+    def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Copy the positions before `end` of one sequence id to another, which is empty."""
 
-    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Copy the first tokens' cells alone, where a state lies beside them; `load_state` makes the copy usable."""
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Copy the cells of these positions alone, where a state lies beside them; `load_state` makes the copy usable."""
 
     def save(self, seq_id: int, start: int, end: int) -> SavedState:
-        """Return the cells of tokens [start, end) of a sequence id, for host memory."""
+        """Return the cells at positions [start, end) of a sequence id, for host memory."""
 
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
-        """Add tokens [start, end) of what `save` returned to a sequence id that holds exactly those before."""
+        """Add positions [start, end) of what `save` returned to a sequence id that holds exactly those before."""
 
     def cut(self, data: Any, start: int, end: int) -> SavedState:
-        """Return tokens [start, end) of what `save` returned, as `save` would have; needs free cells for all of it."""
+        """Return positions [start, end) of what `save` returned, as `save` would have; needs free cells for all of it."""
 
-    def save_state(self, seq_id: int, num_tokens: int) -> SavedState:
-        """Return the state of a sequence id that holds as many tokens: what it holds beside cells, or all of it."""
+    def save_state(self, seq_id: int, end: int) -> SavedState:
+        """Return the state of a sequence id that goes on at position `end`: what it holds beside cells, or all of it."""
 
-    def load_state(self, seq_id: int, data: Any, num_tokens: int) -> None:
-        """Give a sequence id what `save_state` returned; the cells of as many tokens are there, if they are kept apart."""
+    def load_state(self, seq_id: int, data: Any, end: int) -> None:
+        """Give a sequence id what `save_state` returned; the cells before `end` are there, if they are kept apart."""
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """Run one pass over the rows, and draw for the rows that want it."""
+        """Run one pass over the rows, which are of one kind, and draw for those that want it.
+
+        Raises `Unsupported` for a kind of row that this backend cannot compute.
+        """
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         """Return a vector, or a score, for each text, with pooling "none" a vector for each token; one pass."""
 
     def positions(self, seq_id: int) -> int:
-        """Return how many tokens a sequence id holds, from the first on; for checks."""
+        """Return the position behind the last one that a sequence id holds; 0 where it is empty. For checks."""
 
     def abort(self) -> None:
         """Abort the pass that is running, which raises `Aborted`."""

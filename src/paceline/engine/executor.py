@@ -74,28 +74,28 @@ class Executor:
             )
 
     def _carry_out(self, operation: Operation, output: TransferOutput) -> None:
+        """Carry out an operation, whose cells the backend addresses by their positions."""
+        begin = self._clock.now()
         match operation:
-            case Copy(from_seq_id, to_seq_id, num_tokens, cells_only):
+            case Copy(from_seq_id, to_seq_id, num_tokens, cells_only, layout):
                 copy = self._backend.copy_cells if cells_only else self._backend.copy
-                copy(from_seq_id, to_seq_id, num_tokens)
-            case Load(seq_id, data, start, end):
-                begin = self._clock.now()
-                self._backend.load(seq_id, data, start, end)
+                copy(from_seq_id, to_seq_id, layout.position(num_tokens))
+            case Load(seq_id, data, start, end, layout):
+                self._backend.load(seq_id, data, layout.position(start), layout.position(end))
                 output.loading_s += self._clock.now() - begin
-            case Save(seq_id, start, end):
-                begin = self._clock.now()
-                output.saved.append((operation, self._backend.save(seq_id, start, end)))
+            case Save(seq_id, start, end, layout=layout):
+                data = self._backend.save(seq_id, layout.position(start), layout.position(end))
+                output.saved.append((operation, data))
                 output.saving_s += self._clock.now() - begin
             case Cut(data, start, end):
-                begin = self._clock.now()
                 output.saved.append((operation, self._backend.cut(data, start, end)))
                 output.saving_s += self._clock.now() - begin
-            case SaveState(seq_id, num_tokens):
-                begin = self._clock.now()
-                output.saved_states.append((operation, self._backend.save_state(seq_id, num_tokens)))
+            case SaveState(seq_id, num_tokens, layout=layout):
+                data = self._backend.save_state(seq_id, layout.position(num_tokens))
+                output.saved_states.append((operation, data))
                 output.state_saving_s += self._clock.now() - begin
-            case LoadState(seq_id, data, num_tokens):
-                self._backend.load_state(seq_id, data, num_tokens)
+            case LoadState(seq_id, data, num_tokens, layout):
+                self._backend.load_state(seq_id, data, layout.position(num_tokens))
             case Remove(seq_id):
                 self._backend.remove(seq_id)
 

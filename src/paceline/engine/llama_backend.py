@@ -140,47 +140,51 @@ class LlamaBackend:
             self._embedders[pooling].reserve(num_tokens)
             return self._embedders[pooling].pooling
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the first tokens of a sequence id, without computing any.
+    def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Share the positions before `end` of a sequence id, without computing any.
 
         A window gets cells of its own: llama.cpp never reuses those of two sequences, and has not reserved more.
         """
         context = self._generating
-        context.copy(from_seq_id, to_seq_id, 0, num_tokens)
+        context.copy(from_seq_id, to_seq_id, 0, end)
         if context.memory_class is MemoryClass.SLIDING_WINDOW and context.has_state_apart:
-            context.load_state(to_seq_id, context.save_state(to_seq_id, num_tokens), num_tokens)
+            context.load_state(to_seq_id, context.save_state(to_seq_id, end), end)
 
-    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the first tokens' cells, without the state beside them."""
-        self._generating.copy_cells(from_seq_id, to_seq_id, num_tokens)
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Share the cells before position `end`, without the state beside them."""
+        self._generating.copy_cells(from_seq_id, to_seq_id, end)
 
     def save(self, seq_id: int, start: int, end: int) -> CellState:
-        """Return the cells of tokens [start, end) of a sequence id, in llama.cpp's own format."""
+        """Return the cells at positions [start, end) of a sequence id, in llama.cpp's own format."""
         return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
 
     def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
-        """Add tokens [start, end) of what was saved."""
+        """Add positions [start, end) of what was saved."""
         self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
 
     def cut(self, data: CellState, start: int, end: int) -> CellState:
-        """Return the cells of tokens [start, end) of what was saved."""
+        """Return the cells at positions [start, end) of what was saved."""
         return self._generating.cut_cells(data, start, end, scratch_seq_id=self._scratch)
 
-    def save_state(self, seq_id: int, num_tokens: int) -> CellState:
+    def save_state(self, seq_id: int, end: int) -> CellState:
         """Return the state of a sequence id: what it holds beside cells, or all of it."""
-        return self._generating.save_state(seq_id, num_tokens)
+        return self._generating.save_state(seq_id, end)
 
-    def load_state(self, seq_id: int, data: CellState, num_tokens: int) -> None:
+    def load_state(self, seq_id: int, data: CellState, end: int) -> None:
         """Give a sequence id a saved state."""
-        self._generating.load_state(seq_id, data, num_tokens)
+        self._generating.load_state(seq_id, data, end)
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
         self._generating.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """Run a pass and its draws, in one native call."""
+        """Run a pass and its draws, in one native call. Raises `Unsupported` for rows of embeddings."""
         context = self._generating
+        if rows[0].item is not None:
+            raise Unsupported(
+                "llama.cpp is given rows of tokens only; embeddings of images or sound cannot be computed"
+            )
         if lora != self._lora:
             context.set_adapters({self._adapters[name]: scale for name, scale in lora})
             self._lora = lora
@@ -233,7 +237,7 @@ class LlamaBackend:
         return list(embedder.embed(texts, normalize="none"))
 
     def positions(self, seq_id: int) -> int:
-        """Return how many tokens a sequence id holds."""
+        """Return the position behind the last one that a sequence id holds."""
         held = self._generating.positions(seq_id)
         return 0 if held is None else held.last + 1
 

@@ -31,6 +31,7 @@ from paceline.kv_cache.device_cells import (
 )
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
+from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.kv_cache.radix_tree import (
     MAX_DIGEST_PREFIXES,
     TOKEN_BYTES,
@@ -44,6 +45,7 @@ from paceline.kv_cache.radix_tree import (
 
 __all__ = [
     "MAX_DIGEST_PREFIXES",
+    "TEXT_LAYOUT",
     "TOKEN_BYTES",
     "CacheTelemetry",
     "ComputeCost",
@@ -54,12 +56,14 @@ __all__ = [
     "KVCacheLimits",
     "Load",
     "LoadState",
+    "MediaItem",
     "Namespace",
     "NotAdmitted",
     "Operation",
     "PendingPrefix",
     "PrefixDigest",
     "PrefixMatch",
+    "PromptLayout",
     "Remove",
     "Save",
     "SaveState",

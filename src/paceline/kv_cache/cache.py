@@ -6,7 +6,18 @@ from collections.abc import Callable
 from functools import partial
 
 from paceline.kv_cache.checkpoints import CheckpointPlaces
-from paceline.kv_cache.device_cells import CellBudget, DeviceCells, Operation, Remove, Save, SaveState, TransferOutput
+from paceline.kv_cache.device_cells import (
+    CellBudget,
+    Copy,
+    DeviceCells,
+    Load,
+    LoadState,
+    Operation,
+    Remove,
+    Save,
+    SaveState,
+    TransferOutput,
+)
 from paceline.kv_cache.host_cache import HostCache, PrefixExporter
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.offload import (
@@ -98,14 +109,16 @@ class KVCache:
         """Give a sequence a sequence id and the prefix that was found for it."""
         while not self._cells.seq_ids.num_free:  # there are more ids than slots, so never the prefix it starts from
             self._offloader.evict(now_s)
-        seq_id = sequence.seq_id = self._cells.seq_ids.allocate()
+        seq_id, layout = self._cells.seq_ids.allocate(), sequence.layout
+        sequence.seq_id = seq_id
         if match.source is not None:
             assert match.source.seq_id is not None  # noqa: S101 - it has tokens
-            self._cells.copy(match.source.seq_id, seq_id, match.num_device, cells_only=match.state is not None)
+            self._cells.copy(Copy(match.source.seq_id, seq_id, match.num_device, match.state is not None, layout))
         for segment in match.segments:
-            self._cells.load(seq_id, segment.block.data, segment.start, segment.end)
+            self._cells.load(Load(seq_id, segment.block.data, segment.start, segment.end, layout))
         if match.state is not None:
-            self._cells.load_state(seq_id, match.state, match.num_tokens, has_cells=not self._has_cells)
+            load = LoadState(seq_id, match.state, match.num_tokens, layout)
+            self._cells.load_state(load, has_cells=not self._has_cells)
         sequence.num_computed_tokens = match.num_tokens
         end = self._tree.insert(sequence.namespace, sequence.token_bytes(sequence.num_prompt_tokens))
         self._tree.add_owner(sequence, end)  # others can wait for its prompt
@@ -291,7 +304,10 @@ class KVCache:
         for node in self._tree.nodes():
             for owner in node.owners:
                 assert owner.seq_id is not None  # noqa: S101
-                assert self._cells.length(owner.seq_id) == owner.num_computed_tokens  # noqa: S101
+                num_there = self._cells.length(owner.seq_id)
+                if isinstance(owner, CachedPrefix):
+                    num_there = owner.layout.shareable(num_there)
+                assert num_there == owner.num_computed_tokens  # noqa: S101
         assert self._limits.num_cells is None or self.num_cells <= self._limits.num_cells  # noqa: S101
         assert self._tree.num_bytes <= self._limits.host_bytes  # noqa: S101
 
@@ -383,7 +399,7 @@ class KVCache:
 
     def _cache(self, sequence: CacheSequence) -> CachedPrefix | None:
         """Take a sequence out of the running ones and return the prefix it becomes, where that stays on the device."""
-        num_tokens, prefix = sequence.num_computed_tokens, None
+        num_tokens, prefix = sequence.layout.shareable(sequence.num_computed_tokens), None
         self._extend(sequence)
         node = self._running.pop(sequence)
         self._offloader.end_eager_offload(sequence)
@@ -391,7 +407,7 @@ class KVCache:
         if not sequence.writes_cache or num_tokens < MIN_CACHED_TOKENS:
             self._drop(sequence, node)
         elif self._has_states:
-            self._save_cells(sequence, node)
+            self._save_cells(sequence, node, num_tokens)
             self._save_state(sequence)
             self._drop(sequence, node)
         else:
@@ -407,7 +423,12 @@ class KVCache:
         tokens, namespace = sequence.token_bytes(num_tokens), sequence.namespace
         node = self._tree.insert(namespace, tokens)
         prefix = CachedPrefix(
-            seq_id=sequence.seq_id, namespace=namespace, tokens=tokens, num_computed_tokens=num_tokens, node=node
+            seq_id=sequence.seq_id,
+            namespace=namespace,
+            tokens=tokens,
+            layout=sequence.layout,
+            num_computed_tokens=num_tokens,
+            node=node,
         )
         self._offloader.add(prefix)
         return prefix
@@ -426,8 +447,10 @@ class KVCache:
 
     def _save_state(self, sequence: CacheSequence) -> None:
         """Save the state of a sequence as it is now, if it may be cached and host memory does not have it."""
-        num_tokens = sequence.num_computed_tokens
+        num_tokens, layout = sequence.num_computed_tokens, sequence.layout
         if not (self._limits.host_bytes and sequence.writes_cache) or num_tokens < MIN_CACHED_TOKENS:
+            return
+        if layout.shareable(num_tokens) < num_tokens:
             return
         assert sequence.seq_id is not None  # noqa: S101 - it runs
         tokens = sequence.token_bytes(num_tokens)
@@ -435,16 +458,18 @@ class KVCache:
         if match.nodes and match.nodes[-1].end == num_tokens and match.nodes[-1].state is not None:
             self._tree.touch(match.nodes[-1])
             return
-        self._add_save(SaveState(sequence.seq_id, num_tokens, sequence.namespace, tokens))
+        self._add_save(SaveState(sequence.seq_id, num_tokens, sequence.namespace, tokens, layout))
 
-    def _save_cells(self, sequence: CacheSequence, end: Node) -> None:
-        """Save the cells of a sequence that host memory lacks, where they are kept apart from the state."""
+    def _save_cells(self, sequence: CacheSequence, end: Node, num_tokens: int) -> None:
+        """Save the first cells of a sequence that host memory lacks, where they are kept apart from the state."""
         if not (self._limits.has_state_apart and self._limits.host_bytes):
             return
         assert sequence.seq_id is not None  # noqa: S101 - it runs
-        num_tokens = sequence.num_computed_tokens
         saver = RangeSaver(
-            seq_id=sequence.seq_id, namespace=sequence.namespace, tokens=sequence.token_bytes(num_tokens)
+            seq_id=sequence.seq_id,
+            namespace=sequence.namespace,
+            tokens=sequence.token_bytes(num_tokens),
+            layout=sequence.layout,
         )
         for save in saver.next_saves(ranges_without_block(end, num_tokens), num_tokens):
             self._add_save(save)

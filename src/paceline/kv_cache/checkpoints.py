@@ -54,7 +54,7 @@ class CheckpointPlaces:
         chosen += spaced(doubling(ends, start, last), chosen, start, spacing)
         spacing = self._spacing(_REGULAR_COST)
         chosen += spaced(self._regular(start, last, spacing), [*chosen, last], start, spacing)
-        self._places[sequence] = sorted([*chosen, last])
+        self._places[sequence] = sorted({sequence.layout.cut(start, place) for place in (*chosen, last)})
 
     def request(self, sequence: CacheSequence, end: int) -> int:
         """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where.
@@ -71,7 +71,7 @@ class CheckpointPlaces:
         if index < len(places) and places[index] < min(
             end + MIN_SPACING_TOKENS, sequence.num_prompt_tokens - _HEADER_TOKENS
         ):
-            rounded = end - end % MIN_SPACING_TOKENS
+            rounded = sequence.layout.shareable(end - end % MIN_SPACING_TOKENS)
             end = rounded if rounded > sequence.num_computed_tokens else end
         if end not in places:
             insort(places, end)

@@ -5,6 +5,8 @@
 
 A copied prefix lies under several sequence ids and counts once. Operations take effect here when they are added, and on
 the device before the next pass. Pure arithmetic on lengths; the radix tree knows which tokens they are.
+
+Operations count cells. Their layout says which positions those have, by which the backend addresses them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from paceline.kv_cache.interfaces import CacheSequence
+from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
 from paceline.kv_cache.radix_tree import Namespace, SavedState
 
 
@@ -29,6 +32,7 @@ class Copy:
     to_seq_id: int
     num_tokens: int
     cells_only: bool = False
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Save:
     end: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class SaveState:
     num_tokens: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class LoadState:
     seq_id: int
     data: SavedState
     num_tokens: int
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,14 @@ class Load:
     data: SavedState
     start: int
     end: int
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Save tokens [start, end) of a saved range to host memory once more, by way of free cells for all of it.
 
-    namespace, tokens: as in `Save`.
+    Of prefixes of text, whose positions are cells. namespace, tokens: as in `Save`.
     """
 
     data: SavedState
@@ -174,21 +182,21 @@ class DeviceCells:
             segments.append(Segment(num_tokens))
         self.num_used += num_tokens
 
-    def load(self, seq_id: int, data: SavedState, start: int, end: int) -> None:
+    def load(self, load: Load) -> None:
         """Append a saved range to a sequence."""
-        self.operations.append(Load(seq_id, data, start, end))
-        self.extend(seq_id, end - start)
+        self.operations.append(load)
+        self.extend(load.seq_id, load.end - load.start)
 
-    def load_state(self, seq_id: int, data: SavedState, num_tokens: int, *, has_cells: bool) -> None:
+    def load_state(self, load: LoadState, *, has_cells: bool) -> None:
         """Give a sequence a state. has_cells: whether the state has the cells of its tokens, and brings them."""
-        self.operations.append(LoadState(seq_id, data, num_tokens))
+        self.operations.append(load)
         if has_cells:
-            self.extend(seq_id, num_tokens)
+            self.extend(load.seq_id, load.num_tokens)
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int, *, cells_only: bool = False) -> None:
+    def copy(self, copy: Copy) -> None:
         """Share the first tokens of a sequence with an empty one."""
-        self.operations.append(Copy(from_seq_id, to_seq_id, num_tokens, cells_only))
-        self.share(from_seq_id, to_seq_id, num_tokens)
+        self.operations.append(copy)
+        self.share(copy.from_seq_id, copy.to_seq_id, copy.num_tokens)
 
     def share(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """Count a copy."""

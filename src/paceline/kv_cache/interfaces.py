@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.kv_cache.prompt_layout import PromptLayout
 from paceline.kv_cache.radix_tree import Namespace
 
 
@@ -77,6 +78,8 @@ class CacheSequence(Protocol):
     def is_running(self) -> bool: ...  # noqa: D102
     @property
     def namespace(self) -> Namespace: ...  # noqa: D102
+    @property
+    def layout(self) -> PromptLayout: ...  # noqa: D102
     @property
     def num_prompt_tokens(self) -> int: ...  # noqa: D102
     @property

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from paceline.kv_cache.device_cells import Cut, DeviceCells, Load, Operation, Save, SaveState, TransferOutput
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry
+from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, Node, RadixTree
 
 BLOCK_TOKENS = 512
@@ -106,31 +107,37 @@ def _num_loaded(operations: Iterable[Operation]) -> int:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RangeSaver:
-    """Saves the path under a sequence id part by part. tokens: of it, as bytes; num_tried: up to where it was tried once."""
+    """Saves the path under a sequence id part by part. tokens: of it, as bytes; num_tried: up to where it was tried once.
+
+    Parts begin and end where its layout can be cut.
+    """
 
     seq_id: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout = TEXT_LAYOUT
     num_tried: int = 0
 
     def next_saves(self, missing: Iterable[tuple[int, int]], max_tokens: int) -> list[Save]:
-        """Return saves for the next of the ranges that host memory lacks, at most as many tokens.
+        """Return saves for the next of the ranges that host memory lacks, at most as many tokens; of a media item all.
 
         Empty where nothing is missing, or where the next range was tried before: it did not fit into host memory, and what
         is behind it would be of no use.
         """
         saves: list[Save] = []
         for start, end in missing:
-            if max_tokens <= 0 or (not saves and start < self.num_tried):
+            bounds = [self.layout.shareable(start)]
+            if max_tokens <= 0 or (not saves and bounds[0] < self.num_tried):
                 break
-            self.num_tried = min(end, start + max_tokens)
-            max_tokens -= self.num_tried - start
-            bounds = [*range(start, self.num_tried, BLOCK_TOKENS), self.num_tried]
+            self.num_tried = self.layout.cut(bounds[0], min(end, bounds[0] + max_tokens))
+            max_tokens -= self.num_tried - bounds[0]
+            while bounds[-1] < self.num_tried:
+                bounds.append(self.layout.cut(bounds[-1], min(self.num_tried, bounds[-1] + BLOCK_TOKENS)))
             saves += [self._save(first, last) for first, last in pairwise(bounds)]
         return saves
 
     def _save(self, start: int, end: int) -> Save:
-        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES])
+        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES], self.layout)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -263,7 +270,8 @@ class Offloader:
 
         end: the sequence's last node in the radix tree.
         """
-        missing = ranges_without_block(end, sequence.num_computed_tokens)
+        num_tokens = sequence.layout.shareable(sequence.num_computed_tokens)
+        missing = ranges_without_block(end, num_tokens)
         num_missing = sum(stop - start for start, stop in missing)
         if num_missing < MIN_CACHED_TOKENS or num_missing <= max_tokens * (ticks_left - 1):
             return
@@ -273,7 +281,8 @@ class Offloader:
         self._eager = RangeSaver(
             seq_id=sequence.seq_id,
             namespace=sequence.namespace,
-            tokens=sequence.token_bytes(sequence.num_computed_tokens),
+            tokens=sequence.token_bytes(num_tokens),
+            layout=sequence.layout,
             num_tried=num_tried,
         )
         self._cells.operations += self._eager.next_saves(missing, max_tokens)

@@ -75,9 +75,9 @@ def match_parts(match: TreeMatch, max_tokens: int, own: CacheSequence) -> Prefix
 
     Sets `own.waits_for` and returns `PREFIX_PENDING` where another sequence is about to compute enough more of it.
     """
-    length = min(match.length, max_tokens)
-    source, num_device = longest_owner(match.nodes, length, own)
-    segments = host_segments(match.nodes, num_device, length)
+    length = own.layout.shareable(min(match.length, max_tokens))
+    source, num_device = _longest_source(match, length, own)
+    segments = _segments_of(match, num_device, length, own)
     num_tokens = segments[-1].end if segments else num_device
     if num_tokens - num_device < MIN_CACHED_TOKENS:
         segments, num_tokens = (), num_device
@@ -95,7 +95,7 @@ def match_state(match: TreeMatch, max_tokens: int, own: CacheSequence, *, has_ce
     Those are the checkpoints and where running sequences are now. has_cells: whether cells lie beside the states. Sets
     `own.waits_for` and returns `PREFIX_PENDING` where another sequence will come by a later place.
     """
-    length = min(match.length, max_tokens)
+    length = own.layout.shareable(min(match.length, max_tokens))
     found = _match_running(match, length, own)
     checkpoint = _match_checkpoint(match, length, own, has_cells=has_cells)
     if checkpoint.num_tokens > found.num_tokens:
@@ -108,7 +108,13 @@ def _match_running(match: TreeMatch, length: int, own: CacheSequence) -> PrefixM
     """Return all that the running sequence has which has computed most of these tokens and none behind them."""
     for node in reversed(match.nodes):
         most = min(node.end, length)
-        there = [one for one in node.owners if one is not own and node.start < one.num_computed_tokens <= most]
+        there = [
+            one
+            for one in node.owners
+            if one is not own
+            and node.start < one.num_computed_tokens <= most
+            and own.layout.shareable(one.num_computed_tokens) == one.num_computed_tokens
+        ]
         if there:
             source: CacheSequence = max(there, key=lambda one: one.num_computed_tokens)  # type: ignore[assignment]
             return PrefixMatch(source, source.num_computed_tokens, (), source.num_computed_tokens, node)
@@ -122,8 +128,8 @@ def _match_checkpoint(match: TreeMatch, length: int, own: CacheSequence, *, has_
             continue
         if not has_cells:
             return PrefixMatch(None, 0, (), node.end, node, node.state)
-        source, num_device = longest_owner(match.nodes, node.end, own)
-        segments = host_segments(match.nodes, num_device, node.end)
+        source, num_device = _longest_source(match, node.end, own)
+        segments = _segments_of(match, num_device, node.end, own)
         if (segments[-1].end if segments else num_device) == node.end:
             return PrefixMatch(source, num_device, segments, node.end, node, node.state)
     return NO_MATCH
@@ -139,13 +145,29 @@ def _pending_state(nodes: Iterable[Node], length: int, num_tokens: int, own: Cac
     for node in nodes:
         for owner in node.owners:
             running: CacheSequence = owner  # type: ignore[assignment]  # there are no others where memory has states
-            end = min(node.end, length, running.num_prompt_tokens - 1)
+            end = own.layout.shareable(min(node.end, length, running.num_prompt_tokens - 1))
             is_enough = end - num_tokens >= (1 if running.request is own.request else MIN_PENDING_TOKENS)
             if not is_enough or end <= max(most, running.num_computed_tokens) or running is own:
                 continue
             if _is_worth_waiting_for(running, own):
                 best, most = PendingPrefix(running, end), end
     return best
+
+
+def _longest_source(
+    match: TreeMatch, length: int, own: CacheSequence
+) -> tuple[CacheSequence | CachedPrefix | None, int]:
+    """As `longest_owner`, up to where the sequence's layout can be cut."""
+    source, num_device = longest_owner(match.nodes, length, own)
+    num_device = own.layout.shareable(num_device)
+    return (source, num_device) if num_device else (None, 0)
+
+
+def _segments_of(match: TreeMatch, start: int, length: int, own: CacheSequence) -> tuple[PrefixSegment, ...]:
+    """As `host_segments`, up to where the sequence's layout can be cut."""
+    segments = host_segments(match.nodes, start, length)
+    end = own.layout.shareable(segments[-1].end) if segments else start
+    return segments if not segments or end == segments[-1].end else host_segments(match.nodes, start, end)
 
 
 def longest_owner(
@@ -195,7 +217,7 @@ def _pending_prefix(nodes: Iterable[Node], length: int, num_tokens: int, own: Ca
             if not _is_worth_waiting_for(running, own):
                 continue
             is_close = own.waits_for is not None or running.request is own.request
-            end = min(node.end, length, running.num_prompt_tokens)
+            end = own.layout.shareable(min(node.end, length, running.num_prompt_tokens))
             if end - num_tokens >= (1 if is_close else MIN_PENDING_TOKENS):
                 return PendingPrefix(running, end)
     return None

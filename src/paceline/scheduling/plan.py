@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline.errors import PacelineError
-from paceline.kv_cache import Operation, TransferOutput
+from paceline.kv_cache import MediaItem, Operation, TransferOutput
 from paceline.scheduling.sequence import Sequence
 from paceline.streaming.chunk import TokenLogprobs
 
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
     from paceline.scheduling.embedding import EmbeddingItem
 
 
+class RowKind(Enum):
+    """What a row is computed from, and how. A pass has rows of one kind: llama.cpp's batches and attention are of one."""
+
+    TOKENS = auto()
+    EMBEDDINGS = auto()  # any part of a media item
+    WHOLE_EMBEDDINGS = auto()  # all of a media item, as its attention is not causal
+
+
 class Row(msgspec.Struct):
-    """The tokens of a sequence that a tick computes, from `position` on.
+    """The cells of a sequence that a tick computes, one for each of token_ids, from `position` on.
 
     draws: whether the last one's logits give its next token. targets: the prompt tokens that follow the first of
-    token_ids, to be scored. num_logprobs: of what is drawn or scored; None for none.
+    token_ids, to be scored. num_logprobs: of what is drawn or scored; None for none. item: the media item whose cells these
+    are, from its cell `offset` on; `position` is where it begins, and token_ids are parts of its key.
     """
 
     sequence: Sequence
@@ -29,6 +39,15 @@ class Row(msgspec.Struct):
     draws: bool
     targets: list[int]
     num_logprobs: int | None
+    item: MediaItem | None = None
+    offset: int = 0
+
+    @property
+    def kind(self) -> RowKind:
+        """What it is computed from."""
+        if self.item is None:
+            return RowKind.TOKENS
+        return RowKind.EMBEDDINGS if self.item.is_causal else RowKind.WHOLE_EMBEDDINGS
 
 
 class RowOutput(msgspec.Struct):

@@ -13,8 +13,16 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import msgspec
 
-from paceline.errors import PacelineError
-from paceline.kv_cache import TOKEN_BYTES, Namespace, PendingPrefix, pack_tokens
+from paceline.errors import PacelineError, Unsupported
+from paceline.kv_cache import (
+    TEXT_LAYOUT,
+    TOKEN_BYTES,
+    MediaItem,
+    Namespace,
+    PendingPrefix,
+    PromptLayout,
+    pack_tokens,
+)
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
@@ -44,8 +52,9 @@ class Request:
     """What a caller submitted, and its state. Made on the caller's thread, then the engine's.
 
     samplers: one a choice, of the backend, which have accepted all tokens so far. lora: names of adapters with their scales.
-    echo: the prompt's text where it is part of the output. states: of a request that another engine began, one a choice; None
-    for a choice without a token. Times are seconds on the engine's clock; submitted_s is set again when the engine accepts it.
+    echo: the prompt's text where it is part of the output. media: items of the prompt, in whose cells their keys are put.
+    states: of a request that another engine began, one a choice; None for a choice without a token. Times are seconds on the
+    engine's clock; submitted_s is set again when the engine accepts it.
     """
 
     key: int
@@ -56,6 +65,7 @@ class Request:
     submitted_s: float
     lora: tuple[tuple[str, float], ...] = ()
     echo: str = ""
+    media: tuple[MediaItem, ...] = ()
     vocabulary: InitVar[Vocabulary]
     states: InitVar[SequenceOf[GenerationState | None]] = ()
     cancelled: bool = False
@@ -67,6 +77,7 @@ class Request:
     num_cached: int = 0
     cached_from: str | None = None
     has_deadline: bool = field(init=False)
+    layout: PromptLayout = field(init=False, default=TEXT_LAYOUT)
     sequences: list[Sequence] = field(init=False)
     num_open: int = field(init=False)
 
@@ -74,12 +85,21 @@ class Request:
         options = self.options
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
+        if self.media:
+            self._lay_out()
         begun = [*states, *[None] * (self.params.n - len(states))]
         tokens = pack_tokens(
             self.prompt
         )  # here, on the caller's thread: of a long prompt that takes half a millisecond
         self.sequences = [Sequence(self, choice, vocabulary, tokens, state) for choice, state in enumerate(begun)]
         self.num_open = sum(one.reason is None for one in self.sequences)
+
+    def _lay_out(self) -> None:
+        """Take in where the media items are. Raises `InvalidParams` for wrong places, `Unsupported` for scored prompts."""
+        if self.params.prompt_logprobs is not None:
+            raise Unsupported("prompt_logprobs are of tokens, and this prompt has images or sound")
+        self.layout = PromptLayout(self.media)
+        self.prompt = self.layout.keyed(self.prompt)
 
     def deadline_s(self) -> float:
         """Return when its next deadline passes; infinite without one."""
@@ -144,6 +164,7 @@ class Sequence:
         "error",
         "key",
         "last_tick",
+        "layout",
         "limit",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -172,6 +193,7 @@ class Sequence:
         self.token_ids = list(request.prompt)
         self.num_tokens = self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.layout = request.layout
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline.errors import StrategyError
-from paceline.kv_cache import KVCache
+from paceline.errors import PacelineError, StrategyError, Unsupported
+from paceline.kv_cache import TEXT_LAYOUT, KVCache, MediaItem
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
@@ -19,25 +19,37 @@ AnySequence = TypeVar("AnySequence", bound=SequenceView)
 
 @dataclass(slots=True)
 class StepBatch:
-    """The rows of a pass and its adapters; or, where the strategy failed, the sequences to end and why."""
+    """The rows of a pass and its adapters; or, where none can be made, the sequences to end and why."""
 
     rows: list[Row]
     lora: Lora
     failed: list[Sequence]
-    error: StrategyError | None = None
+    error: PacelineError | None = None
 
 
 class StepPlanner:
-    """Gets allocations from the strategy and checks them. Rows of different adapter sets never share a pass."""
+    """Gets allocations from the strategy and checks them. Rows of different adapter sets or kinds never share a pass.
+
+    Passes over tokens and over media items take turns; an item whose attention is not causal has a pass of its own.
+    """
 
     def __init__(self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost) -> None:
         self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
         self._turns = AdapterTurns(limits.itl_target_s)
+        self._at_media: list[Sequence] = []  # of the candidates, those that are at a media item
+        self._was_media = False
 
     def plan(self, ready: list[Sequence], tick: int, now_s: float) -> StepBatch:
         """Return the next pass over some of the ready sequences. What the strategy does wrong is the batch's error."""
         lora, group = self._turns.choose(ready, now_s)
-        candidates = self.set_limits(group)
+        candidates, max_tick_s = self.set_limits(group), self._limits.max_tick_s
+        if self._at_media:
+            num_ready, candidates = len(candidates), self._choose_kind(candidates)
+            if len(candidates) < num_ready:  # others may be decoding
+                max_tick_s = self._itl_target_s()
+            item = candidates[0].layout.item_at(candidates[0].num_computed_tokens)
+            if item is not None and not item.is_causal:
+                return self._whole_item(candidates[0], item, lora)
         if not candidates:
             return StepBatch([], lora, [])
         view = SchedulerView(
@@ -47,7 +59,7 @@ class StepPlanner:
             tick=tick,
             now_s=now_s,
             itl_target_s=self._itl_target_s(),
-            max_tick_s=self._limits.max_tick_s,
+            max_tick_s=max_tick_s,
             cost=self._cost,
         )
         try:
@@ -64,6 +76,8 @@ class StepPlanner:
         Rows of logits for prompt tokens are scarce: they go to the first sequence that needs some.
         """
         num_scored = self._limits.max_scored
+        if self._at_media:
+            self._at_media = []
         for sequence in sequences:
             limit = min(sequence.num_uncomputed_tokens, self._limits.chunk_size)
             if sequence.num_computed_tokens < sequence.num_prompt_tokens - 1:
@@ -79,8 +93,35 @@ class StepPlanner:
                 return min(limit, sequence.num_scored - sequence.num_computed_tokens), num_scored
             limit = min(limit, up_to_last, num_scored)
             return limit, num_scored - limit
+        if sequence.layout is not TEXT_LAYOUT:
+            item = sequence.layout.item_at(sequence.num_computed_tokens)
+            if item is not None:
+                self._at_media.append(sequence)
+                return min(limit, item.end - sequence.num_computed_tokens), num_scored
+            limit = min(limit, sequence.layout.tokens_left(sequence.num_computed_tokens) or limit)
         up_to_checkpoint = self._kv_cache.tokens_to_checkpoint(sequence)
         return limit if up_to_checkpoint is None else min(limit, up_to_checkpoint), num_scored
+
+    def _choose_kind(self, candidates: list[Sequence]) -> list[Sequence]:
+        """Return the candidates whose turn it is: those at tokens, or of those at items the one behind and its like."""
+        at_tokens = [one for one in candidates if one not in self._at_media]
+        self._was_media = not (at_tokens and self._was_media)
+        if not self._was_media:
+            return at_tokens
+        behind = min(self._at_media, key=lambda one: one.last_tick)
+        is_causal = _is_at_causal(behind)
+        return [behind, *(one for one in self._at_media if one is not behind and _is_at_causal(one) == is_causal)]
+
+    def _whole_item(self, sequence: Sequence, item: MediaItem, lora: Lora) -> StepBatch:
+        """Return the pass over an item that cannot be computed in parts."""
+        most = min(self._limits.n_batch, self._limits.n_ubatch)
+        if item.num_cells > most:
+            error = Unsupported(
+                f"a media item of {item.num_cells} cells whose attention is not causal is computed at once, and n_ubatch "
+                f"allows {most}; raise n_batch and n_ubatch"
+            )
+            return StepBatch([], lora, [sequence], error)
+        return StepBatch([_row(sequence, item.num_cells)], lora, [])
 
     def _itl_target_s(self) -> float:
         """Return what transfers leave of the target; at least half, so that prompts make progress."""
@@ -147,11 +188,16 @@ def rows_of(allocations: object, sequences: Iterable[Sequence], budget: int) -> 
     return [_row(sequence, num_tokens) for sequence, num_tokens in checked_allocations(allocations, sequences, budget)]
 
 
+def _is_at_causal(sequence: Sequence) -> bool:
+    item = sequence.layout.item_at(sequence.num_computed_tokens)
+    return item is not None and item.is_causal
+
+
 def _row(sequence: Sequence, num_tokens: int) -> Row:
     params, start = sequence.request.params, sequence.num_computed_tokens
     end = start + num_tokens
     scores = sequence.is_scoring and start == sequence.num_scored
-    return Row(
+    row = Row(
         sequence=sequence,
         position=start,
         token_ids=sequence.token_ids[start:end],
@@ -159,3 +205,13 @@ def _row(sequence: Sequence, num_tokens: int) -> Row:
         targets=sequence.token_ids[start + 1 : end + 1] if scores else [],
         num_logprobs=params.prompt_logprobs if scores else params.logprobs,
     )
+    if sequence.layout is not TEXT_LAYOUT:
+        _place(row, start)
+    return row
+
+
+def _place(row: Row, cell: int) -> None:
+    """Set the position of a row, and the media item that it is part of, where positions are not cells."""
+    layout = row.sequence.layout
+    row.position, row.item = layout.position(cell), layout.item_at(cell)
+    row.offset = 0 if row.item is None else cell - row.item.start

@@ -188,7 +188,7 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
         choice=sequence.choice,
         position=row.position,
         num_tokens=len(row.token_ids),
-        num_decode=int(row.position >= sequence.num_prompt_tokens and sequence.is_decoding),
+        num_decode=int(sequence.is_decoding),
         num_drafts=0,
         num_new=len(result.token_ids),
         first=bool(result.token_ids) and sequence.num_tokens == sequence.num_prompt_tokens,

@@ -20,7 +20,7 @@ from paceline.errors import InvalidParams, NoTokenAllowed, PacelineError, Unsupp
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.plan import Row, RowKind, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 
@@ -240,13 +240,13 @@ class FakeBackend:
         """Return the pooling, which makes no difference to the cost."""
         return pooling or "mean"
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+    def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Copy as the kind of memory allows."""
-        self.memory.copy(from_seq_id, to_seq_id, num_tokens)
+        self.memory.copy(from_seq_id, to_seq_id, end)
 
-    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Copy cells without the state beside them."""
-        self.memory.copy_cells(from_seq_id, to_seq_id, num_tokens)
+        self.memory.copy_cells(from_seq_id, to_seq_id, end)
 
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
         """Save cells as the kind of memory allows."""
@@ -262,28 +262,32 @@ class FakeBackend:
         """Save a part of saved cells."""
         return self.memory.cut(data, start, end)
 
-    def save_state(self, seq_id: int, num_tokens: int) -> FakeState:
+    def save_state(self, seq_id: int, end: int) -> FakeState:
         """Save what lies beside cells, or all that a sequence id holds."""
         if self._clock is not None:
             self._clock.advance(self._cost.saved_state_s)
-        return self.memory.save_state(seq_id, num_tokens)
+        return self.memory.save_state(seq_id, end)
 
-    def load_state(self, seq_id: int, data: FakeState, num_tokens: int) -> None:
+    def load_state(self, seq_id: int, data: FakeState, end: int) -> None:
         """Load a saved state."""
-        self.memory.load_state(seq_id, data, num_tokens)
+        self.memory.load_state(seq_id, data, end)
 
     def remove(self, seq_id: int) -> None:
         """Remove a sequence."""
         self.memory.remove(seq_id)
 
     def step(self, rows: Sequence[Row], lora: Lora) -> list[RowOutput]:
-        """Compute all rows, or none of them. Raises `InvalidParams` for unknown adapters."""
+        """Compute all rows, or none of them. Raises `InvalidParams` for unknown adapters and rows that cannot share a pass."""
         check_adapters(lora, sorted(self._adapters))
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
-            if row.position != self.memory.length(row.sequence.seq_id):
+            if row.position != self.memory.next_position(row.sequence.seq_id):
                 raise InvalidParams(f"sequence {row.sequence.seq_id} does not continue at {row.position}")
+            if row.kind is not rows[0].kind:
+                raise InvalidParams(f"a pass over rows of {rows[0].kind.name} and {row.kind.name}")
+            if row.kind is RowKind.WHOLE_EMBEDDINGS and len(row.token_ids) != row.item.num_cells:  # type: ignore[union-attr]
+                raise InvalidParams(f"{len(row.token_ids)} of {row.item.num_cells} cells")  # type: ignore[union-attr]
         self.memory.needs(sum(len(row.token_ids) for row in rows))
         return [self._compute(row, lora) for row in rows]
 
@@ -293,8 +297,8 @@ class FakeBackend:
         return [_numbers(text, pooling) for text in texts]
 
     def positions(self, seq_id: int) -> int:
-        """Return the number of tokens that a sequence id holds."""
-        return self.memory.length(seq_id)
+        """Return the position at which a sequence id goes on."""
+        return self.memory.next_position(seq_id)
 
     def abort(self) -> None:
         """Do nothing: passes take no time."""
@@ -317,13 +321,15 @@ class FakeBackend:
         adapters = 0
         for name, scale in lora:
             adapters = mix(adapters + int.from_bytes(name.encode()) + round(scale * 1000))
-        history = self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters)
+        num_before = self.memory.length(sequence.seq_id)
+        part = None if row.item is None else (row.item, row.offset)
+        history = self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters, part)
         error = self._fail_row(row) if self._fail_row is not None and row.draws else None
         if error is not None:
             return RowOutput(error=error)
         output = RowOutput()
         if row.targets:
-            before = self.memory.hashes(sequence.seq_id)[row.position :]  # up to the token before each target
+            before = self.memory.hashes(sequence.seq_id)[num_before:]  # up to the token before each target
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
         if row.draws:
             assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above

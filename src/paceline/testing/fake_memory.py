@@ -6,16 +6,21 @@ hybrid            the same cells, and a state of one size
 recurrent         states alone, no cells
 compressed        cells that can only be copied, saved and loaded with all that belongs to them
 
+Cells are addressed by positions, as in llama.cpp: those of a media item share the position where it begins.
+
 A state belongs to one place, the end of its sequence. It is copied with all of a sequence, or saved and loaded; cells that were
 copied or loaded without it cannot be continued until it is there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import InvalidParams, NoKvSlot, Unsupported
+from paceline.kv_cache import MediaItem
 
 Kind = Literal["attention", "sliding_window", "hybrid", "recurrent", "compressed"]
 
@@ -31,13 +36,33 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _num_before(ends: SequenceOf[int], position: int) -> int:
+    index = bisect_left(ends, position)
+    if index == len(ends) or ends[index] != position:
+        raise InvalidParams(f"cells cannot be cut at position {position}")
+    return index + 1
+
+
 @dataclass(slots=True)
 class FakeSequence:
-    """What a sequence id holds: its cells, a hash of its tokens up to each of them, and its state, if it has one."""
+    """What a sequence id holds: its cells, a hash of its tokens up to each of them, and its state, if it has one.
+
+    ends: the position at which the sequence goes on behind each cell.
+    """
 
     cells: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     state: FakeState | None = None
+
+    @property
+    def next_position(self) -> int:
+        """The position at which it goes on."""
+        return self.ends[-1] if self.ends else 0
+
+    def num_before(self, position: int) -> int:
+        """Return how many cells lie before a position. Raises `InvalidParams` where memory cannot be cut there."""
+        return _num_before(self.ends, position) if position else 0
 
     @property
     def last_hash(self) -> int:
@@ -50,15 +75,26 @@ class FakeSequence:
 
 @dataclass(frozen=True, slots=True)
 class FakeState:
-    """Saved tokens, from `start` on, eight bytes each; without tokens the state beside as many cells as `start`.
+    """Saved tokens, from position `start` on, eight bytes each; without tokens the state beside the cells before `start`.
 
-    window: of such a state, hashes up to each of its last tokens. size: in bytes, where it does not follow from these.
+    ends: the position behind each token. window: of a state beside cells, hashes up to each of its last tokens. size: in
+    bytes, where it does not follow from these.
     """
 
     start: int
     hashes: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
     window: tuple[int, ...] = ()
     size: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token."""
+        return self.ends[-1] if self.ends else self.start
+
+    def num_before(self, position: int) -> int:
+        """Return how many of the tokens lie before a position. Raises `InvalidParams` where they cannot be cut there."""
+        return _num_before(self.ends, position) if position > self.start else 0
 
     @property
     def nbytes(self) -> int:
@@ -98,24 +134,44 @@ class FakeMemory:
         if self.kind != "recurrent" and num_tokens > len(self._free):
             raise NoKvSlot(f"{num_tokens} cells are needed and {len(self._free)} are free")
 
-    def append(self, seq_id: int, position: int, token_ids: list[int], adapters: int = 0) -> int:
+    def next_position(self, seq_id: int) -> int:
+        """Return the position at which a sequence goes on."""
+        return self._sequence(seq_id).next_position
+
+    def append(
+        self,
+        seq_id: int,
+        position: int,
+        token_ids: list[int],
+        adapters: int = 0,
+        part: tuple[MediaItem, int] | None = None,
+    ) -> int:
         """Append tokens to a sequence, and return the hash of all that it holds then.
 
-        adapters: a hash of the adapters in use, which change what a token leaves in memory.
+        adapters: a hash of the adapters in use, which change what a token leaves in memory. part: the media item that begins at
+        `position`, and which of its cells is the first of these.
         """
         held = self._sequence(seq_id)
-        if position != len(held.hashes):
-            raise InvalidParams(f"sequence {seq_id} continues at {len(held.hashes)}, not at {position}")
+        if position != held.next_position:
+            raise InvalidParams(f"sequence {seq_id} continues at {held.next_position}, not at {position}")
         if self.has_state_apart and held.hashes and held.state is None:
             raise InvalidParams(f"sequence {seq_id} has {len(held.hashes)} cells without their state")
         last = held.last_hash
+        item, offset = part or (None, 0)
+        begin = position + offset - len(held.hashes) << 32  # 0 where positions are cells
         for token_id in token_ids:
-            last = mix(last * 0x9E3779B97F4A7C15 + token_id + 1 + adapters & _MASK)
+            last = mix(last * 0x9E3779B97F4A7C15 + token_id + 1 + adapters + begin & _MASK)
             held.hashes.append(last)
+        if item is None:
+            held.ends += range(position + 1, position + 1 + len(token_ids))
+        else:
+            held.ends += [position] * len(token_ids)
+            if offset + len(token_ids) == item.num_cells:
+                held.ends[-1] = position + item.num_positions
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in token_ids]
         if self.has_state_apart:
-            held.state = self._state_of(held.hashes)
+            held.state = self._state_of(held)
         return last
 
     @property
@@ -123,98 +179,100 @@ class FakeMemory:
         """Whether cells can be shared in any part, and a state lies beside them."""
         return self.kind in ("sliding_window", "hybrid")
 
-    def _state_of(self, hashes: list[int]) -> FakeState:
+    def _state_of(self, held: FakeSequence) -> FakeState:
         if self.kind == "hybrid":
-            return FakeState(len(hashes), window=tuple(hashes[-1:]), size=_STATE_BYTES)
-        return FakeState(len(hashes), window=tuple(hashes[-self.window :]))
+            return FakeState(held.next_position, window=tuple(held.hashes[-1:]), size=_STATE_BYTES)
+        return FakeState(held.next_position, window=tuple(held.hashes[-self.window :]))
 
-    def copy(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the first tokens of one sequence id with another."""
+    def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Share the positions before `end` of one sequence id with another."""
         source = self._sequence(from_seq_id)
-        if num_tokens < len(source.hashes) and self.kind != "attention":
+        if end < source.next_position and self.kind != "attention":
             raise Unsupported(
-                f"{self.kind} memory can only be copied whole, not {num_tokens} of {len(source.hashes)} tokens"
+                f"{self.kind} memory can only be copied whole, not {end} of {source.next_position} tokens"
             )
-        self._share(from_seq_id, to_seq_id, num_tokens)
+        self._share(from_seq_id, to_seq_id, end)
         self._sequence(to_seq_id).state = source.state
 
-    def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
-        """Share the cells of the first tokens, without the state beside them."""
+    def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        """Share the cells before position `end`, without the state beside them."""
         if not self.has_state_apart:
             raise Unsupported(f"{self.kind} memory has no cells apart from a state")
-        self._share(from_seq_id, to_seq_id, num_tokens)
+        self._share(from_seq_id, to_seq_id, end)
 
-    def _share(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
+    def _share(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         source, target = self._sequence(from_seq_id), self._sequence(to_seq_id)
-        if target.hashes or not 0 < num_tokens <= len(source.hashes):
-            raise InvalidParams(f"{num_tokens} of {len(source.hashes)} tokens to a sequence of {len(target.hashes)}")
+        if target.hashes or not 0 < end <= source.next_position:
+            raise InvalidParams(f"{end} of {source.next_position} tokens to a sequence of {len(target.hashes)}")
         if self.has_state_apart and source.state is None:
             raise InvalidParams(f"sequence {from_seq_id} has cells without their state")
-        target.hashes = source.hashes[:num_tokens]
-        target.cells = source.cells[:num_tokens]
+        num_cells = source.num_before(end)
+        target.hashes = source.hashes[:num_cells]
+        target.ends = source.ends[:num_cells]
+        target.cells = source.cells[:num_cells]
         for cell in target.cells:
             self._num_owners[cell] += 1
 
     def save(self, seq_id: int, start: int, end: int) -> FakeState:
-        """Save the cells of tokens [start, end) of a sequence id."""
+        """Save the cells at positions [start, end) of a sequence id."""
         held = self._sequence(seq_id)
-        if not 0 <= start < end <= len(held.hashes):
-            raise InvalidParams(f"sequence {seq_id} holds {len(held.hashes)} tokens, not {start} to {end}")
+        if not 0 <= start < end <= held.next_position:
+            raise InvalidParams(f"sequence {seq_id} holds {held.next_position} tokens, not {start} to {end}")
         if self.kind != "attention" and not self.has_state_apart:
             raise Unsupported(f"{self.kind} memory is saved whole, not from {start} to {end}")
-        return FakeState(start, tuple(held.hashes[start:end]))
+        part = slice(held.num_before(start), held.num_before(end))
+        return FakeState(start, tuple(held.hashes[part]), tuple(held.ends[part]))
 
     def cut(self, state: FakeState, start: int, end: int) -> FakeState:
-        """Return tokens [start, end) of saved cells; needs free cells for all of them meanwhile, as llama.cpp does."""
+        """Return positions [start, end) of saved cells; needs free cells for all of them meanwhile, as llama.cpp does."""
         if self.kind != "attention" and not self.has_state_apart:
             raise Unsupported(f"{self.kind} memory is saved whole, and cannot be cut from {start} to {end}")
-        if not state.start <= start < end <= state.start + len(state.hashes):
-            raise InvalidParams(
-                f"{start} to {end} of saved tokens from {state.start} to {state.start + len(state.hashes)}"
-            )
+        if not state.start <= start < end <= state.end:
+            raise InvalidParams(f"{start} to {end} of saved tokens from {state.start} to {state.end}")
         self.needs(len(state.hashes))
-        return FakeState(start, state.hashes[start - state.start : end - state.start])
+        part = slice(state.num_before(start), state.num_before(end))
+        return FakeState(start, state.hashes[part], state.ends[part])
 
     def load(self, seq_id: int, state: FakeState, start: int, end: int) -> None:
-        """Append tokens [start, end) of saved cells to a sequence that holds those before.
+        """Append positions [start, end) of saved cells to a sequence that holds those before.
 
         Needs free cells for all that was saved meanwhile, as llama.cpp does.
         """
         held = self._sequence(seq_id)
-        if len(held.hashes) != start or start < state.start or end > state.start + len(state.hashes):
-            raise InvalidParams(f"{start} to {end} of a state from {state.start} behind {len(held.hashes)} tokens")
+        if held.next_position != start or start < state.start or end > state.end:
+            raise InvalidParams(f"{start} to {end} of a state from {state.start} behind {held.next_position} tokens")
         if held.state is not None:
             raise InvalidParams(f"sequence {seq_id} has a state, to which no cells can be added")
-        self._add(held, state.hashes, start - state.start, end - state.start)
+        self._add(held, state, state.num_before(start), state.num_before(end))
 
-    def save_state(self, seq_id: int, num_tokens: int) -> FakeState:
-        """Save the state of a sequence id that holds as many tokens, or all that it holds where nothing lies apart."""
+    def save_state(self, seq_id: int, end: int) -> FakeState:
+        """Save the state of a sequence id that goes on at `end`, or all that it holds where nothing lies apart."""
         held = self._sequence(seq_id)
-        if self.kind == "attention" or num_tokens != len(held.hashes) or num_tokens == 0:
-            raise InvalidParams(
-                f"sequence {seq_id} of {self.kind} memory holds {len(held.hashes)} tokens, not {num_tokens}"
-            )
+        if self.kind == "attention" or end != held.next_position or end == 0:
+            raise InvalidParams(f"sequence {seq_id} of {self.kind} memory holds {held.next_position} tokens, not {end}")
         if self.has_state_apart:
             if held.state is None:
                 raise InvalidParams(f"sequence {seq_id} has cells without their state")
             return held.state
-        return FakeState(0, tuple(held.hashes), size=_STATE_BYTES if self.kind == "recurrent" else None)
+        size = _STATE_BYTES if self.kind == "recurrent" else None
+        return FakeState(0, tuple(held.hashes), tuple(held.ends), size=size)
 
-    def load_state(self, seq_id: int, state: FakeState, num_tokens: int) -> None:
-        """Give a sequence id a saved state: behind the cells of as many tokens, or all of it to an empty one."""
+    def load_state(self, seq_id: int, state: FakeState, end: int) -> None:
+        """Give a sequence id a saved state: behind the cells before `end`, or all of it to an empty one."""
         held = self._sequence(seq_id)
         if self.has_state_apart:
-            if state.hashes or (state.start, len(held.hashes)) != (num_tokens, num_tokens):
-                raise InvalidParams(f"a state after {state.start} tokens behind {len(held.hashes)} cells")
+            if state.hashes or (state.start, held.next_position) != (end, end):
+                raise InvalidParams(f"a state after {state.start} tokens behind {held.next_position} cells")
             held.state = state
             return
-        if held.hashes or len(state.hashes) != num_tokens:
-            raise InvalidParams(f"a whole state of {len(state.hashes)} tokens onto {len(held.hashes)}")
-        self._add(held, state.hashes, 0, num_tokens)
+        if held.hashes or state.end != end:
+            raise InvalidParams(f"a whole state of {state.end} tokens onto {len(held.hashes)}")
+        self._add(held, state, 0, len(state.hashes))
 
-    def _add(self, held: FakeSequence, hashes: tuple[int, ...], first: int, end: int) -> None:
-        self.needs(len(hashes))
-        held.hashes += hashes[first:end]
+    def _add(self, held: FakeSequence, state: FakeState, first: int, end: int) -> None:
+        self.needs(len(state.hashes))
+        held.hashes += state.hashes[first:end]
+        held.ends += state.ends[first:end]
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in range(end - first)]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+from paceline.kv_cache import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.kv_cache.checkpoints import MIN_SPACING_TOKENS, CheckpointPlaces
 
 
@@ -13,6 +15,7 @@ class Running:
 
     num_computed_tokens = 0
     num_prompt_tokens = 2000
+    layout = TEXT_LAYOUT
 
 
 def places() -> tuple[CheckpointPlaces, Any]:
@@ -29,6 +32,20 @@ def stops(found: CheckpointPlaces, sequence: Any) -> list[int]:
         ends.append(sequence.num_computed_tokens)
         list(found.take_due())
     return ends
+
+
+def test_no_place_lies_within_a_media_item() -> None:
+    """One that would is moved to where the item begins, or behind it where nothing else is left."""
+    found, sequence = places()
+    sequence.layout = PromptLayout([MediaItem(500, 100, 9, b"x"), MediaItem(1990, 4, 2, b"y")])
+    cost: Any = SimpleNamespace(seconds=lambda num_tokens, num_cells: 1e-3 * num_tokens)
+    transfers: Any = SimpleNamespace(state_seconds=lambda num: 0.0, state_bytes=1)
+    limits: Any = SimpleNamespace(host_bytes=2**20, boundary_ids=frozenset())
+    sequence.writes_cache = True
+    node: Any = SimpleNamespace(path=lambda: [SimpleNamespace(end=1992, children=[1, 2])])
+    found = CheckpointPlaces(limits, transfers, cost)
+    found.begin(sequence, node)
+    assert stops(found, sequence) == [500, 1024, 1536, 1990, 1999]
 
 
 def test_a_single_place_is_exact() -> None:

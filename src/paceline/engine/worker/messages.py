@@ -13,13 +13,13 @@ import msgspec
 
 from paceline.engine.commands import RequestCommand, Stop
 from paceline.errors import EngineError, PacelineError, PromptTooLong
-from paceline.kv_cache import PrefixDigest
+from paceline.kv_cache import MediaItem, PrefixDigest
 from paceline.observability.metrics_snapshot import Sample
 from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +61,10 @@ class Life(_Message, frozen=True):
 
 
 class Generate(_Message, frozen=True, tag="generate"):
-    """A request for text, new or continued. params, options: by name, those that differ from the defaults."""
+    """A request for text, new or continued. params, options: by name, those that differ from the defaults.
+
+    media: the items whose keys are in the prompt.
+    """
 
     key: int
     prompt: list[int]
@@ -71,6 +74,7 @@ class Generate(_Message, frozen=True, tag="generate"):
     submitted_s: float
     life: Life
     states: list[GenerationState | None]
+    media: tuple[MediaItem, ...] = ()
 
 
 class Embed(_Message, frozen=True, tag="embed"):

@@ -139,6 +139,7 @@ class ReplayLog:
             submitted_s=request.submitted_s,
             life=messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from),
             states=self._states[key],
+            media=request.media,
         )
 
     # ---- without a worker

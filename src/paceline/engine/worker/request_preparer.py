@@ -67,7 +67,8 @@ class RequestPreparer:
         params, options = SamplingParams(**message.params), RequestOptions(**message.options)
         if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
             options = dataclasses.replace(options, interval=1)
-        samplers = self._backend.make_samplers(params, message.prompt)
+        text = [one for one in message.prompt if one >= 0] if message.media else message.prompt
+        samplers = self._backend.make_samplers(params, text)
         for sampler, state in zip(samplers, message.states, strict=True):
             if state is not None and state.reason is None:
                 self._backend.resume_sampler(sampler, state.token_ids, state.sampler_state)
@@ -82,6 +83,7 @@ class RequestPreparer:
             vocabulary=self._backend.vocabulary,
             states=message.states,
             echo=message.echo,
+            media=message.media,
         )
         life = message.life
         request.started_s, request.first_token_s = life.started_s, life.first_token_s
