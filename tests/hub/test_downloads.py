@@ -326,8 +326,11 @@ def test_patience_ends(hub: StandInHub, kind: str) -> None:
 def test_a_gated_repository_needs_a_token(hub: StandInHub) -> None:
     """The message says where its conditions are, and what to set."""
     hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)
-    with pytest.raises(AccessDenied, match="HF_TOKEN"):
+    with pytest.raises(AccessDenied, match=f"gated: accept its conditions at {hub.url}/user/gated, .* HF_TOKEN"):
         locate("hf:user/gated")
+    hub.fail("cdn", Fault(status=403))
+    with pytest.raises(AccessDenied, match="this token's account may not read it"):
+        locate("hf:user/gated", token=TOKEN)
     with pytest.raises(AccessDenied, match="refuses the token"):
         locate("hf:user/gated", token="hf_wrong")
 
@@ -379,6 +382,26 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(
         locate("hf:user/tiny")
     assert [part.stat().st_size for part in parts(tmp_path)] == [20_000]
     assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+
+
+def test_a_folder_that_cannot_be_written_is_named(hub: StandInHub, tmp_path: Path) -> None:
+    """Here a file is where the folder should be."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    cache = tmp_path / "hf" / "hub"
+    cache.parent.mkdir()
+    cache.write_text("no folder")
+    with pytest.raises(DownloadError, match="cannot write tiny-Q4_K_M.gguf to .*HF_HOME"):
+        locate("hf:user/tiny")
+
+
+def test_what_the_hub_sends_by_its_own_protocol_alone_is_left_to_its_library(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files above 50 GB; here all of them."""
+    monkeypatch.setattr("paceline.hub.locate._LARGEST_BY_HTTP", 0)
+    hub.add("user/huge", "huge-Q4_K_M.gguf")
+    assert locate("hf:user/huge").path.read_bytes() == gguf("huge-Q4_K_M.gguf")
+    assert hub.requests("cdn")[0].headers["user-agent"].startswith("paceline/None; hf_hub/")
 
 
 def test_two_downloads_of_the_same_file_make_one(hub: StandInHub) -> None:

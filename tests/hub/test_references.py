@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.errors import InvalidParams, InvalidType
 from paceline.hub.hub_settings import hub_settings
@@ -56,6 +58,17 @@ def test_what_is_no_reference_is_refused(text: str) -> None:
     """The message names the option and the value."""
     with pytest.raises(InvalidParams, match="--hf-repo"):
         parse_reference(text, name="--hf-repo")
+
+
+@given(st.sampled_from(["hf:", "http://", "https://huggingface.co/", "ollama:"]), st.text(max_size=40))
+def test_any_text_is_a_reference_or_refused(scheme: str, rest: str) -> None:
+    """And what is parsed is written as what it was parsed from means."""
+    try:
+        found = parse_reference(scheme + rest)
+    except InvalidParams:
+        return
+    if isinstance(found, HubReference):
+        assert parse_hub_reference(str(found)) == found
 
 
 @pytest.mark.parametrize("path", ["model.gguf", "user/repo", "./hf/x.gguf", "C:/x.gguf", None, 3])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.hub.hub_settings import is_on
 from paceline.hub.transfer import DownloadObserver
 
 if TYPE_CHECKING:
@@ -16,8 +17,11 @@ _SHOWN = 40  # characters of a file's name
 
 @contextmanager
 def download_bar(stream: TextIO, note: Callable[[str], object]) -> Iterator[DownloadObserver]:
-    """Show downloads on a stream while the block runs, as a bar if it is a terminal. note: shows the lines beside it."""
-    if not stream.isatty():
+    """Show downloads on a stream while the block runs, as a bar if it is a terminal. note: shows the lines beside it.
+
+    HF_HUB_DISABLE_PROGRESS_BARS=1 leaves the bar out, as huggingface_hub does.
+    """
+    if not stream.isatty() or is_on("HF_HUB_DISABLE_PROGRESS_BARS"):
         yield _Lines(note)
         return
     from rich.console import Console
@@ -58,23 +62,28 @@ class _Lines:
 
 
 class _Bar:
-    """Draws one row a file. Of an earlier attempt's bytes the rate knows nothing."""
+    """Draws one row a file. Bytes of an earlier attempt do not count for the rate."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._name: str | None = None
         self._task = progress.add_task("", visible=False, start=False)
+        self._is_new = False
 
     def begin(self, name: str, total: int | None) -> None:
         if name == self._name:
             self._progress.update(self._task, total=total)
             return
-        self._name = name
+        self._name, self._is_new = name, True
         shown = "".join(each if each.isprintable() else "?" for each in name.rpartition("/")[2])
         self._task = self._progress.add_task(shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…", total=total)
 
     def reached(self, num_bytes: int) -> None:
-        self._progress.update(self._task, completed=num_bytes)
+        if self._is_new:
+            self._progress.reset(self._task, completed=num_bytes)
+            self._is_new = False
+        else:
+            self._progress.update(self._task, completed=num_bytes)
 
     def end(self) -> None:
         self._name = None

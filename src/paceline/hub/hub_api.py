@@ -72,6 +72,10 @@ class HubApi:
             token = get_token()
         return {} if token is None else {"authorization": f"Bearer {token}"}
 
+    def denied(self, repo: str) -> AccessDenied:
+        """Return the error for a repository whose files the hub refuses, although it lists them."""
+        return _denied(self._settings, repo, has_token=bool(self.headers()))
+
     def link(self, repo: str, commit: str, path: str) -> Path:
         """Give a file its place in huggingface_hub's cache, and return it; without its blob this downloads the file."""
         from huggingface_hub import hf_hub_download
@@ -171,7 +175,7 @@ def _of_response(settings: HubSettings, repo: str, revision: str | None, error: 
 
     match error:
         case errors.GatedRepoError():
-            return _denied(settings, repo)
+            return _denied(settings, repo, has_token=settings.token is not None)
         case errors.RevisionNotFoundError():
             return ModelNotFound(f"{repo} has no branch, tag or commit {revision!r}")
         case errors.RepositoryNotFoundError():
@@ -197,9 +201,9 @@ def _unreachable(settings: HubSettings, error: BaseException) -> HubUnavailable:
     )
 
 
-def _denied(settings: HubSettings, repo: str) -> AccessDenied:
+def _denied(settings: HubSettings, repo: str, *, has_token: bool) -> AccessDenied:
     conditions = f"accept its conditions at {settings.endpoint}/{repo}"
-    if settings.token is None:
+    if not has_token:
         return AccessDenied(
             f"{repo} is gated: {conditions}, make a token at {settings.endpoint}/settings/tokens, "
             "and set HF_TOKEN to it or pass hf_token"
@@ -216,6 +220,6 @@ def _of_status(settings: HubSettings, repo: str, error: HfHubHTTPError) -> Excep
         )
     if status in (401, 403):
         if settings.token is None:
-            return _denied(settings, repo)
+            return _denied(settings, repo, has_token=False)
         return AccessDenied(f"{settings.endpoint} refuses the token (HTTP {status}); is it expired, or another hub's?")
     return HubUnavailable(f"{settings.endpoint} cannot be used: HTTP {status} for {repo}")

@@ -54,11 +54,16 @@ def hub_settings(*, token: str | None = None, offline: bool = False) -> HubSetti
         cache=cache,
         endpoint=(env.get("HF_ENDPOINT") or env.get("MODEL_ENDPOINT") or _ENDPOINT).rstrip("/"),
         token=given or env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN") or None,
-        offline=is_offline or (env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or "").lower() in _TRUE,
+        offline=is_offline or is_on("HF_HUB_OFFLINE") or is_on("TRANSFORMERS_OFFLINE"),
         url_cache=caches / "paceline" / "models",
         llama_cache=_folder(env, "LLAMA_CACHE") or system_caches / "llama.cpp",
         ollama=_folder(env, "OLLAMA_MODELS") or home / ".ollama" / "models",
     )
+
+
+def is_on(name: str) -> bool:
+    """Return whether a variable that switches something is set to a word for on."""
+    return os.environ.get(name, "").lower() in _TRUE
 
 
 def _folder(env: Mapping[str, str], name: str) -> Path | None:

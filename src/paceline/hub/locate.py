@@ -165,7 +165,10 @@ class Locator:
                 sha256=file.sha256,
                 headers=api.headers(),
             )
-            fetch(download, self.observer, self.cancel)
+            try:
+                fetch(download, self.observer, self.cancel)
+            except AccessDenied:
+                raise api.denied(listing.repo) from None
         return api.link(listing.repo, listing.commit, file.path)
 
     def _elsewhere(self, listing: RepoListing, chosen: ModelFiles) -> LocalModel | None:

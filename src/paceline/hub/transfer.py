@@ -364,7 +364,10 @@ def _translating_disk_errors(download: Download) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             _raise_full(download, error.strerror or "no space left")
-        raise
+        raise DownloadError(
+            f"cannot write {download.name} to {download.part.parent}: {error.strerror or error}; "
+            "set HF_HOME to a folder that can be written"
+        ) from None
 
 
 def _raise_full(download: Download, reason: str) -> NoReturn:
