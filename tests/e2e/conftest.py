@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.models import KINDS, write_model
-from paceline.testing.models.transformer import LlamaSpec
+from paceline.testing.models import KINDS, LlamaSpec, write_model
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from random import Random
 from tests.fuzz.document import Document
 from tests.fuzz.mutations import damage, sweep
 from tests.fuzz.outcomes import Outcome, report, run_forked
+from tests.native.architecture_files import known_architectures
 
 from paceline.runtime import Context, Embedder, MemoryClass, Model
 from paceline.runtime import model as model_module
@@ -49,14 +50,24 @@ def fuzz(seed: int, count: int, folder: Path, *, checked: bool = True) -> Iterat
         yield number, words, path, run_forked(lambda: use(path, checked=checked))
 
 
-def sweep_all(folder: Path, *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
-    """Every single change of `sweep` to every kind of model, numbered."""
+def sweep_all(folder: Path, kinds: Iterable[str], *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
+    """Every single change of `sweep` to these kinds of models, numbered."""
     path = folder / "damaged.gguf"
-    bases = {kind: Document.read(write_model(folder / f"{kind}.gguf", spec)) for kind, spec in KINDS.items()}
+    bases = {kind: Document.read(write_model(folder / f"{kind}.gguf", KINDS[kind])) for kind in kinds}
     changes = ((kind, data, words) for kind, base in bases.items() for data, words in sweep(base))
     for number, (kind, data, words) in enumerate(changes):
         path.write_bytes(data)
         yield number, f"{kind}: {words}", path, run_forked(lambda: use(path, checked=checked))
+
+
+def renamed(folder: Path, kinds: Iterable[str], *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
+    """These kinds of models under the name of every architecture that llama.cpp knows, numbered."""
+    path = folder / "renamed.gguf"
+    cases = [(kind, name) for kind in kinds for name in known_architectures()]
+    for number, (kind, name) in enumerate(cases):
+        spec = KINDS[kind]
+        write_model(path, type(spec.__class__.__name__, (type(spec),), {"architecture": name})())
+        yield number, f"{kind} as {name}", path, run_forked(lambda: use(path, checked=checked))
 
 
 def main() -> int:
@@ -67,13 +78,18 @@ def main() -> int:
     parser.add_argument(
         "--sweep", action="store_true", help="instead: every single change in turn, a few thousand files"
     )
+    parser.add_argument("--kind", choices=list(KINDS), action="append", help="with --sweep, --names: these kinds alone")
+    parser.add_argument("--names", action="store_true", help="instead: files under the names of all architectures")
     parser.add_argument("--unchecked", action="store_true", help="without paceline's own check in front")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checked = not options.unchecked
-        cases = sweep_all(Path(folder), checked=checked) if options.sweep else fuzz(
-            options.seed, options.count, Path(folder), checked=checked
-        )  # fmt: skip
+        if options.sweep:
+            cases = sweep_all(Path(folder), options.kind or KINDS, checked=checked)
+        elif options.names:
+            cases = renamed(Path(folder), options.kind or KINDS, checked=checked)
+        else:
+            cases = fuzz(options.seed, options.count, Path(folder), checked=checked)
         return report(options.seed, _kept(cases, options.seed, options.keep))
 
 

@@ -24,7 +24,7 @@ from paceline.runtime import Context, Model
 from paceline.runtime.sequence_state import SequenceState
 from paceline.testing.models import KINDS, write_model
 
-STATEFUL = ("llama", "gemma3", "mamba", "falcon-h1", "lfm2")
+STATEFUL = ("llama", "gemma3", "gemma4", "mamba", "rwkv7", "falcon-h1", "lfm2")
 PROMPT = [10, 20, 30, 40, 50, 60, 70]
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.native.tool_building import source_folder
 
 from paceline.runtime import build_info
 
@@ -31,3 +32,12 @@ def test_damaged_files_end_in_typed_errors(fuzzer: str, count: int) -> None:
     counts = run.stdout.splitlines()[-1]
     assert "'fine'" in counts, counts  # else nothing would have been tried
     assert "error" in counts or fuzzer == "fuzz_state", counts
+
+
+@pytest.mark.skipif(not (source_folder() / "src").is_dir(), reason="llama.cpp's source is not on this machine")
+def test_files_under_the_names_of_other_architectures_end_in_typed_errors() -> None:
+    """Tensors and sizes of a Llama under every name that llama.cpp knows: computed or refused; no process dies."""
+    command = [sys.executable, "-m", "tests.fuzz.fuzz_gguf", "--names", "--kind", "llama"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    assert "'typed error': 1" in run.stdout.splitlines()[-1]  # a hundred and more

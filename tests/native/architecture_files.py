@@ -1,4 +1,7 @@
-"""Random tiny files of nearly all architectures, as llama.cpp's own `test-llama-archs` writes them."""
+"""Random tiny files of nearly all architectures, as llama.cpp's own `test-llama-archs` writes them, and some of ours.
+
+Here is also how docs/models.md has them in classes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import Final
 
 import pytest
 from tests.native.tool_building import build_tool, source_folder
+
+from paceline.testing.models import KINDS, write_model
 
 _SEED: Final = 1
 _VARIABLE: Final = "PACELINE_ARCHITECTURES"
@@ -37,29 +42,42 @@ ALL: Final = tuple(
     qwen3tts-dense pockettts-dense
     """.split()  # noqa: SIM905 - names read better as words than as literals
 )
-# Those that were refused or aborted once, and one of each kind of memory.
+# Those that the tool cannot write, by paceline.testing.models.
+OURS: Final = ("bert-tiny", "gemma4-tiny", "modern-bert-tiny", "rwkv6-tiny", "rwkv7-tiny", "t5-tiny")
+# Some that were refused or aborted once, and one of each kind of memory.
 SAMPLE: Final = (
+    "bert-tiny",
     "bloom-dense",
     "cogvlm-dense",
-    "deepseek4-moe",
     "dream-dense",
+    "gemma4-tiny",
     "gpt2-dense",
     "gpt-oss-moe",
     "jamba-dense",
+    "lfm2-dense",
     "plamo2-dense",
     "qwen4exp-moe",
-    "starcoder-dense",
+    "rwkv7-tiny",
+    "t5-tiny",
 )
+_PAGE: Final = Path(__file__).parents[2] / "docs/models.md"
+_CLASS_ROW: Final = re.compile(r"^\| ([a-z ]+) \| ((?:`[^`]+`(?:, )?)+) \|", re.MULTILINE)
 
 
 def chosen() -> tuple[str, ...]:
     """Return the files to try: the sample, or what PACELINE_ARCHITECTURES names: "all", or some, separated by commas."""
     wanted = os.environ.get(_VARIABLE, "")
-    names = ALL if wanted == "all" else tuple(wanted.split(",")) if wanted else SAMPLE
-    unknown = sorted(set(names) - set(ALL))
+    known = ALL + OURS
+    names = known if wanted == "all" else tuple(wanted.split(",")) if wanted else SAMPLE
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise pytest.UsageError(f"{_VARIABLE}: there is no {', '.join(unknown)}; known are all, {', '.join(ALL)}")
+        raise pytest.UsageError(f"{_VARIABLE}: there is no {', '.join(unknown)}; known are all, {', '.join(known)}")
     return names
+
+
+def documented_classes() -> dict[str, list[str]]:
+    """Return the classes of docs/models.md, each with its architectures."""
+    return {name: re.findall("`([^`]+)`", row) for name, row in _CLASS_ROW.findall(_PAGE.read_text("utf-8"))}
 
 
 class ArchitectureTool:
@@ -71,6 +89,9 @@ class ArchitectureTool:
     @contextmanager
     def file(self, name: str, folder: Path) -> Iterator[Path]:
         """Provide the file of that name within the block: all of them together have nearly a gigabyte."""
+        if name in OURS:
+            yield write_model(folder / f"{name}.gguf", KINDS[name.removesuffix("-tiny")], seed=_SEED)
+            return
         found = self.write(name.rpartition("-")[0], folder)
         try:
             yield next(path for path in found if path.stem == name)

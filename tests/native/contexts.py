@@ -5,7 +5,19 @@ from __future__ import annotations
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Sampler, StepRow
 
-DECODERS = ["llama", "mixtral", "qwen2moe", "gemma3", "mamba", "falcon-h1", "lfm2"]
+DECODERS = [
+    "llama",
+    "mixtral",
+    "qwen2moe",
+    "gemma3",
+    "gemma4",
+    "mamba",
+    "rwkv6",
+    "rwkv7",
+    "falcon-h1",
+    "lfm2",
+    "granitehybrid",
+]
 
 
 def goes_on(context: Context, seq_id: int = 0) -> None:

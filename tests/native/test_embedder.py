@@ -32,7 +32,7 @@ def bert(tiny_models: TinyModels) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.parametrize("kind", ["bert", "embedding-llama", "llama", "gemma3", "mamba", "lfm2"])
+@pytest.mark.parametrize("kind", ["bert", "modern-bert", "embedding-llama", "llama", "gemma3", "mamba", "lfm2"])
 def test_packed_texts_have_the_vectors_they_have_alone(tiny_models: TinyModels, kind: str) -> None:
     """Many texts in one batch equal one text a batch, for encoders, decoders and recurrent models."""
     with Model.load(tiny_models(kind)) as model, Embedder(model, n_threads=1, flash_attn="off") as embedder:

@@ -50,10 +50,13 @@ def test_a_loaded_model_has_its_sizes(tiny_models: TinyModels) -> None:
         ("llama", MemoryClass.ATTENTION),
         ("qwen2moe", MemoryClass.ATTENTION),
         ("gemma3", MemoryClass.SLIDING_WINDOW),
+        ("gemma4", MemoryClass.SLIDING_WINDOW),
         ("mamba", MemoryClass.RECURRENT),
+        ("rwkv7", MemoryClass.RECURRENT),
         ("falcon-h1", MemoryClass.HYBRID),
         ("lfm2", MemoryClass.HYBRID),
         ("bert", MemoryClass.NONE),
+        ("modern-bert", MemoryClass.NONE),
         ("reranker", MemoryClass.NONE),
         ("t5", MemoryClass.ATTENTION),
     ],
@@ -66,7 +69,7 @@ def test_the_memory_class_follows_from_the_architecture(
         assert model.memory_class is memory
         assert model.is_recurrent == (memory is MemoryClass.RECURRENT)
         assert model.is_hybrid == (memory is MemoryClass.HYBRID)
-        assert (model.n_swa > 0) == (memory is MemoryClass.SLIDING_WINDOW)
+        assert (model.n_swa > 0) == (memory is MemoryClass.SLIDING_WINDOW or kind == "modern-bert")
         assert model.has_encoder == (kind == "t5")
         assert model.has_decoder == (memory is not MemoryClass.NONE)
 

@@ -353,7 +353,7 @@ def test_saved_cells_go_on_like_the_original(any_context: Context) -> None:
 # ---- states beside cells
 
 
-APART = ("gemma3", "falcon-h1", "lfm2")
+APART = ("gemma3", "gemma4", "falcon-h1", "lfm2", "granitehybrid")
 LONG = 150  # more than the windows of the models
 
 

@@ -16,6 +16,8 @@ from paceline.testing.models import (
     KINDS,
     BertSpec,
     LlamaSpec,
+    ModernBertSpec,
+    Pooling,
     Typed,
     byte_level,
     every_value_type,
@@ -27,13 +29,18 @@ from paceline.testing.models import (
 
 TinyModels = Callable[..., Path]
 
-DECODERS = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
+DECODERS = [kind for kind in KINDS if kind not in ("bert", "modern-bert", "reranker", "t5")]
 MEMORY = {
     "gemma3": MemoryClass.SLIDING_WINDOW,
+    "gemma4": MemoryClass.SLIDING_WINDOW,
     "mamba": MemoryClass.RECURRENT,
+    "rwkv6": MemoryClass.RECURRENT,
+    "rwkv7": MemoryClass.RECURRENT,
     "falcon-h1": MemoryClass.HYBRID,
     "lfm2": MemoryClass.HYBRID,
+    "granitehybrid": MemoryClass.HYBRID,
     "bert": MemoryClass.NONE,
+    "modern-bert": MemoryClass.NONE,
     "reranker": MemoryClass.NONE,
 }
 PROMPTS = [[257, 72, 101, 108, 108, 111], [80, 81, 82], [200, 100, 50, 25, 12, 6, 3, 1]]
@@ -187,9 +194,12 @@ def test_byte_tokens_have_the_id_of_their_byte() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_embeddings_of_different_texts_differ(tmp_path: Path, pooling: str) -> None:
-    """A random BERT gives finite, different vectors for different texts."""
-    path = write_model(tmp_path / "bert.gguf", BertSpec(pooling=pooling))  # type: ignore[arg-type]
+@pytest.mark.parametrize("spec", [BertSpec, ModernBertSpec])
+def test_embeddings_of_different_texts_differ(
+    tmp_path: Path, spec: type[BertSpec | ModernBertSpec], pooling: Pooling
+) -> None:
+    """A random encoder gives finite, different vectors for different texts."""
+    path = write_model(tmp_path / "encoder.gguf", spec(pooling=pooling))
     with Model.load(path) as model, Embedder(model, n_threads=1) as embedder:
         vectors = embedder.embed([[2, 40, 41, 3], [2, 50, 3], [2, 40, 42, 3]])
     assert vectors.shape == (3, 64)

@@ -151,7 +151,8 @@ def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
     yield "width", _shown(model.n_embd, model.n_ff and f", feed-forward {model.n_ff}")
     yield "heads", _shown(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
     yield "experts", _shown(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
-    yield "memory", model.memory_class.replace("_", " ") + (f" of {model.n_swa} tokens" if model.n_swa else "")
+    window = f" of {model.n_swa} tokens" if model.memory_class == "sliding_window" else ""
+    yield "memory", model.memory_class.replace("_", " ") + window
     yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
 
 

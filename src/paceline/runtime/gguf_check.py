@@ -30,7 +30,9 @@ _KEY_WEIGHT: Final = re.compile(rb"blk\.(\d+)\.attn_k\.weight")
 _CONVOLUTION: Final = re.compile(rb"blk\.(\d+)\.ssm_conv1d\.weight")
 # Tensors of element-wise operations and of convolutions, which mix no types.
 _PLAIN: Final = re.compile(
-    rb"(norm(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight)$"
+    rb"(norm(_\d)?(\.weight)?|\.bias|\.ssm_[ad]|conv1d\.weight|shortconv\.conv\.weight|^token_types\.weight"
+    rb"|^rope_freqs\.weight|layer_output_scale\.weight"
+    rb"|(time|channel)_mix_(ln|first|decay|lerp_\w+|[wav]0|k_k|k_a|r_k)\.weight)$"
 )
 _ADAPTER_TYPES: Final = {
     "general.type": ValueType.STRING,
@@ -46,6 +48,10 @@ _NEEDED: Final = {
 # embedding_length_out is the width of several hidden states side by side, or that of the model which is drafted for.
 _WIDER_OUT: Final = ("deepseek4", "qwen4exp", "gemma4-assistant")
 _NEED_CONVOLUTION_BIAS: Final = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_NEED_EXPERTS: Final = ("bailingmoe2", "glm4moe", "grovemoe", "llada-moe", "smallthinker")
+_NEED_SECTIONS: Final = ("paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
+# How many activations of the last token a layer's state has.
+_SHIFTED_TOKENS: Final = {"rwkv6": 2, "rwkv7": 2, "rwkv6qwen2": 1, "arwkv7": 1}
 # Tensor types that no weight can have: integers and doubles, and the formats of activations.
 _UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
@@ -64,6 +70,9 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
         _check_numbers,
         _check_heads,
         _check_rope,
+        _check_shared_layers,
+        _check_modern_bert,
+        _check_states,
         _check_widths,
         _check_tokens,
     ):
@@ -139,6 +148,10 @@ class _Facts:
         single = self.integer(key)
         return [] if single is None else [single]
 
+    def is_odd(self, key: str) -> bool:
+        """Return whether there is a value that is neither a 32-bit number nor a list of them."""
+        return self.key(key).encode() in self.file.metadata and not self.integers(key)
+
     def number(self, key: str) -> float | None:
         value = self._value(key, ValueType.FLOAT32)
         return None if value is None else float(value)
@@ -182,6 +195,8 @@ def _check_experts(facts: _Facts) -> None:
     used = max(facts.integers("expert_used_count"), default=0)
     if facts.architecture.startswith("hunyuan") and experts <= 1:
         return  # llama.cpp takes one expert as none there
+    if not experts and facts.architecture in _NEED_EXPERTS:
+        raise facts.refuse("expert_count", experts, "this architecture needs one at least")
     if experts > MAX_EXPERTS:
         raise facts.refuse("expert_count", experts, f"at most {MAX_EXPERTS} experts are possible")
     if used > experts:
@@ -206,6 +221,9 @@ def _check_numbers(facts: _Facts) -> None:
 
 def _check_heads(facts: _Facts) -> None:
     """Check the size of the key heads against the metadata, which not every architecture compares."""
+    queries = facts.integers("attention.head_count")
+    if queries and not any(queries) and facts.architecture not in ("mamba", "mamba2", *_SHIFTED_TOKENS):
+        raise facts.refuse("attention.head_count", 0, "this architecture needs one at least")
     sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
     heads = facts.integers("attention.head_count_kv")
     for tensor in facts.file.tensors:
@@ -240,17 +258,90 @@ def _check_rope(facts: _Facts) -> None:
     scaling = facts.text("rope.scaling.type")
     if scaling is not None and scaling not in _ROPE_SCALINGS:
         raise facts.refuse("rope.scaling.type", repr(scaling), f"llama.cpp knows {', '.join(_ROPE_SCALINGS)}")
+    sections = facts.integers("rope.dimension_sections")
+    if facts.architecture in _NEED_SECTIONS and not any(sections[:3]):
+        raise facts.refuse("rope.dimension_sections", sections, "one of the first three must be more than 0")
     heads, width = facts.integers("attention.head_count"), facts.integer("embedding_length")
     by_default = width // heads[0] if heads and heads[0] and width else 0
     for suffix in ("", "_swa"):
         size = facts.integer(f"attention.key_length{suffix}") or facts.integer("attention.key_length") or by_default
         rotated = facts.integer(f"rope.dimension_count{suffix}")
+        if rotated is None and facts.integer(f"attention.key_length{suffix}") and suffix:
+            rotated = facts.integer("rope.dimension_count") or facts.integer("attention.key_length") or by_default
         if rotated == 0 and size and facts.integer("attention.kv_lora_rank") is None:  # it loops for ever over none
             raise facts.refuse(f"rope.dimension_count{suffix}", 0, "it must be at least 2")
         if rotated is not None and rotated % 2:
             raise facts.refuse(f"rope.dimension_count{suffix}", rotated, "it must be even")
         if rotated is not None and size and rotated > size:
             raise facts.refuse(f"rope.dimension_count{suffix}", rotated, f"a head has {size} values")
+
+
+def _check_shared_layers(facts: _Facts) -> None:
+    """Check that the last layers with a window, and those without, find a layer of their kind whose cache they use."""
+    shared, layers = facts.integer("attention.shared_kv_layers") or 0, facts.integer("block_count")
+    windows = facts.integers("attention.sliding_window_pattern")
+    if not shared or layers is None or facts.architecture not in ("gemma3n", "gemma4"):
+        return
+    own = layers - shared
+    if own < 2:
+        raise facts.refuse("attention.shared_kv_layers", shared, f"two of {layers} layers need a cache of their own")
+    if len(windows) != layers:  # a period instead of a list; llama.cpp refuses it for gemma4
+        return
+    last = {True: own - 2, False: own - 1}
+    for layer in range(own, layers):
+        has_window = bool(windows[layer])
+        if bool(windows[last[has_window]]) != has_window:
+            kind = "with" if has_window else "without"
+            raise facts.refuse(
+                "attention.shared_kv_layers",
+                shared,
+                f"layer {layer} uses the cache of layer {last[has_window]}, which is none {kind} a window",
+            )
+
+
+def _check_modern_bert(facts: _Facts) -> None:
+    """Check the heads of ModernBERT, whose queries, keys and values are one matrix, and that some layer has its window."""
+    if facts.architecture != "modern-bert":
+        return
+    width, layers = facts.integer("embedding_length"), facts.integer("block_count")
+    heads = max(facts.integers("attention.head_count"), default=0)
+    shared = set(facts.integers("attention.head_count_kv")) - {heads}
+    if not heads or (width or 0) % heads:
+        raise facts.refuse("attention.head_count", heads, f"embedding_length, {width}, must be a multiple of it")
+    if shared or facts.is_odd("attention.head_count_kv"):
+        raise facts.refuse(
+            "attention.head_count_kv", min(shared, default="no number"), f"it must be head_count, {heads}"
+        )
+    pattern = facts.integers("attention.sliding_window_pattern")
+    period = pattern[0] if len(pattern) == 1 else 0
+    is_odd = facts.is_odd("attention.sliding_window_pattern")
+    has_window = any(pattern) if len(pattern) > 1 else period > 1 and (layers or 0) > 1
+    if facts.integer("attention.sliding_window") and (pattern or is_odd) and not has_window:
+        raise facts.refuse(
+            "attention.sliding_window_pattern", pattern or "no number", "one layer at least must have a window"
+        )
+
+
+def _check_states(facts: _Facts) -> None:
+    """Check the sizes of recurrent states, which llama.cpp takes as given."""
+    architecture, width = facts.architecture, facts.integer("embedding_length")
+    head_size = facts.integer("wkv.head_size")
+    if architecture in _SHIFTED_TOKENS and head_size is not None and width is not None:
+        if head_size == 0 or width % head_size:
+            raise facts.refuse("wkv.head_size", head_size, f"embedding_length, {width}, must be a multiple of it")
+        if head_size % 64 and architecture in ("rwkv7", "arwkv7"):
+            raise facts.refuse("wkv.head_size", head_size, "llama.cpp computes 64 values at a time")
+    if architecture in ("rwkv6", "rwkv6qwen2") and head_size and width:
+        heads = width // head_size
+        for found in facts.integers("attention.head_count_kv"):
+            if found and (found != heads if architecture == "rwkv6" else heads % found):
+                raise facts.refuse("attention.head_count_kv", found, f"there are {heads} heads")
+    shifted = facts.integer("token_shift_count")
+    if shifted is not None and shifted != _SHIFTED_TOKENS.get(architecture, shifted):
+        raise facts.refuse("token_shift_count", shifted, f"llama.cpp computes {_SHIFTED_TOKENS[architecture]}")
+    inner = facts.integer("ssm.inner_size")
+    if architecture == "granitehybrid" and None not in (inner, width) and inner != 2 * (width or 0):
+        raise facts.refuse("ssm.inner_size", inner, f"llama.cpp computes twice embedding_length, {width}")
 
 
 def _check_tokens(facts: _Facts) -> None:
@@ -265,6 +356,10 @@ def _check_needed(facts: _Facts, present: set[bytes]) -> None:
     needed = list(_NEEDED.get(facts.architecture, ()))
     if facts.architecture in _NEED_CONVOLUTION_BIAS:
         needed += [name.removesuffix(b"weight") + b"bias" for name in present if _CONVOLUTION.fullmatch(name)]
+    if facts.architecture == "rwkv6":
+        single = (name for name in present if name.endswith(b".time_mix_lerp_x.weight"))
+        fused = (name.replace(b"lerp_x", b"lerp_fused") for name in single)
+        needed += [name for name in fused if name.replace(b"lerp_fused", b"lerp_w") not in present]
     for name in needed:
         if present and name not in present:
             raise ModelLoadError(f"{facts.name}: the tensor {name.decode()} is missing")

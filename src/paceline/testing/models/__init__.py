@@ -12,19 +12,14 @@ tokens have next to no weight. To see an end, declare a token that it does gener
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from paceline.testing.models.encoders import BertSpec, ModernBertSpec, T5Spec
 from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
+from paceline.testing.models.gemma import Gemma3Spec, Gemma4Spec
 from paceline.testing.models.gguf_parts import Tensor, Typed, Value, WeightType, every_value_type
-from paceline.testing.models.recurrent import FalconH1Spec, Lfm2Spec, MambaSpec
+from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec
+from paceline.testing.models.rwkv import Rwkv6Spec, Rwkv7Spec
 from paceline.testing.models.spec import ModelSpec, Pooling
-from paceline.testing.models.transformer import (
-    BertSpec,
-    Gemma3Spec,
-    LlamaSpec,
-    Qwen2MoeSpec,
-    Qwen2Spec,
-    T5Spec,
-    qwen2_half_billion,
-)
+from paceline.testing.models.transformer import LlamaSpec, Qwen2MoeSpec, Qwen2Spec, qwen2_half_billion
 from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [
@@ -33,13 +28,18 @@ __all__ = [
     "BertSpec",
     "FalconH1Spec",
     "Gemma3Spec",
+    "Gemma4Spec",
+    "GraniteHybridSpec",
     "Lfm2Spec",
     "LlamaSpec",
     "MambaSpec",
     "ModelSpec",
+    "ModernBertSpec",
     "Pooling",
     "Qwen2MoeSpec",
     "Qwen2Spec",
+    "Rwkv6Spec",
+    "Rwkv7Spec",
     "SpecVocabulary",
     "T5Spec",
     "Tensor",
@@ -64,13 +64,20 @@ KINDS: Mapping[str, ModelSpec] = MappingProxyType(
         "qwen2": Qwen2Spec(),
         "qwen2moe": Qwen2MoeSpec(),
         "gemma3": Gemma3Spec(),
+        "gemma4": Gemma4Spec(),
         "mamba": MambaSpec(),
+        "rwkv6": Rwkv6Spec(),
+        "rwkv7": Rwkv7Spec(),
         "falcon-h1": FalconH1Spec(),
         "lfm2": Lfm2Spec(),
+        "granitehybrid": GraniteHybridSpec(),
         "embedding-llama": LlamaSpec(pooling="last"),
         "bert": BertSpec(),
+        "modern-bert": ModernBertSpec(),
         "reranker": BertSpec(pooling="rank"),
         "t5": T5Spec(),
     }
 )
-"""gemma3 has sliding windows, mamba is recurrent, falcon-h1 and lfm2 are hybrids; bert and t5 have encoders."""
+"""gemma3 and gemma4 have sliding windows, mamba and rwkv are recurrent, falcon-h1, lfm2 and granitehybrid are hybrids;
+bert, modern-bert and t5 have encoders.
+"""

@@ -1,4 +1,4 @@
-"""Models with a recurrent state: Mamba, and hybrids with attention (Falcon-H1, LFM2)."""
+"""Models with a recurrent state: Mamba, and hybrids with attention (Falcon-H1, Granite 4, LFM2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
-from paceline.testing.models.spec import Sizes, attention, embedding, feed_forward, norms, output, query_key_norms
+from paceline.testing.models.spec import (
+    Sizes,
+    attention,
+    embedding,
+    experts,
+    feed_forward,
+    norms,
+    output,
+    query_key_norms,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +96,77 @@ class FalconH1Spec(Sizes):
         for layer in range(self.n_layer):
             block = f"blk.{layer}"
             yield norm(f"{block}.attn_norm.weight", self.n_embd)
-            yield from self._mixer(block)
+            yield from mamba2_mixer(self, block)
             yield from attention(self, block)
             yield norm(f"{block}.ffn_norm", self.n_embd)  # without ".weight" in this architecture
             yield from feed_forward(self, block)
 
-    def _mixer(self, block: str) -> Iterator[Tensor]:
-        convolved = self.inner + 2 * self.n_group * self.d_state
-        yield matrix(f"{block}.ssm_in.weight", self.inner + convolved + self.n_ssm_head, self.n_embd, gain=1.5)
-        yield Tensor(f"{block}.ssm_conv1d.weight", (convolved, self.d_conv), 0.5)
-        yield bias(f"{block}.ssm_conv1d.bias", convolved)
-        yield bias(f"{block}.ssm_dt.bias", self.n_ssm_head, centre=-1.0, spread=0.5)
-        yield Tensor(f"{block}.ssm_a", (self.n_ssm_head, 1), 0.1, centre=-0.5)
-        yield Tensor(f"{block}.ssm_d", (self.n_ssm_head, 1), 0.1, centre=1.0)
-        yield Tensor(f"{block}.ssm_norm.weight", (self.n_group, self.inner // self.n_group), 0.05, centre=1.0)
-        yield matrix(f"{block}.ssm_out.weight", self.n_embd, self.inner, gain=1.5)
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteHybridSpec(Sizes):
+    """Granite 4: Mamba-2, attention without positions in a few layers, and a mixture of experts with a shared one in all."""
+
+    architecture: ClassVar[str] = "granitehybrid"
+    n_layer: int = 4
+    attention_layers: tuple[int, ...] = (1,)
+    n_expert: int = 4
+    n_expert_used: int = 2
+    n_ff_shared: int = 64
+    d_conv: int = 4
+    d_state: int = 16
+    n_ssm_head: int = 8
+    n_group: int = 1
+    tied: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Width inside the mixer."""
+        return 2 * self.n_embd
+
+    def metadata(self) -> dict[str, Value]:
+        heads = [self.n_head_kv if layer in self.attention_layers else 0 for layer in range(self.n_layer)]
+        values: dict[str, Value] = {
+            "attention.head_count_kv": heads,
+            "rope.dimension_count": self.head_size,
+            "rope.scaling.finetuned": False,
+            "expert_count": self.n_expert,
+            "expert_used_count": self.n_expert_used,
+            "expert_shared_feed_forward_length": self.n_ff_shared,
+            "ssm.conv_kernel": self.d_conv,
+            "ssm.inner_size": self.inner,
+            "ssm.state_size": self.d_state,
+            "ssm.time_step_rank": self.n_ssm_head,
+            "ssm.group_count": self.n_group,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
+        yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
+        yield norm("output_norm.weight", self.n_embd)
+        if not self.tied:
+            yield output(self)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            yield from attention(self, block) if layer in self.attention_layers else mamba2_mixer(self, block)
+            yield from experts(self, block, self.n_expert, self.n_ff)
+            yield matrix(f"{block}.ffn_gate_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
+            yield matrix(f"{block}.ffn_up_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
+            yield matrix(f"{block}.ffn_down_shexp.weight", self.n_embd, self.n_ff_shared, gain=1.5)
+
+
+def mamba2_mixer(size: FalconH1Spec | GraniteHybridSpec, block: str) -> Iterator[Tensor]:
+    """Yield the mixer of one Mamba-2 layer."""
+    convolved = size.inner + 2 * size.n_group * size.d_state
+    yield matrix(f"{block}.ssm_in.weight", size.inner + convolved + size.n_ssm_head, size.n_embd, gain=1.5)
+    yield Tensor(f"{block}.ssm_conv1d.weight", (convolved, size.d_conv), 0.5)
+    yield bias(f"{block}.ssm_conv1d.bias", convolved)
+    yield bias(f"{block}.ssm_dt.bias", size.n_ssm_head, centre=-1.0, spread=0.5)
+    yield Tensor(f"{block}.ssm_a", (size.n_ssm_head, 1), 0.1, centre=-0.5)
+    yield Tensor(f"{block}.ssm_d", (size.n_ssm_head, 1), 0.1, centre=1.0)
+    yield Tensor(f"{block}.ssm_norm.weight", (size.n_group, size.inner // size.n_group), 0.05, centre=1.0)
+    yield matrix(f"{block}.ssm_out.weight", size.n_embd, size.inner, gain=1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
