@@ -11,12 +11,19 @@ namespace {
 
 std::string at(const char * array, size_t index) { return std::string(array) + "[" + str(index) + "]"; }
 
+// Whether positions of a sequence may leave some out: with M-RoPE an image spans positions that have no cells.
+bool may_skip_positions(const llama_model * model) {
+    const enum llama_rope_type type = llama_model_rope_type(model);
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
+
 } // namespace
 
 // What a sequence held before a batch, and what restores it.
 struct Context::Snapshot {
     int32_t              seq_id;
     int32_t              next; // the first position of the batch in it
+    int32_t              last; // that it held; below next - 1 where the batch leaves positions out
     bool                 shadowed = false;
     std::vector<uint8_t> window; // state of the sliding window, if the batch can overwrite it
 };
@@ -57,6 +64,9 @@ void Context::check_batch(const Batch & batch) const {
         if (expected < 0) {
             check_has_state("seq_ids: sequence", seq_id);
             expected = positions_locked(seq_id).max + 1;
+            if (position > expected && may_skip_positions(model_->get())) {
+                expected = position;
+            }
         }
         if (position != expected) {
             fail("InvalidParams", at("positions", i) + " must be " + str(expected) + ", where sequence " + str(seq_id) +
@@ -91,7 +101,7 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) cons
     }
     std::vector<Snapshot> snapshots;
     for (const auto & [seq_id, position] : first) {
-        Snapshot snapshot{seq_id, position, false, {}};
+        Snapshot snapshot{seq_id, position, positions_locked(seq_id).max, false, {}};
         if (position > 0 && needs_shadows()) {
             llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), -1, -1);
             snapshot.shadowed = true;
@@ -146,7 +156,7 @@ std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
                                          LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         }
         const Positions held = positions_locked(snapshot.seq_id);
-        if (held.max != snapshot.next - 1 || !covers(held, snapshot.next)) {
+        if (held.max != snapshot.last || !covers(held, snapshot.next)) {
             remove_locked(snapshot.seq_id, 0);
             lost += (lost.empty() ? "; could not be restored and is now empty: sequence " : ", ") + str(snapshot.seq_id);
         }

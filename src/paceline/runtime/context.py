@@ -116,8 +116,8 @@ class Context(Closeable):
         """Compute tokens and store their keys and values.
 
         token_ids: (n,), 1 <= n <= n_batch. seq_ids: one id for all, or (n,). positions: (n,), the next positions of each
-        sequence, which are the default. wants_logits: the tokens for which `logits(i)` is available afterwards: the last of
-        each sequence, all, none, or (n,) bools.
+        sequence, which are the default; with M-RoPE the first may be a later one. wants_logits: the tokens for which `logits(i)`
+        is available afterwards: the last of each sequence, all, none, or (n,) bools.
 
         Raises `InvalidParams` (nothing was computed), `NoKvSlot`, `PromptTooLong`, `Aborted`, `DecodeError`.
         """

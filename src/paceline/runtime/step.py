@@ -72,7 +72,7 @@ FloatArray = npt.NDArray[np.float32]
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's part of a step.
 
-    position: of the first of `token_ids`; the sequence's next one.
+    position: of the first of `token_ids`; the sequence's next one, or with M-RoPE (Qwen-VL and others) also a later one.
     num_drafts: proposed tokens at the end of `token_ids`; the sampler draws along them while its draws match, and wrong
     ones are removed from memory again. Needs exactly one sampler.
     samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 choices, before they

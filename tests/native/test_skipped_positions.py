@@ -1,0 +1,186 @@
+"""M-RoPE: a row may begin behind the sequence's next position, as text behind an image does; other models refuse that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.exact import EXACT
+from tests.native.conftest import TinyModels
+
+from paceline.errors import InvalidParams, NoKvSlot, PromptTooLong
+from paceline.params import SamplingParams
+from paceline.runtime import Context, Model, Sampler
+from paceline.runtime.step import StepRow
+from paceline.testing.models import Qwen2Spec, write_model
+from paceline.testing.models.gguf_parts import Value
+
+pytestmark = pytest.mark.native
+
+Logits = npt.NDArray[np.float32]
+Make = Callable[..., Context]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VlSpec(Qwen2Spec):
+    """The text part of Qwen2-VL: of each key a part is rotated by time, height and width each."""
+
+    architecture: ClassVar[str] = "qwen2vl"
+
+    def metadata(self) -> dict[str, Value]:
+        pairs = self.head_size // 2
+        sections = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4, 0]
+        return super().metadata() | self.prefixed({"rope.dimension_sections": sections})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path: Path = write_model(tmp_path_factory.mktemp("qwen2vl") / "qwen2vl.gguf", Qwen2VlSpec())
+    with Model.load(path) as found:
+        yield found
+
+
+@pytest.fixture
+def make(model: Model) -> Iterator[Make]:
+    made: list[Context] = []
+
+    def context(**options: int) -> Context:
+        sizes = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 4}
+        made.append(Context(model, **{**sizes, **EXACT, **options}))
+        return made[-1]
+
+    yield context
+    for one in made:
+        one.close()
+
+
+def ids(count: int, seed: int) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, 250, count).tolist()
+    return found
+
+
+HEAD, TAIL = ids(10, 1), ids(6, 2)
+GAP = range(15, 21)  # positions of the tail, which leave out five
+
+
+def decode(context: Context, tokens: list[int], first: int, seq_id: int = 0) -> Logits:
+    """Compute a row from a position on and return the logits behind it."""
+    context.decode(tokens, seq_ids=seq_id, positions=list(range(first, first + len(tokens))))
+    return context.logits(len(tokens) - 1)
+
+
+def test_a_row_may_begin_at_a_later_position(make: Make) -> None:
+    """In one part or in several, alone or beside others, with the same logits; at the next position they are others."""
+    context = make()
+    decode(context, HEAD, 0)
+    expected = decode(context, TAIL, 15)
+    assert context.positions(0) == (0, 20)
+    decode(context, HEAD, 0, seq_id=1)
+    decode(context, TAIL[:2], 15, seq_id=1)
+    assert np.allclose(decode(context, TAIL[2:], 17, seq_id=1), expected, atol=1e-4)
+    decode(context, HEAD, 0, seq_id=2)
+    context.decode([*ids(4, 3), *TAIL], seq_ids=[3] * 4 + [2] * 6, positions=[*range(4), *GAP], wants_logits="last")
+    assert np.allclose(context.logits(9), expected, atol=1e-4)
+    plain = make()
+    decode(plain, HEAD, 0)
+    assert not np.allclose(decode(plain, TAIL, 10), expected, atol=1e-2)
+
+
+def test_what_counts_is_the_distance(make: Make) -> None:
+    """Rotations are relative: the same tokens as far from each other, later, have the same logits."""
+    context = make()
+    decode(context, HEAD, 0)
+    expected = decode(context, TAIL, 15)
+    decode(context, HEAD, 40, seq_id=1)
+    assert np.allclose(decode(context, TAIL, 55, seq_id=1), expected, atol=1e-3)
+    assert context.positions(1) == (40, 60)
+
+
+def test_a_step_takes_rows_with_later_positions(make: Make, model: Model) -> None:
+    """And draws as from a decode."""
+    context = make()
+    decode(context, HEAD, 0)
+    expected = int(np.argmax(decode(context, TAIL, 15)))
+    context.step([StepRow(seq_id=1, position=0, token_ids=HEAD)])
+    sampler = Sampler(SamplingParams(temperature=0), model)
+    result = context.step([StepRow(seq_id=1, position=15, token_ids=TAIL, samplers=(sampler,))])
+    assert result.rows[0].draws[0].token_ids == (expected,)
+
+
+@pytest.mark.parametrize("end", [10, 12, 15, 18, 21])
+def test_copies_are_cut_by_position(make: Make, end: int) -> None:
+    """Whether the place has a cell or not; what goes on there has the logits of one that was never longer."""
+    context = make()
+    decode(context, HEAD, 0)
+    decode(context, TAIL, 15)
+    context.copy(0, 1, 0, end)
+    decode(context, HEAD, 0, seq_id=2)
+    if end > 15:
+        decode(context, TAIL[: end - 15], 15, seq_id=2)
+    assert context.positions(1) == context.positions(2)
+    more = ids(3, 4)
+    assert np.allclose(decode(context, more, 25, seq_id=1), decode(context, more, 25, seq_id=2), atol=1e-4)
+
+
+def test_saved_ranges_have_their_positions(make: Make) -> None:
+    """A sequence that is loaded in two parts, or whole, goes on as the one that was saved."""
+    context = make()
+    decode(context, HEAD, 0)
+    decode(context, TAIL, 15)
+    parts = [context.save_cells(0, first, end, scratch_seq_id=3) for first, end in ((0, 8), (8, 21))]
+    for part in parts:
+        context.load_cells(1, part, part.start, part.end, scratch_seq_id=3)
+    context.load_sequence(2, context.save_sequence(0))
+    assert context.positions(0) == context.positions(1) == context.positions(2) == (0, 20)
+    more = ids(3, 4)
+    expected = decode(context, more, 30)
+    assert np.allclose(decode(context, more, 30, seq_id=1), expected, atol=1e-4)
+    assert np.allclose(decode(context, more, 30, seq_id=2), expected, atol=1e-4)
+
+
+def test_a_pass_that_fails_leaves_the_sequence_where_it_was(make: Make) -> None:
+    """Also where it would have left positions out."""
+    context = make(n_ctx=256)
+    decode(context, HEAD, 0)
+    for start in range(0, 240, 60):
+        decode(context, ids(60, start), start, seq_id=1)
+    with pytest.raises(NoKvSlot) as raised:
+        decode(context, TAIL + ids(4, 9), 15)
+    assert "restored" not in str(raised.value)
+    assert context.positions(0) == (0, 9)
+    context.remove(1)
+    found = decode(context, TAIL, 15)
+    decode(context, HEAD, 0, seq_id=2)
+    assert np.allclose(found, decode(context, TAIL, 15, seq_id=2), atol=1e-4)
+
+
+def test_positions_that_cannot_be_are_refused(make: Make) -> None:
+    """Behind what a context has, before what the sequence holds, and left out within a row."""
+    context = make()
+    decode(context, HEAD, 0)
+    with pytest.raises(PromptTooLong):
+        decode(context, TAIL, context.max_positions - 5)
+    for first in (0, 9):
+        with pytest.raises(InvalidParams, match="must be 10"):
+            decode(context, TAIL, first)
+    with pytest.raises(InvalidParams, match="must be 16, where sequence 0 goes on, not 18"):
+        context.decode([1, 2], positions=[15, 18])
+    assert context.positions(0) == (0, 9)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "falcon-h1"])
+def test_other_models_have_every_position(tiny_models: TinyModels, kind: str) -> None:
+    """Theirs have no gaps, and llama.cpp would end the pass."""
+    with Model.load(tiny_models(kind)) as found, Context(found, n_ctx=64, n_threads=1) as context:
+        decode(context, HEAD, 0)
+        with pytest.raises(InvalidParams, match="must be 10, where sequence 0 goes on, not 15"):
+            decode(context, TAIL, 15)
+        with pytest.raises(InvalidParams, match="must be 10, where sequence 0 goes on, not 15"):
+            context.step([StepRow(seq_id=0, position=15, token_ids=TAIL)])
+        assert context.positions(0) is not None
+        decode(context, TAIL, 10)
