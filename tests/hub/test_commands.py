@@ -161,6 +161,24 @@ def test_rm_removes_a_quantisation_or_a_repository(hub: StandInHub, tmp_path: Pa
     assert not folder.exists()
 
 
+def test_rm_keeps_what_another_version_has_and_what_is_being_downloaded(hub: StandInHub, tmp_path: Path) -> None:
+    """A content of two snapshots, a part of another download, files of other programs."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+    invoke("pull", "user/tiny")
+    repo.files["README.md"] = b"new"
+    new = Path(invoke("pull", "user/tiny").stdout.strip())
+    old = next(path for path in tmp_path.rglob("snapshots/*/tiny-Q4_K_M.gguf") if path != new)
+    (new.parents[2] / "blobs" / "config").write_bytes(b"of another program")
+    assert invoke("rm", f"user/tiny@{old.parent.name}").exit_code == 0
+    assert not old.exists()
+    assert new.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    part = new.parents[2] / "blobs" / "abc.incomplete"
+    part.write_bytes(b"arriving")
+    assert invoke("rm", "user/tiny").exit_code == 0
+    assert not new.exists()
+    assert part.exists()
+
+
 def test_rm_leaves_ollamas_models_to_ollama(hub: StandInHub, tmp_path: Path) -> None:
     """Its database would not know."""
     blob = put_ollama(tmp_path, "llama3.2:latest", gguf("llama"))

@@ -117,6 +117,17 @@ def test_statuses_are_errors_of_ours(hub: StandInHub, status: int, error: type[E
     assert "hidden" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "place", ["http://127.0.0.1:9", "http://no.such.host.invalid", "http://exa mple", "http://a..b"]
+)
+def test_a_server_that_cannot_be_reached_is_an_error_soon(hub: StandInHub, place: str) -> None:
+    """After a second attempt; nothing says that there ever was one."""
+    recorder = Recorder()
+    with pytest.raises(HubUnavailable, match="cannot download m.gguf from http://"):
+        locate(f"{place}/m.gguf", recorder=recorder)
+    assert len(recorder.notes) <= 1
+
+
 def test_a_target_is_where_the_file_goes(hub: StandInHub, tmp_path: Path) -> None:
     """As llama-server's -m beside -mu."""
     hub.files["m.gguf"] = gguf("m")

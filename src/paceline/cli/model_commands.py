@@ -102,7 +102,7 @@ def rm(model: ModelName, *, dry_run: DryRun = False) -> None:
 
 
 def prune(*, dry_run: DryRun = False) -> None:
-    """Remove what no model needs: parts of downloads, and versions of models that a newer one has replaced."""
+    """Remove what no model needs: parts of downloads, and versions of models that no branch or tag has any more."""
     from paceline.hub.found_models import find_leftovers, remove_leftovers
     from paceline.hub.hub_settings import hub_settings
     from paceline.hub.locate import shown_bytes

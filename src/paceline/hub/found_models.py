@@ -87,20 +87,19 @@ def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
             name = model.name.removeprefix("ollama:")
             raise Unsupported(f"{model.name} belongs to Ollama; remove it with `ollama rm {name}`")
     freed = 0
-    for model in models:
-        for part in model.parts:
-            is_link = part.is_symlink()
-            freed += 0 if is_link else part.stat().st_size
-            part.unlink(missing_ok=True)
-            for beside in (".etag", ".json", PART_SUFFIX):
-                part.with_name(part.name + beside).unlink(missing_ok=True)
+    contents: set[Path] = set()
+    for part in (part for model in models for part in model.parts):
+        if part.is_symlink():
+            contents.add(part.resolve())
+        else:
+            freed += part.stat().st_size
+        part.unlink(missing_ok=True)
+        for beside in (".etag", ".json", PART_SUFFIX):
+            part.with_name(part.name + beside).unlink(missing_ok=True)
+    names = {reference.repo for model in models if isinstance(reference := _hub_reference(model), HubReference)}
     for cache in settings.repository_caches:
-        names = {reference.repo for model in models if isinstance(reference := _hub_reference(model), HubReference)}
         for repo in (each for each in cached_repos(cache) if each.repo in names):
-            freed += _remove_unnamed(repo)
-            if not any(snapshot_files(each) for each in repo.snapshots()):
-                freed += sum(part.stat().st_size for part in repo.blobs.glob(f"*{PART_SUFFIX}"))
-                shutil.rmtree(repo.folder, ignore_errors=True)
+            freed += _remove_contents(repo, contents)
     return freed
 
 
@@ -214,24 +213,24 @@ def _name_of(reference: ModelReference) -> str:
 # ---- removing
 
 
-def _remove_unnamed(repo: CachedRepo) -> int:
+def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
+    """Delete contents that no snapshot links to any more, and the repository where nothing is left of it."""
+    snapshots = repo.snapshots()
+    gone = contents - _linked(snapshots)
     freed = 0
-    for blob in _unnamed_blobs(repo):
+    for blob in [each for each in repo.blobs.iterdir() if each.resolve() in gone] if repo.blobs.is_dir() else []:
         freed += blob.stat().st_size
         blob.unlink()
+    parts = list(repo.blobs.glob(f"*{PART_SUFFIX}"))
+    if not any(snapshot_files(each) for each in snapshots) and not any(map(_is_growing, parts)):
+        freed += sum(part.stat().st_size for part in parts)
+        shutil.rmtree(repo.folder, ignore_errors=True)
     return freed
 
 
-def _unnamed_blobs(repo: CachedRepo) -> list[Path]:
-    """Return the contents that no snapshot links to."""
-    named = {path.resolve() for snapshot in repo.snapshots() for path in snapshot.rglob("*") if path.is_symlink()}
-    with suppress(OSError):
-        return [
-            blob
-            for blob in sorted(repo.blobs.iterdir())
-            if blob.is_file() and blob.suffix != PART_SUFFIX and blob.resolve() not in named
-        ]
-    return []
+def _linked(snapshots: list[Path]) -> set[Path]:
+    """Return the contents that snapshots link to."""
+    return {path.resolve() for each in snapshots for path in each.rglob("*") if path.is_symlink()}
 
 
 def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:

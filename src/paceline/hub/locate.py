@@ -300,7 +300,7 @@ class Locator:
             return False
         try:
             response = httpx.head(url, follow_redirects=True, timeout=10.0, headers={"accept-encoding": "identity"})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             self.observer.note(f"cannot ask for a newer {path.name} ({error}); using the copy in the cache")
             return False
         tag = response.headers.get("etag")

@@ -39,6 +39,7 @@ _log = logging.getLogger("paceline.hub")
 _MAGIC: Final = b"GGUF"
 _CHUNK_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 6  # in a row without a new byte
+_FIRST_ATTEMPTS: Final = 2  # where no connection was made at all
 _LONGEST_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.2
 _TIMEOUT_S: Final = 20.0
@@ -152,6 +153,7 @@ class _Transfer:
         self._have = 0
         self._total = download.size
         self._tag: str | None = None
+        self._max_failures = _FIRST_ATTEMPTS
 
     def run(self) -> None:
         import httpx
@@ -215,7 +217,7 @@ class _Transfer:
                 self._request(client)
             except (httpx.TransportError, _Broken) as error:
                 failure = error
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                 self._give_up(str(error) or type(error).__name__)
             if failure is None and self._total is None:
                 return  # a server that announces no length has sent what there is
@@ -226,7 +228,7 @@ class _Transfer:
     def _wait(self, error: Exception, failures: int) -> None:
         reason = str(error) or type(error).__name__
         asked_s = error.wait_s if isinstance(error, _Broken) else None
-        if failures >= _ATTEMPTS or (asked_s or 0) > _LONGEST_WAIT_S:
+        if failures >= self._max_failures or (asked_s or 0) > _LONGEST_WAIT_S:
             self._give_up(reason if asked_s is None else f"{reason}, for {asked_s:.0f} s")
         wait_s = min(2.0 ** (failures - 1) / 2, _LONGEST_WAIT_S) if asked_s is None else asked_s
         self._observer.note(f"{self._download.name}: {reason}; trying again in {wait_s:.1f} s")
@@ -240,6 +242,7 @@ class _Transfer:
             if self._tag is not None:
                 headers["if-range"] = self._tag
         with client.stream("GET", self._download.url, headers=headers) as response:
+            self._max_failures = _ATTEMPTS
             self._check_status(response)
             self._check_disk()
             with self._download.part.open("ab") as file:
