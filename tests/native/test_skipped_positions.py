@@ -13,7 +13,7 @@ import pytest
 from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
-from paceline.errors import InvalidParams, NoKvSlot, PromptTooLong
+from paceline.errors import InvalidParams, NoKvSlot, PromptTooLong, StateError
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
@@ -141,6 +141,19 @@ def test_saved_ranges_have_their_positions(make: Make) -> None:
     expected = decode(context, more, 30)
     assert np.allclose(decode(context, more, 30, seq_id=1), expected, atol=1e-4)
     assert np.allclose(decode(context, more, 30, seq_id=2), expected, atol=1e-4)
+
+
+def test_a_range_that_ends_without_a_cell_is_refused_when_it_is_loaded(make: Make) -> None:
+    """Or copied from a sequence that ends there: an error, and no wrong positions."""
+    context = make()
+    decode(context, HEAD, 0)
+    with pytest.raises(InvalidParams, match="at most 10"):
+        context.copy(0, 1, 0, 15)
+    decode(context, TAIL, 15)
+    state = context.save_cells(0, 0, 15, scratch_seq_id=3)
+    with pytest.raises(StateError):
+        context.load_cells(1, state, 0, 15, scratch_seq_id=3)
+    assert [context.positions(seq_id) for seq_id in (1, 3)] == [None, None]
 
 
 def test_a_pass_that_fails_leaves_the_sequence_where_it_was(make: Make) -> None:
