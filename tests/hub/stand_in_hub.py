@@ -232,12 +232,13 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a
             asked = self.headers.get("range")
             condition = self.headers.get("if-range")
             if asked is not None and not fault.ignores_range and condition in (None, headers.get("ETag")):
-                first = int(asked.removeprefix("bytes=").removesuffix("-"))
+                first, last = (int(word or len(body) - 1) for word in asked.removeprefix("bytes=").split("-"))
                 if first >= len(body):
                     self._send(416, {"Content-Range": f"bytes */{len(body)}"}, b"")
                     return
-                headers = headers | {"Content-Range": f"bytes {first}-{len(body) - 1}/{len(body)}"}
-                body, status = body[first:], 206
+                last = min(last, len(body) - 1)
+                headers = headers | {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
+                body, status = body[first : last + 1], 206
             self._send(status, headers | {"Accept-Ranges": "bytes"}, body, fault)
 
         def _error(self, status: int, code: str) -> None:

@@ -119,6 +119,35 @@ def test_show_reads_the_header(demo: StandInHub) -> None:
     assert "demo-Q4_K_M.gguf" in text
 
 
+def test_show_asks_the_hub_about_what_is_not_here(demo: StandInHub, tmp_path: Path) -> None:
+    """The header alone is requested, and nothing is kept."""
+    files = demo.repos["user/demo"].files
+    files["demo-Q8_0.gguf"] = files["demo-Q4_K_M.gguf"]
+    files["mmproj-F16.gguf"] = b"GGUF"
+    (facts,) = json.loads(invoke("show", "user/demo", "--json").stdout)
+    assert facts["name"] == "hf:user/demo:Q4_K_M"
+    assert facts["architecture"] == "llama"
+    assert facts["context"] > 0
+    assert facts["quantisations"] == "Q4_K_M, Q8_0"
+    assert facts["projector"] == "yes"
+    assert facts["parts"] == ["demo-Q4_K_M.gguf"]
+    assert [each.headers["range"] for each in demo.requests("cdn")] == [f"bytes=0-{(1 << 20) - 1}"]
+    assert not (tmp_path / "hf" / "hub").exists()
+    assert "offline" not in invoke("show", "user/demo:Q2_K").stderr
+    assert invoke("show", "user/demo", "--offline").exit_code == 1
+    assert invoke("show", "user/none").exit_code == 1
+
+
+def test_a_header_longer_than_the_first_request_is_read_whole(
+    demo: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More bytes are asked for until it is."""
+    monkeypatch.setattr("paceline.hub.remote_header._FIRST_BYTES", 100)
+    (facts,) = json.loads(invoke("show", "user/demo", "--json").stdout)
+    assert facts["architecture"] == "llama"
+    assert [each.headers["range"] for each in demo.requests("cdn")][:2] == ["bytes=0-99", "bytes=0-799"]
+
+
 def test_names_cost_programs_without_them_nothing() -> None:
     """Neither the hub's library nor a network's is loaded for a path."""
     code = (

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
-from paceline.errors import InvalidParams, ModelLoadError
+from paceline.errors import InvalidParams, ModelLoadError, ModelNotFound
+from paceline.hub.references import HubReference
 
 if TYPE_CHECKING:
     from paceline.hub import ModelReference
     from paceline.hub.found_models import FoundModel
+    from paceline.hub.hub_settings import HubSettings
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
 
@@ -73,12 +77,21 @@ def list_models(*, as_json: AsJson = False) -> None:
         _write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
 
 
-def show(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show the files of a downloaded model and what they say; of a repository, each of its models."""
+def show(model: ModelName, *, hf_token: HfToken = None, offline: Offline = False, as_json: AsJson = False) -> None:
+    """Show the files of a downloaded model and what they say; of a repository, each of its models.
+
+    Of a model of the hub that was not downloaded, only the first bytes are requested.
+    """
     from paceline.hub.found_models import matching_models
     from paceline.hub.hub_settings import hub_settings
 
-    facts = [_facts(each) for each in matching_models(hub_settings(), parse_name(model))]
+    reference, settings = parse_name(model), hub_settings(token=hf_token, offline=offline)
+    try:
+        facts = [_facts(each) for each in matching_models(settings, reference)]
+    except ModelNotFound:
+        if settings.offline or not isinstance(reference, HubReference):
+            raise
+        facts = [run(lambda stop: _remote_facts(reference, settings, stop))]
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
         return
@@ -124,7 +137,7 @@ def parse_name(text: str) -> ModelReference:
 
 
 def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
-    from paceline.hub import HubReference, check_file
+    from paceline.hub import check_file
 
     if file is None:
         return reference
@@ -142,8 +155,6 @@ def _pull(
     projector: bool,
     quiet: bool,
 ) -> None:
-    import io
-
     from paceline.hub import local_model
 
     found = local_model(
@@ -183,27 +194,50 @@ def _write_table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 
 def _facts(model: FoundModel) -> dict[str, Any]:
-    """Return what the cache and the file's header say. A header that cannot be read is reported as such."""
+    """Return what the cache and the file's header say."""
     from paceline.hub.locate import shown_bytes
+
+    facts = {"name": model.name, "downloaded_by": model.source, "size": shown_bytes(model.size)}
+    facts |= {"quantisation": model.quantisation, **_header_facts(model.path)}
+    return {**facts, "parts": [str(part) for part in model.parts]}
+
+
+def _remote_facts(reference: HubReference, settings: HubSettings, stop: StopSignal) -> dict[str, Any]:
+    """Return what the hub and the file's header say of a model that was not downloaded."""
+    from paceline.hub.download_bar import download_bar
+    from paceline.hub.locate import Locator, shown_bytes
+    from paceline.hub.remote_header import hub_model
+
+    with download_bar(io.StringIO(), terminal.note) as observer:
+        locator = Locator(settings=settings, observer=observer, cancel=stop.event)
+        with hub_model(locator, reference) as model:
+            return {
+                "name": model.name,
+                "downloaded_by": "nothing",
+                "size": shown_bytes(model.size),
+                **_header_facts(model.paths[0]),
+                "quantisations": ", ".join(model.quantisations),
+                "projector": "yes" if model.has_projector else "",
+                "parts": [path.name for path in model.paths],
+            }
+
+
+def _header_facts(path: Path) -> dict[str, Any]:
+    """Return what a header says. One that cannot be read is reported as such."""
     from paceline.runtime.gguf_file import read_gguf
 
-    facts: dict[str, Any] = {"name": model.name, "downloaded_by": model.source, "size": shown_bytes(model.size)}
     try:
-        header = {key.decode("utf-8", "replace"): value.value for key, value in read_gguf(model.path).metadata.items()}
+        header = {key.decode("utf-8", "replace"): value.value for key, value in read_gguf(path).metadata.items()}
     except ModelLoadError as error:
-        facts["problem"] = str(error)
-        header = {}
+        return {"problem": str(error)}
     architecture = _text(header, "general.architecture")
-    facts |= {
+    return {
         "title": _text(header, "general.name"),
         "architecture": architecture,
-        "quantisation": model.quantisation,
         "context": header.get(f"{architecture}.context_length"),
         "licence": _text(header, "general.license"),
         "chat_template": "yes" if "tokenizer.chat_template" in header else "",
-        "parts": [str(part) for part in model.parts],
     }
-    return facts
 
 
 def _text(header: Mapping[str, Any], key: str) -> str:

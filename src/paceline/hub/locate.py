@@ -104,6 +104,16 @@ class Locator:
                     return found
         return self._in_flat_cache(reference)
 
+    def choose(self, listing: RepoListing, reference: HubReference) -> ModelFiles:
+        """Return the files of a repository that a reference means. Raises `ModelNotFound`."""
+        return choose_files(
+            listing.files,
+            repo=reference.repo,
+            quantisation=reference.quantisation,
+            file=reference.file,
+            fits=self.fits,
+        )
+
     # ---- the hub
 
     def _of_hub(self, reference: HubReference) -> LocalModel:
@@ -118,13 +128,7 @@ class Locator:
                 raise
             self.observer.note(f"{error}; using the copy in the cache")
             return found
-        chosen = choose_files(
-            listing.files,
-            repo=reference.repo,
-            quantisation=reference.quantisation,
-            file=reference.file,
-            fits=self.fits,
-        )
+        chosen = self.choose(listing, reference)
         self.observer.note(_choice_note(reference, chosen))
         elsewhere = self._elsewhere(listing, chosen)
         if elsewhere is not None:

@@ -132,6 +132,37 @@ def fetch(download: Download, observer: DownloadObserver, cancel: threading.Even
                     observer.end()
 
 
+def first_bytes(url: str, headers: Mapping[str, str], count: int, name: str) -> bytes:
+    """Return the first bytes of a file; fewer where it has no more. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`."""
+    import httpx
+
+    wanted = {**headers, "accept-encoding": "identity", "range": f"bytes=0-{count - 1}"}
+    data = b""
+    try:
+        with httpx.stream("GET", url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as response:
+            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                raise _refused(response, name, url)
+            for piece in response.iter_bytes():
+                data += piece
+                if len(data) >= count:  # of a server without ranges
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise HubUnavailable(f"cannot read {name} from {without_secrets(url)}: {error}") from None
+    return data[:count]
+
+
+def _refused(response: httpx.Response, name: str, url: str) -> Exception:
+    """Return the error for a status that is none of success."""
+    status, host = response.status_code, response.url.host
+    if status in (401, 403):
+        return AccessDenied(
+            f"{host} refuses {name} (HTTP {status}); it needs a token that may read it: set HF_TOKEN or pass hf_token"
+        )
+    if status in (404, 410):
+        return ModelNotFound(f"there is no file at {without_secrets(url)} (HTTP {status})")
+    return HubUnavailable(f"{host} did not send {name}: HTTP {status}")
+
+
 class _Changed(Exception):
     """The part belongs to another version of the file: begin anew."""
 
@@ -256,17 +287,10 @@ class _Transfer:
             self._begin_whole(response)
         elif status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and self._have:
             raise _Changed("the server has a shorter file than the part")
-        elif status in (401, 403):
-            raise AccessDenied(
-                f"{self._where(response)} refuses {name} (HTTP {status}); it needs a token that may read it: "
-                "set HF_TOKEN or pass hf_token"
-            )
-        elif status in (404, 410):
-            raise ModelNotFound(f"there is no file at {without_secrets(self._download.url)} (HTTP {status})")
         elif status in _PASSING:
             raise _Broken(f"{self._where(response)} is overloaded (HTTP {status})", _retry_after_s(response))
         else:
-            raise HubUnavailable(f"{self._where(response)} did not send {name}: HTTP {status}")
+            raise _refused(response, name, self._download.url)
 
     def _check_range(self, response: httpx.Response) -> None:
         start, total = _content_range(response.headers.get("content-range", ""))
