@@ -33,7 +33,7 @@ bool Context::needs_shadows() const noexcept {
     return memory_class_ == MemoryClass::recurrent || memory_class_ == MemoryClass::hybrid;
 }
 
-Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
+Context::Context(Draft, std::shared_ptr<Model> model, const ContextOptions & options)
     : model_(std::move(model)),
       memory_class_(class_with(*model_, options.params)),
       n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
@@ -52,6 +52,36 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         fail("Unsupported", "llama.cpp cannot read embeddings of the architecture " + model_->architecture() +
                                 ": it takes them to be wider than its graph makes them");
     }
+}
+
+Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
+    : Context(Draft{}, std::move(model), options) {
+    if (model_->no_alloc()) {
+        fail("Unsupported", "this model was loaded with no_alloc=True, to plan its memory, and has no weights to compute with");
+    }
+    llama_context_params params = prepared(options);
+    if (options.max_host_bytes) {
+        check_memory(params, *options.max_host_bytes);
+    }
+    LogCapture log;
+    context_.reset(llama_init_from_model(model_->get(), params));
+    if (!get()) {
+        fail("InvalidParams", "llama.cpp cannot make a context with these options: " + log.words("it gave no reason"));
+    }
+    if (needs_pins()) {
+        pins_.emplace(memory(), n_seq_max_, n_swa_);
+    }
+    max_positions_ = n_ctx_seq();
+    if (const int64_t rows = model_->position_rows(); rows > 0) {
+        max_positions_ = std::min(max_positions_, rows);
+    }
+    batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
+    pools_.attach(get(), params.n_threads, params.n_threads_batch);
+}
+
+bool Context::needs_pins() const noexcept { return n_swa_ > 0 && memory_class_ == MemoryClass::attention; }
+
+llama_context_params Context::prepared(const ContextOptions & options) {
     llama_context_params params = options.params;
     if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1) {
         fail("Unsupported", "an encoder-decoder model works on one sequence at a time: n_seq_max must be 1, not " + str(n_seq_max_));
@@ -60,12 +90,11 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         // Copies between its separate buffers happen at the next pass only, too late for a snapshot of this one.
         fail("Unsupported", "a hybrid model needs kv_unified=True");
     }
-    const bool needs_pins = n_swa_ > 0 && memory_class_ == MemoryClass::attention;
-    if (needs_shadows() || needs_pins) {
+    if (needs_shadows() || needs_pins()) {
         params.n_seq_max *= 2;
         if (params.n_seq_max > llama_max_parallel_sequences()) {
             fail("InvalidParams", "n_seq_max must be at most " + str(llama_max_parallel_sequences() / 2) + " for a " +
-                                      (needs_pins ? "sliding window with swa_full" : "model with recurrent state") + ", not " +
+                                      (needs_pins() ? "sliding window with swa_full" : "model with recurrent state") + ", not " +
                                       str(n_seq_max_));
         }
     }
@@ -83,29 +112,24 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     }
     params.abort_callback      = on_abort;
     params.abort_callback_data = &aborted_;
-    if (options.max_host_bytes) {
-        const uint64_t bytes = measure_memory(*model_, params);
-        if (bytes > *options.max_host_bytes) {
-            fail("NotEnoughMemory", "a context with n_ctx " + str(params.n_ctx) + ", n_ubatch " + str(params.n_ubatch) +
-                                        " and n_seq_max " + str(n_seq_max_) + " takes " + str(bytes >> 20) +
-                                        " MiB, and " + str(*options.max_host_bytes >> 20) +
-                                        " MiB are free; lower n_ctx, or use a smaller type_k and type_v");
-        }
+    return params;
+}
+
+std::vector<BufferUse> Context::plan(std::shared_ptr<Model> model, const ContextOptions & options) {
+    Context draft(Draft{}, std::move(model), options);
+    return measure_memory(*draft.model_, draft.prepared(options));
+}
+
+void Context::check_memory(const llama_context_params & params, uint64_t max_host_bytes) const {
+    uint64_t bytes = 0;
+    for (const BufferUse & use : measure_memory(*model_, params)) {
+        bytes += use.is_host ? use.cache + use.compute : 0;
     }
-    LogCapture log;
-    context_.reset(llama_init_from_model(model_->get(), params));
-    if (!get()) {
-        fail("InvalidParams", "llama.cpp cannot make a context with these options: " + log.words("it gave no reason"));
+    if (bytes > max_host_bytes) {
+        fail("NotEnoughMemory", "a context with n_ctx " + str(params.n_ctx) + ", n_ubatch " + str(params.n_ubatch) +
+                                    " and n_seq_max " + str(n_seq_max_) + " takes " + str(bytes >> 20) + " MiB, and " +
+                                    str(max_host_bytes >> 20) + " MiB are free; lower n_ctx, or use a smaller type_k and type_v");
     }
-    if (needs_pins) {
-        pins_.emplace(memory(), n_seq_max_, n_swa_);
-    }
-    max_positions_ = n_ctx_seq();
-    if (const int64_t rows = model_->position_rows(); rows > 0) {
-        max_positions_ = std::min(max_positions_, rows);
-    }
-    batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
-    pools_.attach(get(), params.n_threads, params.n_threads_batch);
 }
 
 std::mutex & Context::mutex() const {

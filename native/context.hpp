@@ -46,6 +46,8 @@ struct FreeAtHome {
 class Context {
 public:
     Context(std::shared_ptr<Model> model, const ContextOptions & options);
+    // What the model and such a context would take, without making it. The model may have been loaded with no_alloc.
+    static std::vector<BufferUse> plan(std::shared_ptr<Model> model, const ContextOptions & options);
     ~Context() = default;
     Context(const Context &)             = delete;
     Context & operator=(const Context &) = delete;
@@ -64,6 +66,7 @@ public:
     uint32_t                       n_outputs_max() const noexcept { return n_outputs_max_; }
     bool                           kv_unified() const noexcept { return kv_unified_; }
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
+    std::vector<BufferUse>         memory_use() const { return paceline::memory_use(get()); }
     bool                           has_embeddings() const noexcept { return embeddings_; }
     // Whether a sequence is cells, which can be shared and saved in any part, and beside them a state (a window, recurrent
     // layers), which can only be saved as it is now.
@@ -139,6 +142,11 @@ public:
 
 private:
     struct Snapshot;
+    struct Draft {};
+
+    Context(Draft, std::shared_ptr<Model> model, const ContextOptions & options); // checked, and without a llama_context
+    llama_context_params  prepared(const ContextOptions & options); // as llama.cpp takes them
+    void                  check_memory(const llama_context_params & params, uint64_t max_host_bytes) const;
 
     llama_memory_t        memory() const; // raises Unsupported where there is none
     bool                  covers(const Positions & held, int32_t next) const;
@@ -169,6 +177,7 @@ private:
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;
+    bool                  needs_pins() const noexcept; // of the positions before a full-size window
     std::vector<Snapshot> take_snapshots(const Batch & batch) const;
     void                  pin_before(const Batch & batch);
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);

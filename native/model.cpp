@@ -1,6 +1,7 @@
 #include "model.hpp"
 
 #include <cstring>
+#include <regex>
 #include <set>
 
 #include "device.hpp"
@@ -16,6 +17,29 @@ const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_te
 namespace paceline {
 namespace {
 
+constexpr size_t MAX_PATTERN = 512; // std::regex recurses with the length of a pattern
+
+std::vector<ggml_backend_buffer_type_t> all_buffer_types() {
+    std::vector<ggml_backend_buffer_type_t> found;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(ggml_backend_dev_get(i))) {
+            found.push_back(type);
+        }
+    }
+    return found;
+}
+
+ggml_backend_buffer_type_t find_buffer_type(const std::string & name) {
+    std::string known;
+    for (ggml_backend_buffer_type_t type : all_buffer_types()) {
+        if (name == ggml_backend_buft_name(type)) {
+            return type;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(ggml_backend_buft_name(type));
+    }
+    fail("InvalidParams", "tensor_overrides: there is no buffer type '" + name.substr(0, 80) + "'; this build has " + known);
+}
+
 // The C structs that llama_model_params points into, kept alive while a load runs.
 struct LoadParams {
     explicit LoadParams(const ModelOptions & options) {
@@ -30,6 +54,11 @@ struct LoadParams {
         params.vocab_only      = options.vocab_only;
         params.check_tensors   = options.check_tensors;
         params.use_extra_bufts = options.use_extra_bufts;
+        if (options.no_alloc) {
+            params.no_alloc  = true;
+            params.load_mode = LLAMA_LOAD_MODE_NONE;
+        }
+        set_tensor_overrides(options);
         if (options.n_gpu_layers) {
             params.n_gpu_layers = *options.n_gpu_layers;
         }
@@ -65,6 +94,36 @@ struct LoadParams {
         params.tensor_split = tensor_split.data();
     }
 
+    void set_tensor_overrides(const ModelOptions & options) {
+        if (options.tensor_overrides.empty()) {
+            return;
+        }
+        if (options.tensor_overrides.size() >= llama_max_tensor_buft_overrides()) {
+            fail("InvalidParams", "tensor_overrides has " + str(options.tensor_overrides.size()) + " entries, but at most " +
+                                      str(llama_max_tensor_buft_overrides() - 1) + " are possible");
+        }
+        for (const auto & [pattern, buffer] : options.tensor_overrides) {
+            check_pattern(pattern);
+            tensor_overrides.push_back({pattern.c_str(), find_buffer_type(buffer)});
+        }
+        tensor_overrides.push_back({nullptr, nullptr});
+        params.tensor_buft_overrides = tensor_overrides.data();
+    }
+
+    // llama.cpp compiles it again for every tensor, in the middle of a load.
+    static void check_pattern(const std::string & pattern) {
+        if (pattern.empty() || pattern.size() > MAX_PATTERN || pattern.find('\0') != std::string::npos) {
+            fail("InvalidParams", "tensor_overrides: a pattern must be 1 to " + str(MAX_PATTERN) + " bytes without a NUL, not '" +
+                                      pattern.substr(0, 40) + "'");
+        }
+        try {
+            const std::regex compiled(pattern);
+        } catch (const std::regex_error & error) {
+            fail("InvalidParams", "tensor_overrides: '" + pattern.substr(0, 80) + "' is no regular expression (ECMAScript): " +
+                                      error.what());
+        }
+    }
+
     void add_override(const KvOverride & entry) {
         llama_model_kv_override out{};
         copy_text("key", entry.first, out.key, sizeof(out.key));
@@ -96,6 +155,7 @@ struct LoadParams {
     std::vector<ggml_backend_dev_t>      devices;
     std::vector<float>                   tensor_split;
     std::vector<llama_model_kv_override> overrides;
+    std::vector<llama_model_tensor_buft_override> tensor_overrides;
 };
 
 llama_model * load_files(const std::vector<std::string> & paths, const llama_model_params & params) {
@@ -214,27 +274,43 @@ std::optional<std::string> Model::chat_template(const std::optional<std::string>
     return text ? std::optional<std::string>(text) : std::nullopt;
 }
 
-uint64_t measure_memory(const Model & model, llama_context_params params) {
-    LoadParams load(model.options_);
-    load.params.no_alloc  = true;
-    load.params.load_mode = LLAMA_LOAD_MODE_NONE;
-    LogCapture log;
-    std::unique_ptr<llama_model, decltype(&llama_model_free)> sketch(load_files(model.options_.paths, load.params),
-                                                                     llama_model_free);
-    if (!sketch) {
-        fail("ModelLoadError", "the model's file cannot be read again: " + log.words("llama.cpp gave no reason"));
+std::vector<std::string> buffer_types() {
+    std::vector<std::string> names;
+    for (ggml_backend_buffer_type_t type : all_buffer_types()) {
+        names.push_back(ggml_backend_buft_name(type));
     }
-    std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(sketch.get(), params), llama_free);
+    return names;
+}
+
+std::vector<BufferUse> memory_use(const llama_context * context) {
+    std::vector<BufferUse> uses;
+    for (const auto & [type, used] : llama_get_memory_breakdown(context)) {
+        ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
+        uses.push_back({ggml_backend_buft_name(type), device ? ggml_backend_dev_name(device) : "", ggml_backend_buft_is_host(type),
+                        used.model, used.context, used.compute});
+    }
+    return uses;
+}
+
+std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params) {
+    using Sketch = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
+    LogCapture log;
+    Sketch     sketch(nullptr, llama_model_free);
+    if (!model.no_alloc()) {
+        ModelOptions options = model.options_;
+        options.no_alloc     = true;
+        LoadParams load(options);
+        sketch.reset(load_files(options.paths, load.params));
+        if (!sketch) {
+            fail("ModelLoadError", "the model's file cannot be read again: " + log.words("llama.cpp gave no reason"));
+        }
+    }
+    llama_model * planned = sketch ? sketch.get() : model.get();
+    std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(planned, params), llama_free);
     if (!context) {
         fail("NotEnoughMemory", "llama.cpp cannot plan this context: " + log.words("it gave no reason"));
     }
-    uint64_t bytes = 0;
-    for (const auto & [buffer, used] : llama_get_memory_breakdown(context.get())) {
-        if (ggml_backend_buft_is_host(buffer)) {
-            bytes += used.context + used.compute;
-        }
-    }
-    return bytes;
+    return memory_use(context.get());
 }
 
 } // namespace paceline

@@ -26,11 +26,26 @@ struct ModelOptions {
     int32_t                  main_gpu   = 0;
     std::vector<float>       tensor_split;
     std::vector<KvOverride>  kv_overrides;
+    std::vector<std::pair<std::string, std::string>> tensor_overrides; // pattern of names, buffer type; the first that fits counts
     bool                     vocab_only      = false;
     bool                     check_tensors   = false;
     bool                     use_extra_bufts = true;
+    bool                     no_alloc        = false; // plan the weights without allocating or reading them
     std::function<bool(float)> progress; // returns whether to continue
 };
+
+// What one type of buffer holds of a model and a context. Outputs are the rows of logits that callers read.
+struct BufferUse {
+    std::string buffer;
+    std::string device; // empty for memory of no device in particular
+    bool        is_host = false;
+    uint64_t    weights = 0;
+    uint64_t    cache   = 0;
+    uint64_t    compute = 0;
+};
+
+// The buffer types that tensor_overrides may name.
+std::vector<std::string> buffer_types();
 
 enum class MemoryClass { none, attention, sliding_window, recurrent, hybrid };
 
@@ -46,6 +61,7 @@ public:
     const llama_vocab * vocab() const noexcept { return llama_model_get_vocab(model_); }
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
+    bool                no_alloc() const noexcept { return options_.no_alloc; }
     MemoryClass         memory_class() const;
     std::string         architecture() const; // as the file names it
 
@@ -68,7 +84,7 @@ public:
 private:
     Model(llama_model * model, ModelOptions options) : model_(model), vocab_only_(options.vocab_only), options_(std::move(options)) {}
 
-    friend uint64_t measure_memory(const Model & model, llama_context_params params);
+    friend std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params);
 
     llama_model *      model_;
     bool               vocab_only_;
@@ -76,7 +92,11 @@ private:
     mutable std::mutex adapter_mutex_;
 };
 
-// Bytes of host memory that a context with these parameters would take, counted by building it without allocating.
-uint64_t measure_memory(const Model & model, llama_context_params params);
+// What the model and a context with these parameters take, counted by building them without allocating. Memory for recurrent
+// states is allocated for the moment: llama.cpp plans it in no other way.
+std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params);
+
+// What a context and its model have allocated.
+std::vector<BufferUse> memory_use(const llama_context * context);
 
 } // namespace paceline

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -11,13 +12,12 @@
 namespace paceline {
 namespace {
 
-std::shared_ptr<Context> make_context(std::shared_ptr<Model> model, uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch,
-                                      uint32_t n_seq_max, uint32_t n_outputs_max, int32_t n_threads, int32_t n_threads_batch,
-                                      int rope_scaling_type, int pooling_type, int attention_type, int flash_attn,
-                                      float rope_freq_base, float rope_freq_scale, float yarn_ext_factor,
-                                      float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
-                                      uint32_t yarn_orig_ctx, int type_k, int type_v, bool embeddings, bool offload_kqv,
-                                      bool op_offload, bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes) {
+ContextOptions context_options(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq_max, uint32_t n_outputs_max,
+                               int32_t n_threads, int32_t n_threads_batch, int rope_scaling_type, int pooling_type,
+                               int attention_type, int flash_attn, float rope_freq_base, float rope_freq_scale,
+                               float yarn_ext_factor, float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
+                               uint32_t yarn_orig_ctx, int type_k, int type_v, bool embeddings, bool offload_kqv, bool op_offload,
+                               bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes) {
     ContextOptions         options;
     llama_context_params & params = options.params;
     params.n_ctx                  = n_ctx;
@@ -46,6 +46,10 @@ std::shared_ptr<Context> make_context(std::shared_ptr<Model> model, uint32_t n_c
     params.swa_full               = swa_full;
     params.kv_unified             = kv_unified;
     options.max_host_bytes        = max_host_bytes;
+    return options;
+}
+
+std::shared_ptr<Context> make_context(std::shared_ptr<Model> model, const ContextOptions & options) {
     Unlocked unlocked;
     return std::make_shared<Context>(std::move(model), options);
 }
@@ -162,13 +166,24 @@ void bind_passes(nb::class_<Context> & type) {
 
 void bind_context(nb::module_ & m) {
     nb::class_<Context> type(m, "Context");
-    type.def(nb::new_(&make_context), nb::arg("model"), nb::arg("n_ctx"), nb::arg("n_batch"), nb::arg("n_ubatch"),
+    nb::class_<ContextOptions>(m, "ContextOptions")
+        .def(nb::new_(&context_options), nb::arg("n_ctx"), nb::arg("n_batch"), nb::arg("n_ubatch"),
              nb::arg("n_seq_max"), nb::arg("n_outputs_max"), nb::arg("n_threads"), nb::arg("n_threads_batch"),
              nb::arg("rope_scaling_type"), nb::arg("pooling_type"), nb::arg("attention_type"), nb::arg("flash_attn"),
              nb::arg("rope_freq_base"), nb::arg("rope_freq_scale"), nb::arg("yarn_ext_factor"), nb::arg("yarn_attn_factor"),
              nb::arg("yarn_beta_fast"), nb::arg("yarn_beta_slow"), nb::arg("yarn_orig_ctx"), nb::arg("type_k"),
              nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
              nb::arg("kv_unified"), nb::arg("max_host_bytes").none());
+    nb::class_<BufferUse>(m, "BufferUse")
+        .def_ro("buffer", &BufferUse::buffer)
+        .def_ro("device", &BufferUse::device)
+        .def_ro("is_host", &BufferUse::is_host)
+        .def_ro("weights", &BufferUse::weights)
+        .def_ro("cache", &BufferUse::cache)
+        .def_ro("compute", &BufferUse::compute);
+    m.def("plan_context", &Context::plan, nb::arg("model"), nb::arg("options"), nb::call_guard<Unlocked>());
+    type.def(nb::new_(&make_context), nb::arg("model"), nb::arg("options"));
+    type.def("memory_use", &Context::memory_use);
     type.def_prop_ro("model", &Context::model)
         .def_prop_ro("n_ctx", &Context::n_ctx)
         .def_prop_ro("max_positions", &Context::max_positions)

@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -8,6 +9,17 @@
 #include "llama.h"
 
 namespace paceline {
+namespace {
+
+// The size of one type of tensor: bytes of a block, and values in it; nothing for a type that is not known.
+std::optional<std::pair<size_t, int64_t>> tensor_type_size(int type) {
+    if (type < 0 || type >= GGML_TYPE_COUNT || ggml_blck_size(static_cast<ggml_type>(type)) == 0) {
+        return std::nullopt;
+    }
+    return std::pair{ggml_type_size(static_cast<ggml_type>(type)), ggml_blck_size(static_cast<ggml_type>(type))};
+}
+
+} // namespace
 
 void bind_device(nb::module_ & m) {
     nb::class_<Device>(m, "Device")
@@ -18,6 +30,7 @@ void bind_device(nb::module_ & m) {
         .def_ro("total_bytes", &Device::total_bytes);
     m.def("devices", &devices);
     m.def("backend_features", &backend_features);
+    m.def("tensor_type_size", &tensor_type_size, nb::arg("type"));
     m.def("llama_version", [] { return llama_version(); });
     m.def("max_devices", [] { return llama_max_devices(); });
     m.def("max_sequences", [] { return llama_max_parallel_sequences(); });

@@ -54,7 +54,8 @@ private:
 std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::vector<std::string>> devices,
                             std::optional<int32_t> n_gpu_layers, int split_mode, int load_mode, int32_t main_gpu,
                             std::vector<float> tensor_split, std::vector<KvOverride> kv_overrides, bool vocab_only,
-                            bool check_tensors, bool use_extra_bufts, nb::object progress) {
+                            bool check_tensors, bool use_extra_bufts, nb::object progress,
+                            std::vector<std::pair<std::string, std::string>> tensor_overrides, bool no_alloc) {
     ProgressCall call(progress);
     ModelOptions options;
     options.paths           = std::move(paths);
@@ -68,6 +69,8 @@ std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::v
     options.vocab_only      = vocab_only;
     options.check_tensors   = check_tensors;
     options.use_extra_bufts = use_extra_bufts;
+    options.no_alloc        = no_alloc;
+    options.tensor_overrides = std::move(tensor_overrides);
     if (!progress.is_none()) {
         options.progress = [&call](float share) { return call(share); };
     }
@@ -105,13 +108,15 @@ std::optional<nb::object> chat_template(const Model & model, const std::optional
 
 void bind_model(nb::module_ & m) {
     const auto defaults = llama_model_default_params();
+    m.def("buffer_types", &buffer_types);
     nb::class_<Model>(m, "Model")
         .def_static("load", &load, nb::arg("paths"), nb::arg("devices").none() = nb::none(),
                     nb::arg("n_gpu_layers").none() = nb::none(), nb::arg("split_mode") = static_cast<int>(defaults.split_mode),
                     nb::arg("load_mode") = static_cast<int>(defaults.load_mode), nb::arg("main_gpu") = 0,
                     nb::arg("tensor_split") = std::vector<float>{}, nb::arg("kv_overrides") = std::vector<KvOverride>{},
                     nb::arg("vocab_only") = false, nb::arg("check_tensors") = false, nb::arg("use_extra_bufts") = true,
-                    nb::arg("progress").none() = nb::none())
+                    nb::arg("progress").none() = nb::none(),
+                    nb::arg("tensor_overrides") = std::vector<std::pair<std::string, std::string>>{}, nb::arg("no_alloc") = false)
         .def_prop_ro("desc", [](const Model & model) { return as_text(model.desc()); })
         .def_prop_ro("metadata", [](const Model & model) { return as_texts(model.metadata()); })
         .def("chat_template", &chat_template, nb::arg("name").none() = nb::none())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -46,6 +47,12 @@ class EngineConfig:
         sleep_idle_s: Seconds without a request after which the worker is stopped and its memory freed, cached prefixes
             included. The next request starts it again, and waits for that within its deadlines. None: never. Needs
             isolation="process".
+        fit: Whether the model's memory is planned before it is loaded where it may be short: n_ctx, num_slots and the layers
+            on GPUs are chosen to fit as far as they are left open, and a load that needs more than is free raises
+            `NotEnoughMemory`.
+        fit_target_bytes: Memory that such a choice leaves free: of each GPU, or a list with one number for each; of host
+            memory where there is no GPU. None: 1 GiB of a GPU, an eighth of what is free of host memory, at most 1 GiB.
+        fit_ctx: The least n_ctx that is chosen; None: 512.
         cache_prompt: Whether prefixes are shared and cached at all.
         host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
         state_folder: Folder of `save_prefix`; None: prefixes cannot be saved.
@@ -69,6 +76,9 @@ class EngineConfig:
     trace: str | os.PathLike[str] | None = None
     trace_max_bytes: int = 1 << 30
     sleep_idle_s: float | None = None
+    fit: bool = True
+    fit_target_bytes: int | Sequence[int] | None = None
+    fit_ctx: int | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
     state_folder: str | os.PathLike[str] | None = None
@@ -95,10 +105,31 @@ class EngineConfig:
             validation.path("trace", self.trace)
         validation.integer("trace_max_bytes", self.trace_max_bytes, 4096)
         validation.boolean("cache_prompt", self.cache_prompt)
+        self._check_fit()
         if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
             raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
         if self.host_cache_bytes is not None:
             validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
+
+    @property
+    def fit_targets(self) -> tuple[int, ...]:
+        """fit_target_bytes as a sequence; empty for the defaults."""
+        if self.fit_target_bytes is None:
+            return ()
+        return (self.fit_target_bytes,) if isinstance(self.fit_target_bytes, int) else tuple(self.fit_target_bytes)
+
+    def _check_fit(self) -> None:
+        validation.boolean("fit", self.fit)
+        if self.fit_ctx is not None:
+            validation.integer("fit_ctx", self.fit_ctx, 1, 2**31 - 256)
+        given = self.fit_target_bytes
+        if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
+            if not given:
+                raise InvalidParams("fit_target_bytes is an empty list; leave it out for the defaults")
+            for place, one in enumerate(given):
+                validation.integer(f"fit_target_bytes[{place}]", one, 0)
+        elif given is not None:
+            validation.integer("fit_target_bytes", given, 0)
 
     def _check_process_options(self) -> None:
         if self.on_engine_death is not None:

@@ -305,3 +305,12 @@ class StateError(ModelError):
     """The bytes are not a saved state, are damaged, or belong to another model."""
 
     code = "state_error"
+
+
+def named_error(name: str, message: str) -> PacelineError:
+    """Return the error of that class name, as another process or the native core names it."""
+    kind = globals().get(name)
+    made: PacelineError = (
+        kind(message) if isinstance(kind, type) and issubclass(kind, PacelineError) else EngineError(message)
+    )
+    return made

@@ -29,6 +29,10 @@ _MODEL_NAMES = frozenset(
         "check_tensors",
         "use_extra_bufts",
         "kv_overrides",
+        "tensor_overrides",
+        "cpu_moe",
+        "n_cpu_moe",
+        "n_cpu_ffn",
         "progress",
         "cancel",
     )
@@ -57,13 +61,14 @@ _SAMPLING_KEYS: dict[str, tuple[str, type]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The keywords of `LLM` and `AsyncLLM`, by what they configure."""
+    """The keywords of `LLM` and `AsyncLLM`, by what they configure. given: the names of all that were given."""
 
     config: EngineConfig
     model: Mapping[str, Any]
     context: Mapping[str, Any]
     lora: Any
     instruments: Any
+    given: frozenset[str] = frozenset()
 
 
 def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
@@ -82,6 +87,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
         context=_only(options, context_names),
         lora=options.get("lora", ()),
         instruments=_instruments(options.get("instruments", ())),
+        given=frozenset(options),
     )
 
 

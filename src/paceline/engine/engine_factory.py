@@ -18,7 +18,10 @@ from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.client import EngineClient
+from paceline.engine.context_sizes import default_n_ctx, has_full_window, most_seq_ids, num_seq_ids, sized_options
 from paceline.engine.llama_backend import LlamaBackend
+from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
+from paceline.engine.memory_needs import fit_to_memory
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
@@ -30,11 +33,6 @@ from paceline.scheduling.telemetry import TelemetrySink
 
 _log = logging.getLogger("paceline.engine")
 
-_CTX_PER_SLOT = 4096
-_LEAST_CTX = 512
-_MAX_SCORED = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
-_MOST_SEQ_IDS = 256
-_MOST_DOUBLED_SEQ_IDS = 128  # where a context needs a second id for each sequence
 _HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
 _DIFFUSION = (
     "it is a diffusion model, which refines a whole text over many passes, and only models that write token after token are "
@@ -152,12 +150,17 @@ class Built:
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
+    fitted = None if isinstance(model, Model) else fit_to_memory(model, arguments)
+    if fitted is not None:
+        arguments = _chosen(arguments, fitted.choice)
     loaded, owns = _model(model, arguments.model)
     adapters: dict[str, Adapter] = {}
     try:
         _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
         adapters = _adapters(loaded, arguments.lora)
-        context = _context(loaded, arguments.config, dict(arguments.context)) if _can_generate(loaded) else None
+        n_ctx = None if fitted is None else fitted.choice.n_ctx
+        can_generate = _can_generate(loaded)
+        context = _context(loaded, arguments.config, dict(arguments.context), n_ctx) if can_generate else None
     except BaseException:
         for adapter in adapters.values():
             adapter.close()
@@ -182,6 +185,17 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
         limits.host_bytes >> 20,
     )
     return Built(loaded, owns, context, adapters, options, limits)
+
+
+def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments:
+    """Return the arguments with what was chosen to fit."""
+    options = dict(arguments.model)
+    if choice.n_gpu_layers is not None:
+        options["n_gpu_layers"] = choice.n_gpu_layers
+    if choice.n_cpu_moe:
+        options["n_cpu_moe"] = choice.n_cpu_moe
+    config = dataclasses.replace(arguments.config, num_slots=choice.num_slots)
+    return dataclasses.replace(arguments, config=config, model=options)
 
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
@@ -226,12 +240,15 @@ def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
     return loaded
 
 
-def _context(model: Model, config: EngineConfig, options: dict[str, Any]) -> Context:
-    """Return the context for generation. Where n_ctx was left to us and memory is short, it is halved until it fits."""
-    num_slots = config.num_slots
-    most = _most_seq_ids(model, options) - 1
+def _context(model: Model, config: EngineConfig, options: dict[str, Any], n_ctx: int | None) -> Context:
+    """Return the context for generation. n_ctx: chosen before, where it was not given.
+
+    Where n_ctx was left to us and memory is short all the same, it is halved until it fits.
+    """
+    num_slots, memory = config.num_slots, model.memory_class
+    most = most_seq_ids(memory, options) - 1
     if num_slots > most:
-        kind = "sliding window model with swa_full" if _has_full_window(model, options) else "recurrent model"
+        kind = "sliding window model with swa_full" if has_full_window(memory, options) else "recurrent model"
         raise InvalidParams(f"num_slots must be at most {most} for a {kind}, not {num_slots}")
     if model.native.one_sequence_per_pass and num_slots > 1:
         raise InvalidParams(
@@ -239,45 +256,15 @@ def _context(model: Model, config: EngineConfig, options: dict[str, Any]) -> Con
             "aborts, or mixes up states, where a pass has several sequences of it"
         )
     asked = options.pop("n_ctx", None)
-    trained = model.n_ctx_train if model.n_ctx_train > 0 else _CTX_PER_SLOT
-    n_ctx = min(trained, _CTX_PER_SLOT) * num_slots if asked is None else asked
+    cells = asked if asked is not None else default_n_ctx(model.n_ctx_train, num_slots) if n_ctx is None else n_ctx
     while True:
         try:
-            return _sized_context(model, num_slots, n_ctx, options)
+            return Context(model, **sized_options(memory, num_slots, cells, options))
         except NotEnoughMemory:
-            if asked is not None or n_ctx <= _LEAST_CTX:
+            if asked is not None or cells <= LEAST_CTX:
                 raise
-            n_ctx //= 2
-            _log.warning("memory is short: the KV cache gets n_ctx=%d cells", n_ctx)
-
-
-def _sized_context(model: Model, num_slots: int, n_ctx: int, options: dict[str, Any]) -> Context:
-    num_seqs = _num_seq_ids(model, num_slots, options) + 1
-    n_batch = options.get("n_batch")
-    room = n_batch if isinstance(n_batch, int) else _MAX_SCORED + num_slots
-    outputs = max(num_seqs, min(num_slots + _MAX_SCORED, room))
-    return Context(model, n_ctx=n_ctx, n_seq_max=num_seqs, n_outputs_max=outputs, **options)
-
-
-def _has_full_window(model: Model, options: Mapping[str, Any]) -> bool:
-    """Whether layers with a sliding window keep whole sequences, so that any part of one can be shared."""
-    return model.memory_class is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is True
-
-
-def _most_seq_ids(model: Model, options: Mapping[str, Any]) -> int:
-    """Sequence ids that a context with these options can have."""
-    has_states = model.memory_class in (MemoryClass.RECURRENT, MemoryClass.HYBRID)
-    return _MOST_DOUBLED_SEQ_IDS if has_states or _has_full_window(model, options) else _MOST_SEQ_IDS
-
-
-def _num_seq_ids(model: Model, num_slots: int, options: Mapping[str, Any]) -> int:
-    """Those of running sequences; where prefixes can stay on the device as they are, as many again and at least four.
-
-    One more is the backend's own. Every id costs memory where windows or states are kept for it, so others have no more.
-    """
-    if model.memory_class is not MemoryClass.ATTENTION and not _has_full_window(model, options):
-        return num_slots
-    return min(num_slots + max(4, num_slots), _most_seq_ids(model, options) - 1)
+            cells //= 2
+            _log.warning("memory is short: the KV cache gets n_ctx=%d cells", cells)
 
 
 def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
@@ -318,7 +305,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         n_ubatch=context.n_ubatch,
         max_positions=min(context.max_positions, trained),
         num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
-        num_seq_ids=_num_seq_ids(model, config.num_slots, arguments.context),
+        num_seq_ids=num_seq_ids(model.memory_class, config.num_slots, arguments.context),
         host_bytes=_host_bytes(config),
         max_scored=max(1, context.n_outputs_max - config.num_slots),
     )

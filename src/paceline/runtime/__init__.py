@@ -8,6 +8,8 @@ from paceline.runtime import native_core as _native_core
 from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
+from paceline.runtime.memory_estimate import DeviceMemory, MemoryEstimate
+from paceline.runtime.memory_plan import memory_in_use, plan_memory
 from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import BuildInfo, build_info
 from paceline.runtime.sampler import Sampler
@@ -23,9 +25,11 @@ __all__ = [
     "CellState",
     "Context",
     "Device",
+    "DeviceMemory",
     "Embedder",
     "MaskSlots",
     "MemoryClass",
+    "MemoryEstimate",
     "Model",
     "Positions",
     "Sampler",
@@ -39,6 +43,8 @@ __all__ = [
     "backend_features",
     "build_info",
     "devices",
+    "memory_in_use",
     "physical_cores",
+    "plan_memory",
     "total_memory",
 ]

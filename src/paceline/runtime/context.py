@@ -55,7 +55,7 @@ class Context(Closeable):
         self._model_fingerprint = model.fingerprint
         self._resolved = self.options.resolve(model)
         use_kernel_of_environment()
-        self._native = _native.Context(model.native, **self._resolved)
+        self._native = _native.Context(model.native, _native.ContextOptions(**self._resolved))
         self.memory_class: MemoryClass = MemoryClass(self._native.memory_class)
         self.has_state_apart: bool = self._native.has_state_apart
         # Ranges of a full-size window cache are saved in pieces of this many positions; 0: in one.

@@ -93,10 +93,11 @@ class ContextOptions:
         """Return the names of all options."""
         return frozenset(field.name for field in fields(cls))
 
-    def resolve(self, model: Model) -> dict[str, Any]:
-        """Check the options and return the keyword arguments of the native context.
+    def resolve(self, model: Model, *, is_checked: bool = True) -> dict[str, Any]:
+        """Check the options and return those of the native context.
 
-        Raises `InvalidParams` naming the option, and `NotEnoughMemory`.
+        is_checked: whether the context is refused where memory is short. Raises `InvalidParams` naming the option, and
+        `NotEnoughMemory`.
         """
         sizes = _resolve_sizes(self, model)
         return {
@@ -104,7 +105,19 @@ class ContextOptions:
             **_resolve_threads(self, model),
             **_resolve_rope(self),
             **_resolve_choices(self),
-            "max_host_bytes": _memory_limit(sizes, model, with_embeddings=self.embeddings),
+            "max_host_bytes": _memory_limit(sizes, model, with_embeddings=self.embeddings) if is_checked else None,
+        }
+
+    def cache_numbers(self) -> dict[str, Any]:
+        """Return what decides the size of the cache, with defaults, as `CacheShape` takes it. n_ctx and n_seq_max must be set."""
+        cells = -(-(self.n_ctx or 0) // 256) * 256
+        n_batch = min(2048, cells) if self.n_batch is None else self.n_batch
+        choices = _resolve_choices(self)
+        return {
+            "n_ctx": cells,
+            "n_seq_max": self.n_seq_max,
+            "n_ubatch": min(512, n_batch) if self.n_ubatch is None else self.n_ubatch,
+            **{name: choices[name] for name in ("type_k", "type_v", "swa_full", "kv_unified", "offload_kqv")},
         }
 
 

@@ -17,6 +17,7 @@ from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import file_fingerprint
 from paceline.runtime.native_core import Closeable
+from paceline.runtime.tensor_placement import tensor_placements
 from paceline.runtime.tokenizer import Tokenizer
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -108,18 +109,28 @@ class Model(Closeable):
         check_tensors: bool = False,
         use_extra_bufts: bool = True,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        tensor_overrides: Mapping[str, str] | None = None,
+        cpu_moe: bool = False,
+        n_cpu_moe: int = 0,
+        n_cpu_ffn: int = 0,
+        no_alloc: bool = False,
         progress: Callable[[float], object] | None = None,
         cancel: threading.Event | None = None,
     ) -> Self:
         """Load a GGUF file; of a split set, its first part (with the others beside it) or all parts in order.
 
-        n_gpu_layers: layers on the GPU, -1 all; None leaves it to llama.cpp, which offloads all that fit.
+        n_gpu_layers: layers on the GPU, -1 all; None all as well, where an engine has not chosen fewer to fit.
         devices: names from `paceline.runtime.devices()`; None takes all, ["CPU"] none but the CPU.
         split_mode, tensor_split, main_gpu: how several GPUs share the model, as in llama.cpp.
         load_mode: how the file is read; "auto" maps it into memory where that is best.
         vocab_only: loads no weights: enough for a `Tokenizer` and a chat template.
         check_tensors: checks the weights for invalid values while loading.
         kv_overrides: metadata that replaces or adds to the file's own.
+        tensor_overrides: the type of buffer of tensors whose names match a pattern (a regular expression of ECMAScript,
+        searched in names such as "blk.3.ffn_up_exps.weight"), such as {"_exps": "CPU"}; the first match counts.
+        cpu_moe: keeps the weights of all experts of a mixture in host memory. n_cpu_moe: those of the first so many layers;
+        n_cpu_ffn: their dense feed-forward weights.
+        no_alloc: reads the header and places every tensor, but loads no weights: enough for `plan_memory`.
         progress: called with 0.0 to 1.0 on this thread; returning False cancels.
         cancel: an event that any thread may set to end the load.
 
@@ -143,6 +154,8 @@ class Model(Closeable):
             validation.boolean("check_tensors", check_tensors),
             validation.boolean("use_extra_bufts", use_extra_bufts),
             _progress_function(progress, cancel),
+            tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn),
+            validation.boolean("no_alloc", no_alloc),
         )
         return cls(native, paths, dict(overrides))
 

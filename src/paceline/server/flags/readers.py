@@ -235,6 +235,16 @@ def metadata(label: str, text: str) -> tuple[tuple[str, bool | int | float | str
     return tuple(_override(label, item) for item in some_items(label, text))
 
 
+def placements(label: str, text: str) -> tuple[tuple[str, str], ...]:
+    """Read PATTERN=TYPE between commas."""
+    return tuple(_placement(label, item) for item in some_items(label, text))
+
+
+def mebibytes(label: str, text: str) -> tuple[int, ...]:
+    """Read whole numbers of MiB between commas or slashes, as bytes."""
+    return tuple(integer(0, _INT32)(label, item) << 20 for item in re.split("[,/]+", text))
+
+
 def sampler_names(label: str, text: str) -> tuple[str, ...]:
     """Read samplers between semicolons, spelt with -, _ or neither."""
     names = [name.strip().lower() for name in text.split(";") if name.strip()]
@@ -264,6 +274,13 @@ def _override(label: str, item: str) -> tuple[str, bool | int | float | str]:
     if not (key and equals and colon and kind in readers):
         raise InvalidParams(f"{label} must be KEY=TYPE:VALUE with the type int, float, bool or str, not {_shown(item)}")
     return key, readers[kind](f"{label} {key}", value)
+
+
+def _placement(label: str, item: str) -> tuple[str, str]:
+    pattern, equals, buffer = item.rpartition("=")
+    if not (pattern and equals and buffer):
+        raise InvalidParams(f"{label} must be PATTERN=TYPE, such as _exps=CPU, not {_shown(item)}")
+    return pattern, buffer
 
 
 def _scaled(label: str, item: str) -> tuple[Path, float]:

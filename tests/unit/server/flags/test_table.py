@@ -156,7 +156,7 @@ def test_a_rejected_flag_raises_its_name_and_the_way_out(flag: Flag) -> None:
 def test_an_ignored_flag_gives_one_note_with_the_reason(flag: Flag) -> None:
     """It changes no setting."""
     assert isinstance(flag.action, Ignore)
-    value = {"--fit": "off", "--lazy-mode": "on", "--log-colors": "on"}.get(flag.long_name, "9")
+    value = {"--lazy-mode": "on", "--log-colors": "on"}.get(flag.long_name, "9")
     words = [] if flag.metavar == SWITCH else [value]
     name = flag.names[0]
     found = resolved(name, *words)

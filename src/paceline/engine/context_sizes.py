@@ -1,0 +1,52 @@
+"""How large an engine's context is: sequence ids, rows of logits, cells. Knows a model by its kind of memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from paceline.runtime import MemoryClass
+
+_CTX_PER_SLOT: Final = 4096
+_MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
+_MOST_SEQ_IDS: Final = 256
+_MOST_DOUBLED_SEQ_IDS: Final = 128  # where a context needs a second id for each sequence
+
+
+def default_n_ctx(n_ctx_train: int, num_slots: int) -> int:
+    """Return the cells that a context has by default, where memory is not short."""
+    return min(n_ctx_train if n_ctx_train > 0 else _CTX_PER_SLOT, _CTX_PER_SLOT) * num_slots
+
+
+def sized_options(memory: MemoryClass, num_slots: int, n_ctx: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the context for generation."""
+    num_seqs = num_seq_ids(memory, num_slots, options) + 1
+    n_batch = options.get("n_batch")
+    room = n_batch if isinstance(n_batch, int) else _MAX_SCORED + num_slots
+    outputs = max(num_seqs, min(num_slots + _MAX_SCORED, room))
+    return {**options, "n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": outputs}
+
+
+def has_full_window(memory: MemoryClass, options: Mapping[str, Any]) -> bool:
+    """Whether layers with a sliding window keep whole sequences, so that any part of one can be shared."""
+    return memory is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is True
+
+
+def has_doubled_seq_ids(memory: MemoryClass, options: Mapping[str, Any]) -> bool:
+    """Whether a context takes a second id for each sequence, for what a failed pass is restored from."""
+    return memory in (MemoryClass.RECURRENT, MemoryClass.HYBRID) or has_full_window(memory, options)
+
+
+def most_seq_ids(memory: MemoryClass, options: Mapping[str, Any]) -> int:
+    """Sequence ids that a context with these options can have."""
+    return _MOST_DOUBLED_SEQ_IDS if has_doubled_seq_ids(memory, options) else _MOST_SEQ_IDS
+
+
+def num_seq_ids(memory: MemoryClass, num_slots: int, options: Mapping[str, Any]) -> int:
+    """Those of running sequences; where prefixes can stay on the device as they are, as many again and at least four.
+
+    One more is the backend's own. Every id costs memory where windows or states are kept for it, so others have no more.
+    """
+    if memory is not MemoryClass.ATTENTION and not has_full_window(memory, options):
+        return num_slots
+    return min(num_slots + max(4, num_slots), most_seq_ids(memory, options) - 1)

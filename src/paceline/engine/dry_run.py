@@ -1,0 +1,93 @@
+"""The process that plans a model's memory: `python -m paceline.engine.dry_run`, started by `memory_needs` only.
+
+It reads a `MemoryQuestion` as JSON from stdin and writes a `MemoryReport`, or the name and text of an error, on one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from paceline.engine.context_sizes import default_n_ctx, sized_options
+from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
+from paceline.engine.memory_report import MemoryQuestion, MemoryReport
+from paceline.errors import NotEnoughMemory, PacelineError
+from paceline.runtime import MemoryClass, MemoryEstimate, Model, plan_memory
+
+
+def answer(question: MemoryQuestion) -> MemoryReport:
+    """Plan what is wanted, and choose what fits. Raises as `Model.load` and `plan_memory`."""
+    planner = _Planner(question)
+    model = planner.sketch(question.model.get("n_gpu_layers"), 0)
+
+    def most_ctx(num_slots: int) -> int:
+        return default_n_ctx(model.n_ctx_train, num_slots)
+
+    wanted = MemoryChoice(
+        n_ctx=most_ctx(question.num_slots) if question.n_ctx is None else question.n_ctx,
+        num_slots=question.num_slots,
+        n_gpu_layers=question.model.get("n_gpu_layers"),
+    )
+    rules = FitRules(
+        chooses_ctx=question.n_ctx is None,
+        chooses_slots=question.chooses_slots and model.memory_class is not MemoryClass.ATTENTION,
+        chooses_layers=question.chooses_layers,
+        least_ctx=question.least_ctx,
+        most_ctx=most_ctx,
+        n_layer=model.n_layer,
+        n_expert=planner.n_expert,
+        targets=question.targets,
+    )
+    estimate = planner.measure(wanted)
+    try:
+        return MemoryReport(wanted=estimate, fitted=fit_memory(planner.measure, wanted, rules))
+    except NotEnoughMemory as error:
+        return MemoryReport(wanted=estimate, fitted=None, refusal=str(error))
+
+
+class _Planner:
+    """Plans choices for one model; keeps the last placement of its layers."""
+
+    def __init__(self, question: MemoryQuestion) -> None:
+        self._question = question
+        self.sketch: Callable[[int | None, int], Model] = functools.lru_cache(maxsize=1)(self._sketch)
+
+    @property
+    def n_expert(self) -> int:
+        model = self.sketch(self._question.model.get("n_gpu_layers"), 0)
+        found = model.metadata.get(f"{model.metadata.get('general.architecture')}.expert_count", "0")
+        return int(found) if found.isdecimal() else 0
+
+    def measure(self, choice: MemoryChoice) -> MemoryEstimate:
+        """Return what a choice needs."""
+        question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe)
+        options = sized_options(model.memory_class, choice.num_slots, choice.n_ctx, question.context)
+        load_mode = question.model.get("load_mode", "auto")
+        return plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, **options)
+
+    def _sketch(self, n_gpu_layers: int | None, n_cpu_moe: int) -> Model:
+        options: dict[str, Any] = {**self._question.model, "no_alloc": True, "n_gpu_layers": n_gpu_layers}
+        if n_cpu_moe:
+            options["n_cpu_moe"] = n_cpu_moe
+        paths = self._question.paths
+        return Model.load(paths[0] if len(paths) == 1 else paths, **options)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    question = MemoryQuestion(**json.load(sys.stdin))
+    try:
+        reply = answer(question).to_json()
+    except PacelineError as error:
+        reply = json.dumps({"error": type(error).__name__, "message": str(error)})
+    sys.stdout.write(reply + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to free that the end of the process does not free faster
+
+
+if __name__ == "__main__":
+    main()

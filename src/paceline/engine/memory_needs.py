@@ -1,0 +1,241 @@
+"""What a model will need, before it is loaded: from its header, or planned by llama.cpp in a process of its own.
+
+The process (`paceline.engine.dry_run`) keeps its crash, its memory and its log to itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
+from paceline.engine.memory_fit import LEAST_CTX, FittedMemory, MemoryChoice
+from paceline.engine.memory_report import MemoryQuestion, MemoryReport
+from paceline.errors import EngineError, NotEnoughMemory, PacelineError, named_error
+from paceline.runtime import Device, MemoryEstimate, available_memory, devices
+from paceline.runtime.context_options import ContextOptions
+from paceline.runtime.gguf_check import files_beside
+from paceline.runtime.header_estimate import CacheShape, Placement, estimate_from_header
+from paceline.runtime.memory_estimate import mebibytes
+from paceline.runtime.model_header import ModelHeader
+from paceline.runtime.tensor_placement import tensor_placements
+
+_log = logging.getLogger("paceline.engine")
+
+ModelPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_TIMEOUT_S: Final = 120.0
+_SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
+_OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
+_PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
+_BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
+
+
+def estimate_memory(model: ModelPath | None = None, *, dry_run: bool = True, **options: Any) -> MemoryEstimate:
+    """Return what a model will need, without loading it.
+
+        estimate = estimate_memory("model.gguf", n_ctx=32768, num_slots=8)
+        print(estimate.total_bytes, estimate.fits)
+
+    Args:
+        model: A path to a GGUF file, of a split set to its first part; None for the demo model.
+        dry_run: Whether llama.cpp plans it, in a process of its own, which knows all buffers and takes up to a second.
+            Otherwise weights and cache are computed from the header, in milliseconds.
+        **options: Those of `LLM` that concern memory: num_slots, options of `Model.load` and of the llama.cpp context.
+
+    Returns:
+        The bytes that weights, KV cache and buffers take on each device, and what is free there. For models that do not
+        generate, the weights alone.
+
+    Raises:
+        InvalidParams: An option is out of its range, unknown or of the wrong type.
+        ModelLoadError: The file is not a model that llama.cpp can load.
+        EngineError: The process of the dry run failed.
+    """
+    if model is None:
+        from paceline.demo import demo_model_path
+
+        model = demo_model_path()
+    arguments = engine_arguments(options)
+    question = _question(model, arguments)
+    header = _header(question)
+    if not dry_run or header.keeps_nothing:
+        return header_estimate(header, question)
+    return plan(dataclasses.replace(question, chooses_slots=False, chooses_layers=False)).wanted
+
+
+def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
+    """Return what a model will need, and how it is made to fit. Raises as `estimate_memory`."""
+    question = _question(model, engine_arguments(options))
+    header = _header(question)
+    if not header.keeps_nothing:
+        return plan(question)
+    estimate = header_estimate(header, question)
+    return MemoryReport(wanted=estimate, fitted=FittedMemory(_wanted(question, 0), estimate))
+
+
+def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> FittedMemory | None:
+    """Return what to choose so that a model fits; None where it surely does, or where that cannot be known.
+
+    model: None for the demo model. Raises `NotEnoughMemory` where it does not fit. What is wrong with a file, or with
+    options, is left to the load.
+    """
+    if model is None or not arguments.config.fit:
+        return None
+    try:
+        question = _question(model, arguments)
+        if _surely_fits(_header(question), question):
+            return None
+        report = plan(question)
+    except PacelineError as error:
+        level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
+        _log.log(level, "the model's memory is not planned: %s", error)
+        return None
+    if report.fitted is None:
+        raise NotEnoughMemory(report.refusal)
+    _log_choice(report.wanted, report.fitted)
+    return report.fitted
+
+
+def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
+    config, options = arguments.config, dict(arguments.context)
+    n_ctx = options.pop("n_ctx", None)
+    return MemoryQuestion(
+        paths=_named(model),
+        model={name: value for name, value in arguments.model.items() if name not in _OBJECTS},
+        context=options,
+        n_ctx=n_ctx,
+        num_slots=config.num_slots,
+        chooses_slots="num_slots" not in arguments.given,
+        chooses_layers=not any(name in arguments.model for name in _PLACING) and bool(_gpus(arguments.model)),
+        least_ctx=LEAST_CTX if config.fit_ctx is None else config.fit_ctx,
+        targets=config.fit_targets,
+    )
+
+
+def plan(question: MemoryQuestion) -> MemoryReport:
+    """Let llama.cpp plan it in a process of its own. Raises what the plan raises, `EngineError` where the process fails."""
+    command = [sys.executable, "-P", "-m", "paceline.engine.dry_run"]
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            command,
+            input=json.dumps(dataclasses.asdict(question)),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": path},
+        )
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"the dry run failed: {error}") from error
+    reply = done.stdout.strip().rpartition("\n")[2]
+    try:
+        found = json.loads(reply)
+    except ValueError:
+        words = done.stderr.strip().rpartition("\n")[2]
+        raise EngineError(f"the process of the dry run ended with status {done.returncode}: {words:.200}") from None
+    if "error" in found:
+        raise named_error(found["error"], found["message"])
+    return MemoryReport.of_json(reply)
+
+
+def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEstimate:
+    """Return the weights and the cache of what is wanted, from the header."""
+    shape = None if header.keeps_nothing else _shape(header, question)
+    options = question.model
+    placement = Placement(
+        gpus=_gpus(options),
+        n_gpu_layers=options.get("n_gpu_layers"),
+        tensor_split=options.get("tensor_split", ()),
+        patterns=tensor_placements(
+            options.get("tensor_overrides"),
+            **{name: options[name] for name in ("cpu_moe", "n_cpu_moe", "n_cpu_ffn") if name in options},
+        ),
+        is_mapped=options.get("load_mode", "auto") in ("auto", "mmap"),
+    )
+    return estimate_from_header(header, shape, placement, num_slots=question.num_slots, free_host=available_memory())
+
+
+def _header(question: MemoryQuestion) -> ModelHeader:
+    paths = [Path(path) for path in question.paths]
+    return ModelHeader(files_beside(paths[0]) if len(paths) == 1 else paths, question.model.get("kv_overrides"))
+
+
+def _wanted(question: MemoryQuestion, n_ctx_train: int) -> MemoryChoice:
+    n_ctx = default_n_ctx(n_ctx_train, question.num_slots) if question.n_ctx is None else question.n_ctx
+    return MemoryChoice(n_ctx=n_ctx, num_slots=question.num_slots, n_gpu_layers=question.model.get("n_gpu_layers"))
+
+
+def _shape(header: ModelHeader, question: MemoryQuestion) -> CacheShape:
+    n_ctx = _wanted(question, header.n_ctx_train).n_ctx
+    memory = header.memory_class
+    sizes = sized_options(memory, question.num_slots, n_ctx, question.context)
+    checked = ContextOptions(**sizes).cache_numbers()
+    doubled = 2 if has_doubled_seq_ids(memory, question.context) else 1
+    return CacheShape(**{**checked, "n_seq_max": doubled * sizes["n_seq_max"]})
+
+
+def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
+    if header.keeps_nothing:
+        return True
+    if header.keeps_more:
+        return False
+    estimate, shape = header_estimate(header, question), _shape(header, question)
+    scores = 4 * header.n_head * shape.n_ubatch * shape.n_ctx
+    rows = 4 * header.n_vocab * (2 * (shape.n_seq_max + shape.n_ubatch))
+    needed = estimate.total_bytes + scores + rows + _BYTES_OF_ACTIVATIONS * header.n_embd * shape.n_ubatch
+    free = [device.free_bytes for device in estimate.devices]
+    return all(one is None or needed < _SMALL_SHARE * one for one in free)
+
+
+def _gpus(options: Mapping[str, Any]) -> list[Device]:
+    """Return the GPUs that a load with these options uses."""
+    found = [device for device in devices() if device.kind in ("gpu", "igpu")]
+    wanted = options.get("devices")
+    if wanted is not None:
+        found = [device for device in found if device.name.lower() in {str(name).lower() for name in wanted}]
+    return [] if options.get("n_gpu_layers") == 0 else found
+
+
+def _named(model: ModelPath) -> tuple[str, ...]:
+    listed = [model] if isinstance(model, (str, os.PathLike)) else list(model)
+    return tuple(str(Path(path).absolute()) for path in listed)
+
+
+def _log_choice(wanted: MemoryEstimate, fitted: FittedMemory) -> None:
+    choice, estimate = fitted.choice, fitted.estimate
+    changes = []
+    if choice.n_ctx < wanted.n_ctx:
+        changes.append(f"the KV cache gets n_ctx={choice.n_ctx} cells instead of {wanted.n_ctx}")
+    if choice.num_slots < wanted.num_slots:
+        changes.append(f"num_slots={choice.num_slots} instead of {wanted.num_slots}")
+    if choice.n_cpu_moe:
+        changes.append(f"n_cpu_moe={choice.n_cpu_moe}, the experts of that many layers in host memory")
+    if choice.n_gpu_layers is not None:
+        changes.append(f"n_gpu_layers={choice.n_gpu_layers}")
+    if changes:
+        _log.warning("memory is short: %s", "; ".join(changes))
+    for device in estimate.devices:
+        _log.info(
+            "memory of %s: %s of weights, %s of cache, %s of buffers; %s free",
+            device.device,
+            *(mebibytes(size or 0) for size in (device.weights_bytes, device.cache_bytes, device.compute_bytes)),
+            "an unknown amount" if device.free_bytes is None else mebibytes(device.free_bytes),
+        )
+    if estimate.short_of_cache:
+        _log.warning(
+            "the weights do not stay in memory beside the KV cache, and are read from the file again and again: %s are "
+            "needed; use a smaller quantisation or n_ctx",
+            mebibytes(estimate.total_bytes),
+        )

@@ -1,0 +1,55 @@
+"""What is asked about a model's memory, and the report: what the process that plans it reads and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from paceline.engine.memory_fit import FittedMemory, MemoryChoice
+from paceline.runtime import MemoryEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQuestion:
+    """What a plan is about: a model's files and options, and what may be chosen to make it fit."""
+
+    paths: tuple[str, ...]
+    model: Mapping[str, Any]
+    context: Mapping[str, Any]
+    n_ctx: int | None
+    num_slots: int
+    chooses_slots: bool
+    chooses_layers: bool
+    least_ctx: int
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """What is wanted, what is chosen of it so that it fits, and what these need.
+
+    fitted: None where nothing fits; refusal says why.
+    """
+
+    wanted: MemoryEstimate
+    fitted: FittedMemory | None
+    refusal: str = ""
+
+    def to_json(self) -> str:
+        """Return the report as the process writes it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """Read what the process wrote."""
+        found = json.loads(text)
+        fitted = found["fitted"]
+        return cls(
+            wanted=MemoryEstimate.of_json(found["wanted"]),
+            fitted=fitted
+            and FittedMemory(MemoryChoice(**fitted["choice"]), MemoryEstimate.of_json(fitted["estimate"])),
+            refusal=found["refusal"],
+        )

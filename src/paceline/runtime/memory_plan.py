@@ -1,0 +1,75 @@
+"""llama.cpp's own plan of the memory of a model and a context: both are built without allocating (its `no_alloc`).
+
+The plan of a broken file may abort like a load, so engines plan in a process of its own. Memory for recurrent states is
+allocated for the moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from paceline import _native, validation
+from paceline.runtime.context import Context
+from paceline.runtime.context_options import ContextOptions
+from paceline.runtime.device import available_memory, devices
+from paceline.runtime.memory_estimate import HOST, DeviceMemory, MemoryEstimate
+from paceline.runtime.model import LoadMode, Model
+from paceline.runtime.tensor_placement import HOST_BUFFER
+
+_LOGIT_BYTES = 4
+
+
+def plan_memory(model: Model, *, num_slots: int = 1, load_mode: LoadMode = "auto", **options: Any) -> MemoryEstimate:
+    """Return what a model and a context with these options would need. The model may have been loaded with `no_alloc`.
+
+    num_slots: noted in the estimate. load_mode: how the model will be loaded. options: those of `ContextOptions`.
+    Raises as `Context`.
+    """
+    validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
+    resolved = ContextOptions(**options).resolve(model, is_checked=False)
+    uses = _native.plan_context(model.native, _native.ContextOptions(**resolved))
+    rows = _LOGIT_BYTES * model.n_vocab * resolved["n_outputs_max"]
+    return MemoryEstimate(
+        n_ctx=resolved["n_ctx"],
+        num_slots=num_slots,
+        devices=_by_device(uses, rows, is_mapped=load_mode in ("auto", "mmap")),
+        is_measured=True,
+    )
+
+
+def memory_in_use(context: Context) -> MemoryEstimate:
+    """Return what a context and its model have allocated, rows of logits included that are allocated when needed."""
+    rows = _LOGIT_BYTES * context.n_vocab * context.n_outputs_max
+    return MemoryEstimate(
+        n_ctx=context.n_ctx,
+        num_slots=context.n_seq_max,
+        devices=_by_device(context.native.memory_use(), rows, is_mapped=False),
+        is_measured=True,
+    )
+
+
+def _by_device(uses: Iterable[_native.BufferUse], rows_bytes: int, *, is_mapped: bool) -> tuple[DeviceMemory, ...]:
+    sums: dict[str, list[int]] = {HOST: [0, 0, 0, rows_bytes]}
+    for use in uses:
+        at = sums.setdefault(HOST if use.is_host or not use.device else use.device, [0, 0, 0, 0])
+        at[0] += use.weights
+        at[1] += use.weights if is_mapped and use.buffer == HOST_BUFFER else 0
+        at[2] += use.cache
+        at[3] += use.compute
+    # With unified memory a CUDA device allocates beyond its own.
+    bounded = not os.environ.get("GGML_CUDA_ENABLE_UNIFIED_MEMORY")
+    free: dict[str, int | None] = {device.name: device.free_bytes for device in devices()} if bounded else {}
+    free[HOST] = available_memory()
+    return tuple(
+        DeviceMemory(
+            device=name,
+            weights_bytes=weights,
+            mapped_bytes=mapped,
+            cache_bytes=cache,
+            compute_bytes=compute,
+            free_bytes=free.get(name),
+        )
+        for name, (weights, mapped, cache, compute) in sorted(sums.items(), key=lambda entry: entry[0] == HOST)
+    )
