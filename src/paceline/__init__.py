@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from paceline.chat_client.function_tools import FunctionTool
     from paceline.completion import Choice, Completion, Score
     from paceline.demo import demo_model_path
+    from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
     from paceline.observability.instruments import Instrument
     from paceline.output import TextPipe
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
-    from paceline.runtime import Context, Embedder, Model, Sampler, Tokenizer
+    from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
     from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
     from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
@@ -44,11 +45,13 @@ _HOMES = {
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
     "Embedder": "paceline.runtime",
+    "DeviceMemory": "paceline.runtime",
     "EndRecord": "paceline.scheduling.telemetry",
     "FinishReason": "paceline.streaming",
     "FunctionTool": "paceline.chat_client.function_tools",
     "Instrument": "paceline.observability.instruments",
     "LLM": "paceline.llm",
+    "MemoryEstimate": "paceline.runtime",
     "Model": "paceline.runtime",
     "RequestOptions": "paceline.request",
     "RequestRecord": "paceline.scheduling.telemetry",
@@ -65,6 +68,7 @@ _HOMES = {
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
     "demo_model_path": "paceline.demo",
+    "estimate_memory": "paceline.engine.memory_needs",
 }
 
 __all__ = [  # noqa: RUF022 - sorted as sorted() does
@@ -80,6 +84,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Completion",
     "Context",
     "Conversation",
+    "DeviceMemory",
     "Embedder",
     "EndRecord",
     "EngineError",
@@ -87,6 +92,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "FunctionTool",
     "Instrument",
     "LLM",
+    "MemoryEstimate",
     "Model",
     "ModelError",
     "PacelineError",
@@ -107,6 +113,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Usage",
     "__version__",
     "demo_model_path",
+    "estimate_memory",
 ]
 
 

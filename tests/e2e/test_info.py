@@ -42,3 +42,20 @@ def test_info_of_a_model_agrees_with_the_loaded_model() -> None:
     assert set(facts["vocabulary"]["end_of_generation"]) == model.tokenizer.eog_ids
     assert facts["metadata"] == dict(model.metadata) and facts["chat_templates"] == sorted(model.chat_templates)
     assert "Q8_0" in output("info", str(demo_model_path()))
+
+
+def test_info_of_a_model_shows_what_it_needs_and_whether_it_fits() -> None:
+    """By device, for the context and slots that are given; the same as a dry run."""
+    asked = ("-c", "2048", "-np", "2", "--cache-type", "q8_0")
+    memory = json.loads(output("info", str(demo_model_path()), "--json", *asked))["memory"]
+    estimate = paceline.estimate_memory(
+        demo_model_path(), n_ctx=2048, num_slots=2, type_k="q8_0", type_v="q8_0", flash_attn="auto"
+    )
+    needed = memory["needed"]
+    assert (needed["n_ctx"], needed["num_slots"], needed["is_measured"]) == (2048, 2, True)
+    for name in ("weights_bytes", "cache_bytes", "compute_bytes"):
+        assert sum(device[name] for device in needed["devices"]) == getattr(estimate, name)
+    assert memory["fitted"]["choice"] == {"n_ctx": 2048, "num_slots": 2, "n_gpu_layers": None, "n_cpu_moe": 0}
+    text = output("info", str(demo_model_path()), *asked)
+    assert "2,048 tokens, 2 slots" in text and "KV cache and states" in text
+    assert "fits" in text and " yes\n" in text

@@ -21,7 +21,7 @@ from paceline.cli.options import ModelChoice, load
 from paceline.errors import InvalidParams, PacelineError
 
 if TYPE_CHECKING:
-    from paceline.runtime import Model
+    from paceline.runtime import DeviceMemory, Model
 
 _MAX_SHOWN = 160
 
@@ -32,12 +32,32 @@ def info(
     ] = None,
     *,
     metadata: Annotated[bool, typer.Option("--metadata", help="The model's metadata too, long values cut.")] = False,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx-size", "-c", metavar="N", help="KV cells of the memory it needs.", show_default="as in serve"
+        ),
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", "-np", metavar="N", help="Slots of it.", show_default="as in serve")
+    ] = None,
+    cache_type: Annotated[
+        str | None,
+        typer.Option("--cache-type", metavar="TYPE", help="Type of its keys and values.", show_default="f16"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing cut.")] = False,
 ) -> None:
-    """Show version, build, devices and memory; with a model, what its file says (the weights are not loaded)."""
-    if metadata and model is None:
-        raise InvalidParams("--metadata needs a MODEL")
-    facts = _machine_facts() if model is None else run(lambda stop: _described(model, stop, metadata=metadata))
+    """Show version, build, devices and memory; with a model, what its file says and what it needs.
+
+    The weights are not loaded.
+    """
+    named = {"--metadata": metadata or None, "-c": ctx_size, "-np": parallel, "--cache-type": cache_type}
+    for name, value in named.items():
+        if value is not None and model is None:
+            raise InvalidParams(f"{name} needs a MODEL")
+    given = {"n_ctx": ctx_size, "num_slots": parallel, "type_k": cache_type, "type_v": cache_type}
+    options = {name: value for name, value in given.items() if value is not None}
+    facts = _machine_facts() if model is None else run(lambda stop: _described(model, stop, options, metadata=metadata))
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif model is None:
@@ -72,15 +92,29 @@ def _path_or_none(find: Callable[[], Path]) -> str | None:
         return None
 
 
-def _described(path: Path, stop: StopSignal, *, metadata: bool) -> dict[str, Any]:
+def _described(path: Path, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
     model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
     facts: dict[str, Any] = {
         "path": str(path),
         "model": asdict(model_facts(model)),
         "vocabulary": asdict(vocabulary_facts(model)),
         "chat_templates": sorted(model.chat_templates),
+        "memory": _memory_facts(path, options),
     }
     return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
+
+
+def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model needs, and how an engine makes it fit; from the header alone where it cannot be planned."""
+    from paceline.engine.memory_needs import estimate_memory, memory_report
+
+    try:
+        report = memory_report(path, options)
+    except InvalidParams:
+        raise
+    except PacelineError as error:
+        return {"needed": asdict(estimate_memory(path, dry_run=False, **options)), "note": str(error)}
+    return {"needed": asdict(report.wanted), "fitted": report.fitted and asdict(report.fitted), "note": report.refusal}
 
 
 def _sorted_metadata(model: Model) -> dict[str, str]:
@@ -137,6 +171,7 @@ def _write_model(facts: Mapping[str, Any]) -> None:
     model, vocabulary = ModelFacts(**facts["model"]), VocabularyFacts(**facts["vocabulary"])
     terminal.write_section(model.name or Path(facts["path"]).name, [("file", facts["path"]), *_model_rows(model)])
     terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
+    terminal.write_section("memory", _memory_rows(facts["memory"]))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
     if "metadata" in facts:
         terminal.write_section("metadata", [(key, _cut(value)) for key, value in facts["metadata"].items()])
@@ -154,6 +189,41 @@ def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
     window = f" of {model.n_swa} tokens" if model.memory_class == "sliding_window" else ""
     yield "memory", model.memory_class.replace("_", " ") + window
     yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
+
+
+def _memory_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from paceline.runtime import MemoryEstimate
+
+    needed, fitted = MemoryEstimate.of_json(facts["needed"]), facts.get("fitted")
+    cache = f"{needed.n_ctx:,} tokens, {needed.num_slots} slots" if needed.n_ctx else ""
+    yield "for", cache
+    for device in needed.devices:
+        yield f"on {device.device}", ", ".join(_memory_words(device))
+    yield (
+        "free",
+        ", ".join(
+            f"{device.device} {_bytes(device.free_bytes)}" for device in needed.devices if device.free_bytes is not None
+        ),
+    )
+    if fitted is None:
+        yield "fits", f"no: {facts['note']}" if "fitted" in facts else f"not planned: {facts['note']}"
+        return
+    choice = fitted["choice"]
+    chosen = [
+        f"{name}={value}"
+        for name, value in choice.items()
+        if value and value != {"n_ctx": needed.n_ctx, "num_slots": needed.num_slots}.get(name)
+    ]
+    estimate = MemoryEstimate.of_json(fitted["estimate"])
+    slowly = ", but the weights do not stay in memory beside the cache" if estimate.short_of_cache else ""
+    yield "fits", "yes" + (f", with {', '.join(chosen)}" if chosen else "") + slowly
+
+
+def _memory_words(device: DeviceMemory) -> Iterator[str]:
+    yield _bytes(device.total_bytes)
+    yield f"weights {_bytes(device.weights_bytes)}"
+    yield f"KV cache and states {_bytes(device.cache_bytes)}"
+    yield "buffers unknown" if device.compute_bytes is None else f"buffers {_bytes(device.compute_bytes)}"
 
 
 def _vocabulary_rows(vocabulary: VocabularyFacts) -> Iterator[tuple[str, str]]:

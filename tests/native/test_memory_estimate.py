@@ -1,0 +1,286 @@
+"""What a model will need, from its header and by llama.cpp's plan, against what loading then takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.architecture_files import ArchitectureTool, build_architecture_tool, chosen
+from tests.native.conftest import TinyModels
+
+from paceline import LLM, estimate_memory
+from paceline.demo import demo_model_path
+from paceline.engine import dry_run, memory_needs
+from paceline.engine.memory_report import MemoryQuestion, MemoryReport
+from paceline.errors import EngineError, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
+from paceline.runtime import Context, MemoryEstimate, Model, memory_in_use, memory_plan, plan_memory
+from paceline.testing.models import KINDS, LlamaSpec, write_split_model
+
+GENERATING = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
+SIZES: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 3, "n_outputs_max": 8, "n_threads": 1}
+MIB = 1 << 20
+
+
+def close(found: int | None, expected: int | None, share: float = 0.05) -> bool:
+    """Whether two counts of bytes differ by at most this share."""
+    assert found is not None and expected is not None
+    return abs(found - expected) <= share * expected
+
+
+def planned_here(question: MemoryQuestion) -> MemoryReport:
+    """Return what the process of a dry run would, through its JSON."""
+    again = MemoryQuestion(**json.loads(json.dumps(question_fields(question))))
+    return MemoryReport.of_json(dry_run.answer(again).to_json())
+
+
+def question_fields(question: MemoryQuestion) -> dict[str, Any]:
+    return {name: getattr(question, name) for name in MemoryQuestion.__slots__}
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`free(bytes)`: a machine with that much free memory, and dry runs in this process, which sees it."""
+
+    def limit(count: int) -> None:
+        monkeypatch.setattr(memory_needs, "available_memory", lambda: count)
+        monkeypatch.setattr(memory_plan, "available_memory", lambda: count)
+        monkeypatch.setattr(memory_needs, "plan", planned_here)
+
+    return limit
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_a_plan_is_what_loading_takes(tiny_models: TinyModels, kind: str) -> None:
+    """Weights, cache and buffers, each within 5 %."""
+    path = tiny_models(kind)
+    with Model.load(path, no_alloc=True) as sketch:
+        plan = plan_memory(sketch, **SIZES)
+    with Model.load(path) as model, Context(model, **SIZES) as context:
+        used = memory_in_use(context)
+    assert close(plan.weights_bytes, used.weights_bytes)
+    assert plan.cache_bytes == used.cache_bytes
+    assert close(plan.compute_bytes, used.compute_bytes)
+    assert (plan.n_ctx, plan.is_measured, plan.fits) == (1024, True, True)
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_ctx": 3000, "num_slots": 2},
+        {"type_k": "f32", "type_v": "bf16", "flash_attn": "on"},
+        {"swa_full": True},
+        {"n_ubatch": 64, "num_slots": 3, "n_ctx": 8192},
+    ],
+    ids=str,
+)
+def test_the_header_is_enough_for_weights_and_cache(
+    tiny_models: TinyModels, kind: str, options: dict[str, Any], free: Callable[[int], None]
+) -> None:
+    """Windows and states of recurrent layers included, for all slots and sequence ids of an engine."""
+    free(64 << 30)
+    path = tiny_models(kind)
+    plan = estimate_memory(path, **options)
+    header = estimate_memory(path, dry_run=False, **options)
+    assert header.cache_bytes == plan.cache_bytes
+    assert close(header.weights_bytes, plan.weights_bytes, 0.01)
+    assert header.compute_bytes is None
+    assert (header.n_ctx, header.num_slots) == (plan.n_ctx, plan.num_slots)
+
+
+def test_a_split_set_has_the_weights_of_all_its_files(tmp_path: Path) -> None:
+    """Named by its first part, or by all of them."""
+    parts = write_split_model(tmp_path / "set.gguf", LlamaSpec(), parts=3)
+    whole, listed = (estimate_memory(model, dry_run=False) for model in (parts[0], parts))
+    assert (whole.weights_bytes, whole.cache_bytes) == (listed.weights_bytes, listed.cache_bytes)
+    assert close(whole.weights_bytes, Model.load(parts[0]).size_bytes, 0.001)
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> ArchitectureTool:
+    """Writes models of architectures."""
+    return build_architecture_tool(tmp_path_factory.mktemp("tool"))
+
+
+@pytest.mark.parametrize("name", chosen())
+def test_the_header_of_an_architecture_has_its_cache(
+    tool: ArchitectureTool, tmp_path: Path, name: str, free: Callable[[int], None]
+) -> None:
+    """To the byte, except of those that are known to keep more."""
+    free(64 << 30)
+    with tool.file(name, tmp_path) as path:
+        header = memory_needs.ModelHeader([path])
+        estimate = estimate_memory(path, dry_run=False, n_ctx=8192, num_slots=1)
+        if header.keeps_nothing:
+            assert estimate.cache_bytes == 0
+            return
+        plan = estimate_memory(path, n_ctx=8192, num_slots=1)
+    assert close(estimate.weights_bytes, plan.weights_bytes, 0.01)
+    if header.keeps_more:
+        assert estimate.cache_bytes < plan.cache_bytes
+    else:
+        assert estimate.cache_bytes == plan.cache_bytes
+
+
+def test_a_dry_run_is_a_process_of_its_own() -> None:
+    """It reports what a plan in this process does; nothing is loaded here."""
+    path = demo_model_path()
+    estimate = estimate_memory(path, n_ctx=2048, num_slots=2)
+    with LLM(path, n_ctx=2048, num_slots=2) as llm:
+        context = llm._engine._backend._context  # type: ignore[attr-defined]
+        used = memory_in_use(context)
+    assert close(estimate.total_bytes, used.total_bytes)
+    assert estimate.cache_bytes == used.cache_bytes
+
+
+def test_a_dry_run_raises_what_a_load_raises(tmp_path: Path) -> None:
+    """A bad file and a bad option, by their classes."""
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match=r"bad\.gguf"):
+        estimate_memory(bad)
+    with pytest.raises(InvalidParams, match="n_ubatch"):
+        estimate_memory(demo_model_path(), n_ubatch=10**9)
+    with pytest.raises(TypeError, match="n_ctxx"):
+        estimate_memory(demo_model_path(), n_ctxx=1)
+
+
+def test_a_dry_run_that_dies_is_an_error_and_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its status and last words; an engine loads without a plan, with a warning."""
+    monkeypatch.setattr(memory_needs.sys, "executable", "/bin/false")
+    with pytest.raises(EngineError, match="status 1"):
+        estimate_memory(demo_model_path())
+    monkeypatch.setattr(memory_needs, "_surely_fits", lambda *_: False)
+    with caplog.at_level(logging.WARNING, "paceline.engine"), LLM(demo_model_path(), num_slots=1) as llm:
+        assert llm.generate("Once", max_tokens=2).text
+    assert "memory is not planned" in caplog.text
+
+
+def test_a_model_without_weights_only_plans() -> None:
+    """A context of it is refused."""
+    with (
+        Model.load(demo_model_path(), no_alloc=True) as sketch,
+        pytest.raises(Unsupported, match="no_alloc"),
+    ):
+        Context(sketch, n_ctx=256)
+
+
+# ---- engines
+
+
+def small_machine(free: Callable[[int], None], share: float, **options: Any) -> MemoryEstimate:
+    """Limit the memory to a share of what the demo model needs with these options, and return that."""
+    estimate = estimate_memory(demo_model_path(), **options)
+    free(int(estimate.devices[-1].needed_bytes * share))
+    return estimate
+
+
+def test_an_engine_chooses_a_context_that_fits(free: Callable[[int], None], caplog: pytest.LogCaptureFixture) -> None:
+    """Less than the default, and said."""
+    wanted = small_machine(free, 0.8)
+    with caplog.at_level(logging.INFO, "paceline.engine"), LLM(demo_model_path()) as llm:
+        assert 512 <= llm.limits.num_cells < wanted.n_ctx
+        assert llm.generate("Once", max_tokens=2).text
+    assert f"instead of {wanted.n_ctx}" in caplog.text
+    assert "of weights" in caplog.text
+
+
+def test_what_was_given_and_cannot_fit_is_refused_before_loading(
+    free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it needs, what is free, and the way out; fit=False leaves the check to the context."""
+    small_machine(free, 0.5, n_ctx=16384)
+    loaded: list[str] = []
+    load = Model.load.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[Model], path: Any, **options: Any) -> Model:
+        if not options.get("no_alloc"):
+            loaded.append(str(path))
+        made: Model = load(cls, path, **options)
+        return made
+
+    monkeypatch.setattr(Model, "load", classmethod(counted))
+    with pytest.raises(NotEnoughMemory, match=r"needs .* of host memory .* are free; n_ctx \d+ would fit"):
+        LLM(demo_model_path(), n_ctx=16384)
+    assert loaded == []
+    with LLM(demo_model_path(), n_ctx=16384, fit=False) as llm:
+        assert llm.limits.num_cells == 16384
+
+
+def test_mapped_weights_that_exceed_the_memory_load_with_a_warning(
+    free: Callable[[int], None], caplog: pytest.LogCaptureFixture, tiny_models: TinyModels
+) -> None:
+    """llama.cpp reads them again; only what has to be allocated must fit."""
+    path = tiny_models(LlamaSpec(n_embd=256, n_layer=8))
+    estimate = estimate_memory(path, n_ctx=256, num_slots=1)
+    free(estimate.devices[-1].needed_bytes + estimate.weights_bytes // 2)
+    with caplog.at_level(logging.WARNING, "paceline.engine"), LLM(path, n_ctx=256, num_slots=1):
+        pass
+    assert "the weights do not stay in memory" in caplog.text
+    with pytest.raises(NotEnoughMemory, match="weights"):
+        LLM(path, n_ctx=256, num_slots=1, load_mode="none")
+
+
+def test_slots_of_a_recurrent_model_are_chosen(free: Callable[[int], None], tiny_models: TinyModels) -> None:
+    """Each has a state; a number that was given stays, and is refused."""
+    path = tiny_models("mamba")
+    least, wanted = (estimate_memory(path, num_slots=slots).devices[-1].needed_bytes for slots in (1, 8))
+    free((least + wanted) // 2)
+    with LLM(path) as llm:
+        assert llm.limits.num_slots < 8
+    with pytest.raises(NotEnoughMemory):
+        LLM(path, num_slots=8)
+
+
+# ---- single tensors
+
+
+def text(**options: Any) -> str:
+    with LLM(demo_model_path(), num_slots=1, n_ctx=512, **options) as llm:
+        return llm.generate("Once upon a time", temperature=0, max_tokens=20).text
+
+
+def test_placed_tensors_change_no_text() -> None:
+    """Every way to name host memory, on a build that may have no other."""
+    plain = text()
+    for options in ({"tensor_overrides": {r"ffn_(up|down)": "CPU"}}, {"n_cpu_ffn": 2}, {"cpu_moe": True}):
+        assert text(**options) == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_overrides": {"(": "CPU"}}, r"'\(' is no regular expression"),
+        ({"tensor_overrides": {"a{2,1}": "CPU"}}, "is no regular expression"),
+        ({"tensor_overrides": {"": "CPU"}}, "1 to 512 bytes"),
+        ({"tensor_overrides": {"(" * 300 + ")" * 300: "CPU"}}, "1 to 512 bytes"),
+        ({"tensor_overrides": {"a\0b": "CPU"}}, "tensor_overrides"),
+        ({"tensor_overrides": {"ffn": "GPU7"}}, "there is no buffer type 'GPU7'; this build has .*CPU"),
+        ({"tensor_overrides": "ffn=CPU"}, "must be a mapping"),
+        ({"tensor_overrides": {"ffn": 1}}, "tensor_overrides"),
+        ({"tensor_overrides": {f"a{number}": "CPU" for number in range(5000)}}, "5000 entries"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe"),
+        ({"n_cpu_moe": 513}, "n_cpu_moe"),
+        ({"n_cpu_ffn": 1.5}, "n_cpu_ffn"),
+        ({"cpu_moe": 1}, "cpu_moe"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_placements_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    """Before llama.cpp sees them, naming the option."""
+    with pytest.raises(InvalidParams, match=message):
+        Model.load(demo_model_path(), **options)
+
+
+def test_the_deepest_patterns_are_compiled() -> None:
+    """As deep as their length allows: no crash."""
+    pattern = "(" * 255 + "x" + ")" * 255
+    assert Model.load(demo_model_path(), tensor_overrides={pattern: "CPU"}).n_layer > 0
