@@ -99,7 +99,7 @@ def _described(path: Path, stop: StopSignal, options: Mapping[str, Any], *, meta
         "model": asdict(model_facts(model)),
         "vocabulary": asdict(vocabulary_facts(model)),
         "chat_templates": sorted(model.chat_templates),
-        "memory": _memory_facts(path, options),
+        "memory": _memory_facts(model.paths[0], options),
     }
     return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
 
@@ -171,7 +171,7 @@ def _write_model(facts: Mapping[str, Any]) -> None:
     model, vocabulary = ModelFacts(**facts["model"]), VocabularyFacts(**facts["vocabulary"])
     terminal.write_section(model.name or Path(facts["path"]).name, [("file", facts["path"]), *_model_rows(model)])
     terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
-    terminal.write_section("memory", _memory_rows(facts["memory"]))
+    terminal.write_section("what it needs", _memory_rows(facts["memory"]))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
     if "metadata" in facts:
         terminal.write_section("metadata", [(key, _cut(value)) for key, value in facts["metadata"].items()])

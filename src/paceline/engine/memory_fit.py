@@ -174,7 +174,7 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
         f"{mebibytes(size)} {name}"
         for size, name in (
             (weights, "weights"),
-            (short.cache_bytes, f"KV cache and states at n_ctx {estimate.n_ctx} and {estimate.num_slots} slots"),
+            (short.cache_bytes, f"KV cache and states at n_ctx {estimate.n_ctx} and {_slots(estimate.num_slots)}"),
             (short.compute_bytes or 0, "buffers"),
         )
         if size
@@ -183,6 +183,10 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
         f"the model needs {mebibytes(short.needed_bytes)} of {where} ({', '.join(parts)}), and "
         f"{mebibytes(short.free_bytes or 0)} are free; {'; '.join(_ways_out(short, weights, fitting_cells, rules))}"
     )
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot" + "s" * (count != 1)
 
 
 def _ways_out(short: DeviceMemory, weights: int, fitting_cells: int | None, rules: FitRules) -> Iterator[str]:
