@@ -119,6 +119,10 @@ def test_the_header_of_an_architecture_has_its_cache(
         if header.keeps_nothing:
             assert estimate.cache_bytes == 0
             return
+        if header.architecture == "t5":  # no engine runs it
+            with pytest.raises(Unsupported, match="encoder-decoder"):
+                estimate_memory(path, n_ctx=8192, num_slots=1)
+            return
         plan = estimate_memory(path, n_ctx=8192, num_slots=1)
     assert close(estimate.weights_bytes, plan.weights_bytes, 0.01)
     if header.keeps_more:

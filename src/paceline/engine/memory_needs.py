@@ -57,6 +57,7 @@ def estimate_memory(model: ModelPath | None = None, *, dry_run: bool = True, **o
 
     Raises:
         InvalidParams: An option is out of its range, unknown or of the wrong type.
+        Unsupported: No engine runs such a model (encoder-decoders).
         ModelLoadError: The file is not a model that llama.cpp can load.
         EngineError: The process of the dry run failed.
     """
