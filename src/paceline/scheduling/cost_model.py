@@ -102,6 +102,10 @@ class TickCostModel:
         """
         return self._mean(self._features(num_tokens, num_cells, num_outputs)) * math.exp(self._margin)
 
+    def mean_seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return what such a pass takes on average; the parameters are those of `seconds`."""
+        return self._mean(self._features(num_tokens, num_cells, num_outputs))
+
     def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
         """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took, its outputs.
 

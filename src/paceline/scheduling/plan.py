@@ -66,13 +66,17 @@ class RowOutput(msgspec.Struct):
 
 
 class StepPlan(msgspec.Struct):
-    """A generation tick: cache operations in order, then one pass over the rows, with these adapters."""
+    """A generation tick: cache operations in order, then one pass over the rows, with these adapters.
+
+    lost_s: seconds that the pass loses as prompts wait (`LostTime`); None where none waits, or no row decodes.
+    """
 
     operations: list[Operation]
     rows: list[Row]
     lora: tuple[tuple[str, float], ...] = ()
     start_s: float = 0.0
     num_cells: int = 0
+    lost_s: float | None = None
 
     @property
     def is_empty(self) -> bool:

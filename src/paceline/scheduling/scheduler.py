@@ -20,6 +20,7 @@ from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
 from paceline.scheduling.sequence import Request, Sequence
 from paceline.scheduling.step_planner import StepPlanner
@@ -53,7 +54,8 @@ class Scheduler:
         self.kv_cache = KVCache(self._limits.for_kv_cache(), self._sink, self.cost_model)
         self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry)
         self._finisher = RequestFinisher(self.kv_cache, self._slots, self._queue, self._telemetry, self._requests)
-        self._step_planner = StepPlanner(self._limits, self._strategy, self.kv_cache, self.cost_model)
+        self._lost_time = LostTime(self.cost_model)
+        self._step_planner = StepPlanner(self._limits, self._strategy, self.kv_cache, self.cost_model, self._lost_time)
         self._embedding = EmbeddingScheduler(self._limits, self._telemetry)
         self._is_stopping = False
         self._needs_poll = True
@@ -206,7 +208,8 @@ class Scheduler:
         for sequence in batch.failed:
             sequence.end(FinishReason.ERROR, batch.error)
             self._events += self._finisher.finish(sequence, now_s)
-        return StepPlan(self.kv_cache.take_operations(), batch.rows, batch.lora, now_s, self.kv_cache.num_cells)
+        operations, num_cells = self.kv_cache.take_operations(), self.kv_cache.num_cells
+        return StepPlan(operations, batch.rows, batch.lora, now_s, num_cells, batch.lost_s)
 
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
         """Take in the outcome of a plan, and return the events of the tick."""
@@ -258,8 +261,11 @@ class Scheduler:
             self._relieve_pressure(now_s)
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
-        """Correct the cost model by a pass; of those that only decode, every eighth is enough."""
+        """Correct the cost model by a pass; of those that only decode, every eighth is enough. Sum up the lost time."""
+        self._lost_time.observe(output.step_s, plan.lost_s)
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
+        if plan.lost_s is None and num_tokens == len(plan.rows):  # it only decoded
+            self._lost_time.observe_decoding(len(plan.rows), plan.num_cells + num_tokens, output.step_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.draws or len(row.targets) for row in plan.rows])
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s, num_outputs)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from paceline.errors import PacelineError, StrategyError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT, KVCache, MediaItem
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.view import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
@@ -19,12 +20,16 @@ AnySequence = TypeVar("AnySequence", bound=SequenceView)
 
 @dataclass(slots=True)
 class StepBatch:
-    """The rows of a pass and its adapters; or, where none can be made, the sequences to end and why."""
+    """The rows of a pass and its adapters; or, where none can be made, the sequences to end and why.
+
+    lost_s: as in `StepPlan`.
+    """
 
     rows: list[Row]
     lora: Lora
     failed: list[Sequence]
     error: PacelineError | None = None
+    lost_s: float | None = None
 
 
 class StepPlanner:
@@ -33,8 +38,11 @@ class StepPlanner:
     Passes over tokens and over media items take turns; an item whose attention is not causal has a pass of its own.
     """
 
-    def __init__(self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost) -> None:
+    def __init__(
+        self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost, lost_time: LostTime
+    ) -> None:
         self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
+        self._lost_time = lost_time
         self._turns = AdapterTurns(limits.itl_target_s)
         self._at_media: list[Sequence] = []  # of the candidates, those that are at a media item
         self._was_media = False
@@ -61,14 +69,22 @@ class StepPlanner:
             itl_target_s=self._itl_target_s(),
             max_tick_s=max_tick_s,
             cost=self._cost,
+            lost_share=self._lost_time.share,
+            lost_tick_s=self._lost_time.mean_s,
         )
         try:
-            allocations = self._strategy.plan(view, self._limits.n_batch)
-            return StepBatch(rows_of(allocations, candidates, self._limits.n_batch), lora, [])
+            rows = rows_of(self._strategy.plan(view, self._limits.n_batch), candidates, self._limits.n_batch)
+            return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates, view.num_cells))
         except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
             failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
             failure.__cause__ = error
             return StepBatch([], lora, candidates, failure)
+
+    def _lost_s(self, rows: list[Row], candidates: list[Sequence], num_cells: int) -> float | None:
+        """Return `StepPlan.lost_s` of these rows, which the strategy chose among the candidates."""
+        num_prompts = len(candidates) - sum([one.is_decoding for one in candidates])
+        num_decode = sum([row.sequence.is_decoding for row in rows]) if num_prompts else 0
+        return self._lost_time.of_pass(num_decode, num_prompts, num_cells) if num_decode else None
 
     def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
         """Set how many tokens each sequence may compute in this tick, and return those that may compute any.

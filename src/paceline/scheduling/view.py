@@ -56,7 +56,9 @@ class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
     """The sequences that may have a row in this tick, in the order of their admission, and what the tick may cost.
 
     chunk_size: most tokens of one sequence, already part of each `limit`. num_cells: KV cells in use.
-    itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes.
+    itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes. lost_share: how much
+    of the last ten seconds or so was lost to batches that were small as prompts waited, from 0 to 1; lost_tick_s: seconds
+    that a tick which decoded meanwhile lost.
     """
 
     sequences: Sequence[SequenceView]
@@ -67,6 +69,8 @@ class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
     itl_target_s: float
     max_tick_s: float
     cost: TickCost
+    lost_share: float = 0.0
+    lost_tick_s: float = 0.0
 
 
 class TokenAllocation(msgspec.Struct, frozen=True):
