@@ -217,3 +217,16 @@ def test_prune_removes_parts_and_replaced_versions(hub: StandInHub, tmp_path: Pa
     assert current.read_bytes() == gguf("newer")
     assert [each["name"] for each in json.loads(invoke("list", "--json").stdout)] == ["hf:user/tiny:Q4_K_M"]
     assert invoke("prune").stdout == ""
+
+
+def test_files_of_urls_are_shown_and_removed_by_their_url(hub: StandInHub, tmp_path: Path) -> None:
+    """With what is kept beside them."""
+    hub.files["tiny.gguf"], hub.tags["tiny.gguf"] = gguf("tiny"), '"1"'
+    url = f"{hub.url}/files/tiny.gguf"
+    path = Path(invoke("pull", url).stdout.strip())
+    assert json.loads(invoke("show", url, "--json").stdout)[0]["parts"] == [str(path)]
+    removed = invoke("rm", url)
+    assert removed.stdout == f"{path}\n"
+    assert "50 kB" in removed.stderr
+    assert not list(path.parent.glob("tiny*"))
+    assert invoke("rm", url).exit_code != 0

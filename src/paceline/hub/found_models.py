@@ -16,9 +16,15 @@ from typing import Final
 from paceline.errors import ModelNotFound, Unsupported
 from paceline.hub.file_choice import RepoFile, choose_files, is_model_file, nearest_names, quantisation_of, split_names
 from paceline.hub.hub_settings import HubSettings
-from paceline.hub.locate import Source
+from paceline.hub.locate import Source, url_folder
 from paceline.hub.ollama_cache import full_name, ollama_models
-from paceline.hub.references import HubReference, ModelReference, OllamaReference, parse_hub_reference
+from paceline.hub.references import (
+    HubReference,
+    ModelReference,
+    OllamaReference,
+    UrlReference,
+    parse_hub_reference,
+)
 from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
 
 _FRESH_S: Final = 60.0  # a part that grew less than a minute ago is being downloaded
@@ -69,7 +75,7 @@ def find_models(settings: HubSettings) -> list[FoundModel]:
 def matching_models(settings: HubSettings, reference: ModelReference) -> list[FoundModel]:
     """Return the models that a name means: of a repository without a quantisation all. Raises `ModelNotFound`."""
     models = find_models(settings)
-    found = [each for each in models if _is_meant(each, reference)]
+    found = [each for each in models if _is_meant(settings, each, reference)]
     if not found:
         names = [each.name for each in models]
         hint = nearest_names(_name_of(reference), names) if names else "the caches have no models"
@@ -188,7 +194,7 @@ def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str
     )
 
 
-def _is_meant(model: FoundModel, reference: ModelReference) -> bool:
+def _is_meant(settings: HubSettings, model: FoundModel, reference: ModelReference) -> bool:
     own = _hub_reference(model)
     if isinstance(reference, HubReference) and isinstance(own, HubReference):
         if own.repo.lower() != reference.repo.lower() or (reference.revision not in (None, own.revision)):
@@ -197,6 +203,8 @@ def _is_meant(model: FoundModel, reference: ModelReference) -> bool:
             return model.path.as_posix().endswith(f"/{reference.file}")
         quantisation = reference.quantisation
         return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
+    if isinstance(reference, UrlReference):
+        return url_folder(settings, reference) / Path(reference.file_name).name in model.parts
     if isinstance(reference, OllamaReference):
         return model.name == f"ollama:{full_name(reference.name)}"
     return False
