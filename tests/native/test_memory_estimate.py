@@ -16,7 +16,7 @@ from paceline import LLM, estimate_memory
 from paceline.demo import demo_model_path
 from paceline.engine import dry_run, memory_needs
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
-from paceline.errors import EngineError, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
+from paceline.errors import EngineError, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.runtime import Context, MemoryEstimate, Model, memory_in_use, memory_plan, plan_memory
 from paceline.testing.models import KINDS, LlamaSpec, write_split_model
 
@@ -287,3 +287,24 @@ def test_the_deepest_patterns_are_compiled() -> None:
     """As deep as their length allows: no crash."""
     pattern = "(" * 255 + "x" + ")" * 255
     assert Model.load(demo_model_path(), tensor_overrides={pattern: "CPU"}).n_layer > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"kv_overrides": 5}, InvalidType, "kv_overrides"),
+        ({"n_ctx": "x"}, InvalidType, "n_ctx"),
+        ({"n_ubatch": "x"}, InvalidType, "n_ubatch"),
+        ({"n_batch": "x"}, InvalidType, "n_batch"),
+        ({"kv_overrides": {"llama.block_count": -1}}, ModelLoadError, "block_count"),
+        ({"kv_overrides": {"llama.block_count": 4_000_000_000}}, ModelLoadError, "block_count"),
+    ],
+)
+def test_wrong_options_and_counts_are_named_by_an_estimate(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """Of estimates and of loads, which estimate first; a damaged count of layers takes no memory of its own."""
+    with pytest.raises(error, match=words):
+        estimate_memory(demo_model_path(), dry_run=False, **options)
+    with pytest.raises(error, match=words):
+        LLM(demo_model_path(), **options)

@@ -110,13 +110,13 @@ class ContextOptions:
 
     def cache_numbers(self) -> dict[str, Any]:
         """Return what decides the size of the cache, with defaults, as `CacheShape` takes it. n_ctx and n_seq_max must be set."""
-        cells = -(-(self.n_ctx or 0) // 256) * 256
-        n_batch = min(2048, cells) if self.n_batch is None else self.n_batch
+        cells = -(-validation.integer("n_ctx", self.n_ctx, 1, _MAX_CELLS) // 256) * 256
+        n_batch = _resolve_size("n_batch", self.n_batch, min(2048, cells), cells, f"n_ctx is {cells}")
         choices = _resolve_choices(self)
         return {
             "n_ctx": cells,
             "n_seq_max": self.n_seq_max,
-            "n_ubatch": min(512, n_batch) if self.n_ubatch is None else self.n_ubatch,
+            "n_ubatch": _resolve_size("n_ubatch", self.n_ubatch, min(512, n_batch), n_batch, f"n_batch is {n_batch}"),
             **{name: choices[name] for name in ("type_k", "type_v", "swa_full", "kv_unified", "offload_kqv")},
         }
 

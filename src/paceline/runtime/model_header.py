@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import _native
-from paceline.errors import ModelLoadError
-from paceline.runtime.gguf_check import Override
+from paceline.errors import InvalidType, ModelLoadError
+from paceline.runtime.gguf_check import MAX_LAYERS, Override
 from paceline.runtime.gguf_file import GgufFile, TensorInfo, read_gguf
 from paceline.runtime.model import MemoryClass
 
@@ -58,9 +58,15 @@ class ModelHeader:
     def __init__(self, paths: Sequence[Path], overrides: Mapping[str, Override] | None = None) -> None:
         files = [read_gguf(path) for path in paths]
         self._file: GgufFile = files[0]
+        if not isinstance(overrides, Mapping | None):
+            raise InvalidType(f"kv_overrides must be a mapping of keys to values, not {type(overrides).__name__}")
         self._overrides = dict(overrides or {})
         self._name = str(paths[0])
         self.tensors: tuple[TensorInfo, ...] = tuple(tensor for file in files for tensor in file.tensors)
+        if not 0 <= self.n_layer <= MAX_LAYERS:  # lists and loops of them follow
+            raise ModelLoadError(
+                f"{self._name}: {self.architecture}.block_count is {self.n_layer}, but a model has 1 to {MAX_LAYERS} layers"
+            )
 
     @cached_property
     def architecture(self) -> str:
