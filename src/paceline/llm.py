@@ -18,7 +18,7 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import local_files, open_engine
+from paceline.engine.engine_factory import check_options, local_files, open_engine
 from paceline.engine.progress_bar import progress_bar
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
@@ -90,6 +90,7 @@ class LLM(ChatMethods):
             NotEnoughMemory: The model or its KV cache does not fit into memory.
             TemplateError: The chat template does not parse.
         """
+        check_options(model, options)  # before a download
         files = local_files(model, options, offline=offline, hf_token=hf_token)
         self._engine = open_engine(files, options)
         try:

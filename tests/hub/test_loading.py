@@ -14,6 +14,7 @@ from tests.hub.test_commands import invoke, put_ollama
 
 from paceline import LLM, AsyncLLM, demo_model_path
 from paceline.errors import InvalidParams, InvalidType, ModelLoadError, ModelNotFound
+from paceline.hub import remote_header
 from paceline.testing.models import LlamaSpec, write_split_model
 
 pytestmark = pytest.mark.native
@@ -88,6 +89,8 @@ def test_wrong_options_are_refused_at_once(hub: StandInHub, kind: Any) -> None:
         kind("hf:user/demo", offline="yes")
     with pytest.raises(InvalidType, match="hf_token"):
         kind("hf:user/demo", hf_token=3)
+    with pytest.raises(InvalidParams, match="num_slots"):
+        kind("hf:user/demo", num_slotz=3)
     assert hub.seen == []
 
 
@@ -156,3 +159,20 @@ def test_names_cost_programs_without_them_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_damaged_header_is_not_sought_in_all_of_the_file(demo: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests for more stop far from the size of a model."""
+    asked: list[int] = []
+
+    def damaged(url: str, headers: object, count: int, name: str) -> bytes:
+        asked.append(count)
+        return b"GGUF" + b"\xff" * (count - 4)
+
+    monkeypatch.setattr(remote_header, "first_bytes", damaged)
+    files = demo.repos["user/demo"].files
+    listed = [{"rfilename": path, "size": 40 << 30, "blobId": "0" * 40} for path in files]
+    monkeypatch.setattr(demo.repos["user/demo"], "listing", lambda: listed)
+    result = invoke("show", "user/demo")
+    assert result.exit_code != 0
+    assert max(asked) <= 64 << 20

@@ -23,6 +23,7 @@ from paceline.runtime.gguf_file import read_gguf
 
 _FIRST_BYTES: Final = 1 << 20
 _GROWTH: Final = 8  # vocabularies of 250,000 tokens take some 10 MB
+_MOST_BYTES: Final = 1 << 26  # a header that does not end within these is damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def _header_file(api: HubApi, listing: RepoListing, file: RepoFile, folder: Path
             if is_whole or read_gguf(path).header_bytes <= len(data):
                 return path
         except ModelLoadError:
-            if not data.startswith(b"GGUF"):
+            if not data.startswith(b"GGUF") or count >= _MOST_BYTES:
                 raise
+        if count >= _MOST_BYTES:
+            raise ModelLoadError(f"{file.path}: its header does not end within {_MOST_BYTES >> 20} MiB")
         count *= _GROWTH
