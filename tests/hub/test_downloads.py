@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.hub.stand_in_hub import HELD_S, TOKEN, Fault, StandInHub, gguf, sha256
+from tests.hub.test_commands import put_ollama
 
 from paceline.errors import (
     Aborted,
@@ -513,3 +514,59 @@ def test_every_error_is_one_of_ours(hub: StandInHub) -> None:
         hub.fail("api", fault)
         with pytest.raises(PacelineError):
             locate("hf:user/tiny")
+
+
+def test_a_part_that_is_removed_in_the_middle_is_downloaded_anew(hub: StandInHub, tmp_path: Path) -> None:
+    """By `paceline prune` while the download waits: the checksum is right, and the file would be its tail alone."""
+
+    class Remover(Recorder):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if "trying again" in text:
+                for part in parts(tmp_path):
+                    part.unlink()
+
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    hub.fail("cdn", Fault(cut_after=20_000))
+    recorder = Remover()
+    found = locate("hf:user/tiny", recorder=recorder)
+    assert found.path.read_bytes() == repo.files["tiny-Q4_K_M.gguf"]
+    assert any("downloading it anew" in note for note in recorder.notes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rfilename": "../../../../outside.gguf"}, {"rfilename": "/outside.gguf"}],
+)
+def test_a_listing_that_leads_out_of_the_cache_is_refused(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    """Names of files and of contents are only as good as the hub they come from."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    listed = [{key: value for key, value in entry.items() if key != "lfs"} | change for entry in repo.listing()]
+    monkeypatch.setattr(repo, "listing", lambda: listed)
+    with pytest.raises(HubUnavailable, match="check HF_ENDPOINT"):
+        locate("hf:user/tiny")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_projector_is_downloaded_beside_a_model_of_another_program(hub: StandInHub, tmp_path: Path) -> None:
+    """The model is used where it lies."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "mmproj-F16.gguf")
+    blob = put_ollama(tmp_path, "tiny:latest", repo.files["tiny-Q4_K_M.gguf"])
+    found = locate("hf:user/tiny", projector=True)
+    assert (found.path, found.source) == (blob, "ollama")
+    assert found.projector is not None
+    assert found.projector.read_bytes() == repo.files["mmproj-F16.gguf"]
+
+
+def test_contents_are_not_named_by_what_is_no_hash(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An identity with a path in it would lead out of the folder of contents."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    listed = [{key: value for key, value in each.items() if key != "lfs"} for each in repo.listing()]
+    monkeypatch.setattr(repo, "listing", lambda: [each | {"blobId": "../../../outside"} for each in listed])
+    found = locate("hf:user/tiny")
+    assert found.path.read_bytes() == repo.files["tiny-Q4_K_M.gguf"]
+    assert not list(tmp_path.rglob("outside*"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from paceline.errors import Aborted, AccessDenied, HubUnavailable, ModelNotFound, PacelineError
 from paceline.hub.file_choice import RepoFile, nearest_names
 from paceline.hub.hub_settings import HubSettings
+from paceline.hub.references import is_repository_path
 from paceline.hub.transfer import DownloadObserver, retry_after_s
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _ATTEMPTS: Final = 4
 _LONGEST_WAIT_S: Final = 60.0
 _PASSING: Final = (408, 429, 500, 502, 503, 504)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_GIT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_COMMIT: Final = re.compile(r"[\w-]+", re.ASCII)
 _HTTP_LIBRARIES: Final = ("httpx", "httpx2", "httpcore", "requests", "urllib3")  # of huggingface_hub's versions
 
 
@@ -53,9 +56,15 @@ class HubApi:
         info = self._try(
             repo, revision, lambda api: api.model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
         )
-        if info.sha is None or info.siblings is None:
+        if info.sha is None or info.siblings is None or not _COMMIT.fullmatch(info.sha):
             raise HubUnavailable(f"{self._settings.endpoint} does not list files as the hub does; check HF_ENDPOINT")
-        return RepoListing(repo, info.sha, tuple(map(_repo_file, info.siblings)))
+        files = tuple(map(_repo_file, info.siblings))
+        outside = next((file.path for file in files if not is_repository_path(file.path)), None)
+        if outside is not None:
+            raise HubUnavailable(
+                f"{self._settings.endpoint} lists {outside!r:.80} in {repo}, which leads out of it; check HF_ENDPOINT"
+            )
+        return RepoListing(repo, info.sha, files)
 
     def url(self, repo: str, commit: str, path: str) -> str:
         """Return the address of a file."""
@@ -142,7 +151,8 @@ class _Overloaded(Exception):
 def _repo_file(sibling: RepoSibling) -> RepoFile:
     lfs = sibling.lfs
     sha256 = None if lfs is None or not _SHA256.fullmatch(lfs.sha256) else lfs.sha256
-    return RepoFile(sibling.rfilename, sibling.size, sha256 or sibling.blob_id, sha256)
+    git_id = None if sibling.blob_id is None or not _GIT_ID.fullmatch(sibling.blob_id) else sibling.blob_id
+    return RepoFile(sibling.rfilename, sibling.size, sha256 or git_id, sha256)
 
 
 @contextmanager

@@ -133,6 +133,8 @@ class Locator:
         elsewhere = self._elsewhere(listing, chosen)
         if elsewhere is not None:
             self.observer.note(f"{chosen.first.path} is at {elsewhere.path} already, downloaded by {elsewhere.source}")
+            if self.with_projector and chosen.projector is not None:
+                return replace(elsewhere, projector=self._ensure(api, listing, chosen.projector))
             return elsewhere
         return self._downloaded(api, reference, listing, chosen)
 

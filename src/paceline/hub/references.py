@@ -127,9 +127,14 @@ def check_is_path(model: object) -> None:
 
 def check_file(file: str | None, name: str) -> str | None:
     """Return the path of a file in a repository; raise `InvalidParams` for one that leads out of it."""
-    if file is not None and any(part in ("", ".", "..") for part in file.split("/")):
+    if file is not None and not is_repository_path(file):
         raise InvalidParams(f"{name}: {file!r} is no path of a file in a repository")
     return file
+
+
+def is_repository_path(file: str) -> bool:
+    """Return whether a path stays within its repository."""
+    return not any(part in ("", ".", "..") for part in file.split("/"))
 
 
 def without_secrets(url: str) -> str:

@@ -344,6 +344,9 @@ class _Transfer:
         found, expected = self._hash.hexdigest(), self._download.sha256
         if self._total is not None and self._have != self._total:
             raise _Changed(f"it has {self._have} bytes, not {self._total}")
+        kept = self._download.part.stat().st_size if self._download.part.exists() else 0
+        if kept != self._have:  # the hash is of what arrived
+            raise _Changed(f"its part was removed or changed, and has {kept} bytes, not {self._have}")
         if expected is not None and found != expected:
             raise _Changed(f"its SHA-256 is {found}, not {expected}")
 
