@@ -570,3 +570,12 @@ def test_contents_are_not_named_by_what_is_no_hash(
     found = locate("hf:user/tiny")
     assert found.path.read_bytes() == repo.files["tiny-Q4_K_M.gguf"]
     assert not list(tmp_path.rglob("outside*"))
+
+
+def test_the_token_of_a_login_is_a_token_in_messages(hub: StandInHub, tmp_path: Path) -> None:
+    """It was sent: another one is needed, not the first one."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf", private=True)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_" + "b" * 34)
+    with pytest.raises(ModelNotFound, match="the token may not see it"):
+        locate("hf:user/tiny")

@@ -74,11 +74,7 @@ class HubApi:
 
     def headers(self) -> dict[str, str]:
         """Return the headers that authorise a download."""
-        from huggingface_hub import constants, get_token
-
-        token = self._settings.token
-        if token is None and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
-            token = get_token()
+        token = _token(self._settings)
         return {} if token is None else {"authorization": f"Bearer {token}"}
 
     def denied(self, repo: str) -> AccessDenied:
@@ -155,6 +151,15 @@ def _repo_file(sibling: RepoSibling) -> RepoFile:
     return RepoFile(sibling.rfilename, sibling.size, sha256 or git_id, sha256)
 
 
+def _token(settings: HubSettings) -> str | None:
+    """Return the token that requests carry: the one that was given, or that of a login."""
+    from huggingface_hub import constants, get_token
+
+    if settings.token is not None or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return settings.token
+    return get_token()
+
+
 @contextmanager
 def _translated(settings: HubSettings, repo: str, revision: str | None) -> Iterator[None]:
     """Raise huggingface_hub's errors as ours."""
@@ -185,12 +190,12 @@ def _of_response(settings: HubSettings, repo: str, revision: str | None, error: 
 
     match error:
         case errors.GatedRepoError():
-            return _denied(settings, repo, has_token=settings.token is not None)
+            return _denied(settings, repo, has_token=_token(settings) is not None)
         case errors.RevisionNotFoundError():
             return ModelNotFound(f"{repo} has no branch, tag or commit {revision!r}")
         case errors.RepositoryNotFoundError():
             private = "it is private and needs a token: set HF_TOKEN or pass hf_token"
-            if settings.token is not None:
+            if _token(settings) is not None:
                 private = "the token may not see it"
             return ModelNotFound(f"{settings.endpoint} has no repository {repo}, or {private}")
         case errors.EntryNotFoundError():
@@ -229,7 +234,7 @@ def _of_status(settings: HubSettings, repo: str, error: HfHubHTTPError) -> Excep
             f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(error.response.headers.get("retry-after"))
         )
     if status in (401, 403):
-        if settings.token is None:
+        if _token(settings) is None:
             return _denied(settings, repo, has_token=False)
         return AccessDenied(f"{settings.endpoint} refuses the token (HTTP {status}); is it expired, or another hub's?")
     return HubUnavailable(f"{settings.endpoint} cannot be used: HTTP {status} for {repo}")
