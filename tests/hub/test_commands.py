@@ -230,3 +230,15 @@ def test_files_of_urls_are_shown_and_removed_by_their_url(hub: StandInHub, tmp_p
     assert "50 kB" in removed.stderr
     assert not list(path.parent.glob("tiny*"))
     assert invoke("rm", url).exit_code != 0
+
+
+def test_rm_takes_the_projector_with_the_last_model(hub: StandInHub, tmp_path: Path) -> None:
+    """Nothing lists it alone, so nothing else would remove it."""
+    hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "mmproj-F16.gguf")
+    invoke("pull", "user/tiny")
+    invoke("pull", "user/tiny:Q8_0")
+    folder = tmp_path / "hf" / "hub" / "models--user--tiny"
+    assert "50 kB" in invoke("rm", "user/tiny:Q8_0").stderr
+    assert len(list(folder.rglob("snapshots/*/mmproj-F16.gguf"))) == 1
+    assert "100 kB" in invoke("rm", "user/tiny:Q4_K_M").stderr
+    assert not folder.exists()

@@ -95,6 +95,11 @@ def is_model_file(path: str) -> bool:
     return path.endswith(".gguf") and not any(word in name for word in _NO_MODELS)
 
 
+def is_projector_file(path: str) -> bool:
+    """Return whether a path is that of a projector for images."""
+    return path.endswith(".gguf") and "mmproj" in path
+
+
 def quantisation_of(path: str) -> str:
     """Return the quantisation that a file's name ends with, in capitals; empty where there is none."""
     return _parts_of(path).tag
@@ -174,7 +179,7 @@ def _projector(files: Sequence[RepoFile], model: str) -> RepoFile | None:
     found = None
     for each in files:
         own = each.path.split("/")[:-1]
-        if not each.path.endswith(".gguf") or "mmproj" not in each.path or own != folders[: len(own)]:
+        if not is_projector_file(each.path) or own != folders[: len(own)]:
             continue
         rank = (-len(own), abs(_bits(each.path) - bits))
         if best is None or rank < best:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from paceline.errors import ModelNotFound, Unsupported
-from paceline.hub.file_choice import RepoFile, choose_files, is_model_file, nearest_names, quantisation_of, split_names
+from paceline.hub.file_choice import (
+    RepoFile,
+    choose_files,
+    is_model_file,
+    is_projector_file,
+    nearest_names,
+    quantisation_of,
+    split_names,
+)
 from paceline.hub.hub_settings import HubSettings
 from paceline.hub.locate import Source, url_folder
 from paceline.hub.ollama_cache import full_name, ollama_models
@@ -222,7 +230,7 @@ def _name_of(reference: ModelReference) -> str:
 
 
 def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
-    """Delete contents that no snapshot links to any more, and the repository where nothing is left of it."""
+    """Delete contents that no snapshot links to any more, and the repository where at most projectors are left of it."""
     snapshots = repo.snapshots()
     gone = contents - _linked(snapshots)
     freed = 0
@@ -230,8 +238,9 @@ def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
         freed += blob.stat().st_size
         blob.unlink()
     parts = list(repo.blobs.glob(f"*{PART_SUFFIX}"))
-    if not any(snapshot_files(each) for each in snapshots) and not any(map(_is_growing, parts)):
-        freed += sum(part.stat().st_size for part in parts)
+    left = [snapshot / each.path for snapshot in snapshots for each in snapshot_files(snapshot)]
+    if all(is_projector_file(each.name) for each in left) and not any(map(_is_growing, parts)):
+        freed += sum(each.stat().st_size for each in {*parts, *(file.resolve() for file in left)})
         shutil.rmtree(repo.folder, ignore_errors=True)
     return freed
 
