@@ -242,3 +242,13 @@ def test_rm_takes_the_projector_with_the_last_model(hub: StandInHub, tmp_path: P
     assert len(list(folder.rglob("snapshots/*/mmproj-F16.gguf"))) == 1
     assert "100 kB" in invoke("rm", "user/tiny:Q4_K_M").stderr
     assert not folder.exists()
+
+
+def test_a_revision_names_what_was_downloaded_of_it(hub: StandInHub) -> None:
+    """A branch or a commit, also where that is the current one."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
+    invoke("pull", "user/tiny")
+    for revision in ("main", repo.commit):
+        shown = invoke("rm", f"user/tiny@{revision}", "--dry-run")
+        assert shown.stdout == "hf:user/tiny:Q4_K_M\n"
+    assert invoke("rm", "user/tiny@other", "--dry-run").exit_code != 0

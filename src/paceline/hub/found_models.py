@@ -205,7 +205,7 @@ def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str
 def _is_meant(settings: HubSettings, model: FoundModel, reference: ModelReference) -> bool:
     own = _hub_reference(model)
     if isinstance(reference, HubReference) and isinstance(own, HubReference):
-        if own.repo.lower() != reference.repo.lower() or (reference.revision not in (None, own.revision)):
+        if own.repo.lower() != reference.repo.lower() or not _is_of_revision(settings, model, own, reference.revision):
             return False
         if reference.file is not None:
             return model.path.as_posix().endswith(f"/{reference.file}")
@@ -216,6 +216,13 @@ def _is_meant(settings: HubSettings, model: FoundModel, reference: ModelReferenc
     if isinstance(reference, OllamaReference):
         return model.name == f"ollama:{full_name(reference.name)}"
     return False
+
+
+def _is_of_revision(settings: HubSettings, model: FoundModel, own: HubReference, revision: str | None) -> bool:
+    if revision is None:
+        return True
+    snapshots = (CachedRepo(cache, own.repo).snapshot(revision) for cache in settings.repository_caches)
+    return any(model.path.is_relative_to(each) for each in snapshots if each is not None)
 
 
 def _hub_reference(model: FoundModel) -> ModelReference | None:
