@@ -290,6 +290,8 @@ def _random_view(random: Random) -> SchedulerView:
         itl_target_s=random.choice((0.001, 0.05, 0.25)),
         max_tick_s=random.choice((0.001, 1.0)),
         cost=TrialCost(pass_s=random.choice((0.0, 0.01, 1.0)), token_s=random.choice((1e-6, 0.003, 0.3))),
+        lost_share=random.choice((0.0, 0.01, 0.5)),
+        lost_tick_s=random.choice((0.0, 0.01, 1.0)),
     )
 
 

@@ -92,6 +92,16 @@ def test_an_error_of_the_strategy_is_the_cause() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_views_in_which_time_was_lost_are_tried() -> None:
+    """A strategy that looks at `lost_share` is tried on both sides of a limit."""
+
+    def where_lost(shares: list[TokenAllocation], view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        return [] if view.lost_share > 0 and view.lost_tick_s > 0 else shares
+
+    with pytest.raises(StrategyError, match="planned nothing"):
+        check_strategy(Changed(where_lost))
+
+
 def test_a_strategy_that_changes_the_view_fails() -> None:
     """The sequences of a view are read-only, and the error names the strategy."""
 
