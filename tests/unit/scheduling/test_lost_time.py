@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from tests.engine_world import World
 
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.lost_time import LostTime
+from paceline.scheduling.strategies import DecodeMaximal
+from paceline.scheduling.view import SchedulerView, TokenAllocation
 
 SAMPLES = [(1, 0, 0.03, 1), (8, 0, 0.1, 8), (8, 0, 0.065, 1), (64, 0, 0.345, 1), (512, 0, 2.585, 1)]
 """Passes of a machine that takes 20 ms for a pass, 5 for a token and 5 for its logits: n rows take 20 + 10 n ms."""
@@ -74,3 +78,57 @@ def test_what_is_long_ago_fades() -> None:
         lost.observe(1.0, None)
     assert 0 < lost.share < 0.05 * 0.5
     assert lost.mean_s == pytest.approx(0.5, rel=0.1)
+
+
+class Watching(DecodeMaximal):
+    """Keeps the views that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views: list[SchedulerView] = []
+
+    def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
+        self.views.append(view)
+        return super().plan(view, budget)
+
+
+def shares(views: list[SchedulerView]) -> list[float]:
+    return [view.lost_share for view in views]
+
+
+def test_a_strategy_sees_what_the_passes_lost() -> None:
+    """Nothing while one sequence decodes alone, more with each piece of a prompt beside it, less once both decode."""
+    strategy = Watching()
+    world = World(strategy=strategy, num_cells=2048)
+    world.submit("alone", max_tokens=200, ignore_eos=True)
+    world.tick(20)
+    assert set(shares(strategy.views)) == {0.0}
+    begin = len(strategy.views)
+    world.submit("x" * 300, max_tokens=200, ignore_eos=True)
+    while not all(one.is_decoding for one in world.scheduler.running) or len(world.scheduler.running) < 2:
+        world.tick()
+    world.tick(10)
+    found = shares(strategy.views[begin:])
+    highest = found.index(max(found))
+    assert highest == 300 // 32 + 1  # passes, each in the view of the next
+    assert found[: highest + 1] == sorted(found[: highest + 1])
+    assert found[highest:] == sorted(found[highest:], reverse=True)
+    assert strategy.views[-1].lost_tick_s == pytest.approx(0.011 - 0.012 / 2, rel=0.3)
+
+
+def test_passes_that_only_decode_are_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their number of rows, and none with a piece of a prompt."""
+    learnt: list[tuple[int, float]] = []
+
+    def observe_decoding(self: Any, num_rows: int, num_cells: int, seconds: float) -> None:
+        learnt.append((num_rows, round(seconds, 6)))
+
+    monkeypatch.setattr(LostTime, "observe_decoding", observe_decoding)
+    world = World(strategy="decode_maximal", num_cells=2048)
+    for prompt in ("one", "two"):
+        world.submit(prompt, max_tokens=50, ignore_eos=True)
+    world.tick(6)
+    assert learnt == [(2, 0.012)] * 5
+    world.submit("x" * 300, max_tokens=50, ignore_eos=True)
+    world.tick(6)
+    assert len(learnt) == 5
