@@ -74,11 +74,11 @@ class StepPlanner:
         )
         try:
             rows = rows_of(self._strategy.plan(view, self._limits.n_batch), candidates, self._limits.n_batch)
-            return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates, view.num_cells))
         except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
             failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
             failure.__cause__ = error
             return StepBatch([], lora, candidates, failure)
+        return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates, view.num_cells))
 
     def _lost_s(self, rows: list[Row], candidates: list[Sequence], num_cells: int) -> float | None:
         """Return `StepPlan.lost_s` of these rows, which the strategy chose among the candidates."""

@@ -132,3 +132,18 @@ def test_passes_that_only_decode_are_learnt_from(monkeypatch: pytest.MonkeyPatch
     world.submit("x" * 300, max_tokens=50, ignore_eos=True)
     world.tick(6)
     assert len(learnt) == 5
+
+
+def test_a_failure_of_ours_is_no_strategys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong after the strategy's plan is raised as it is, not as its `StrategyError`."""
+
+    def fail(*_: Any) -> float:
+        raise ArithmeticError("of our own")
+
+    monkeypatch.setattr(LostTime, "of_pass", fail)
+    world = World(strategy="decode_maximal", num_cells=2048)
+    world.submit("one", max_tokens=50, ignore_eos=True)
+    world.tick(3)
+    world.submit("x" * 300, max_tokens=50, ignore_eos=True)
+    with pytest.raises(ArithmeticError, match="of our own"):
+        world.tick()
