@@ -18,6 +18,12 @@ MemoryClass class_with(const Model & model, const llama_context_params & params)
 // Architectures whose states do not end with what a partial one has, or whose cells are not of one position each.
 const std::set<std::string> WITH_STATES_OF_THEIR_OWN = {"deepseek4", "dots3note", "glm5-next", "qwen4exp"};
 
+bool keeps_window(const Model & model, MemoryClass memory_class) {
+    return memory_class == MemoryClass::sliding_window ||
+           (memory_class == MemoryClass::hybrid && llama_model_n_swa(model.get()) > 0 &&
+            !WITH_STATES_OF_THEIR_OWN.contains(model.architecture()));
+}
+
 bool separates_state(const Model & model, MemoryClass memory_class, const llama_context_params & params) {
     return params.kv_unified && (memory_class == MemoryClass::sliding_window || memory_class == MemoryClass::hybrid) &&
            !WITH_STATES_OF_THEIR_OWN.contains(model.architecture()) && !model.one_sequence_per_pass();
@@ -37,6 +43,7 @@ Context::Context(Draft, std::shared_ptr<Model> model, const ContextOptions & opt
     : model_(std::move(model)),
       memory_class_(class_with(*model_, options.params)),
       n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
+      has_window_(keeps_window(*model_, memory_class_)),
       is_chunked_(model_->architecture() == "llama4"),
       n_seq_max_(options.params.n_seq_max),
       kv_unified_(options.params.kv_unified),

@@ -193,6 +193,7 @@ private:
     std::shared_ptr<Model>                model_;
     MemoryClass                           memory_class_;
     int32_t                               n_swa_; // 0 where no window slides
+    bool                                  has_window_; // of its own size, perhaps beside recurrent layers
     bool                                  is_chunked_; // whether it slides by chunks of n_swa instead of by positions
     uint32_t                              n_seq_max_;
     uint32_t                              n_outputs_max_;

@@ -25,7 +25,7 @@ struct Context::Snapshot {
     int32_t              next; // the first position of the batch in it
     int32_t              last; // that it held; below next - 1 where the batch leaves positions out
     bool                 shadowed = false;
-    std::vector<uint8_t> window; // state of the sliding window, if the batch can overwrite it
+    std::vector<uint8_t> window; // state of the sliding window and recurrent layers, if the batch can overwrite the window
 };
 
 void Context::check_batch(const Batch & batch) const {
@@ -102,11 +102,7 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) cons
     std::vector<Snapshot> snapshots;
     for (const auto & [seq_id, position] : first) {
         Snapshot snapshot{seq_id, position, positions_locked(seq_id).max, false, {}};
-        if (position > 0 && needs_shadows()) {
-            llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), -1, -1);
-            snapshot.shadowed = true;
-        } else if (position > 0 && memory_class_ == MemoryClass::sliding_window &&
-                   (batch.size() > n_ubatch() || !kv_unified_)) {
+        if (position > 0 && has_window_ && (batch.size() > n_ubatch() || !kv_unified_)) {
             // A later ubatch may reuse the cells that the window of `position` still needs.
             snapshot.window.resize(llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
             snapshot.window.resize(llama_state_seq_get_data_ext(get(), snapshot.window.data(), snapshot.window.size(), seq_id,
@@ -114,6 +110,11 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) cons
             if (snapshot.window.empty()) {
                 fail("StateError", "the sliding window of sequence " + str(seq_id) + " cannot be saved before a pass");
             }
+        } else if (position > 0 && needs_shadows()) {
+            // Beside a window recurrent state alone: cells of two sequences are not reused, not even those that it has left.
+            const int32_t bound = has_window_ ? 0 : -1;
+            llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), bound, bound);
+            snapshot.shadowed = true;
         }
         snapshots.push_back(std::move(snapshot));
     }
@@ -145,15 +146,21 @@ void Context::drop_snapshots(const std::vector<Snapshot> & snapshots) {
 std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
     std::string lost;
     for (const Snapshot & snapshot : snapshots) {
-        if (snapshot.shadowed) {
+        const int32_t shadow = snapshot.seq_id + static_cast<int32_t>(n_seq_max_);
+        if (snapshot.shadowed && !has_window_) {
             llama_memory_seq_rm(memory(), snapshot.seq_id, -1, -1);
-            llama_memory_seq_cp(memory(), snapshot.seq_id + static_cast<int32_t>(n_seq_max_), snapshot.seq_id, -1, -1);
+            llama_memory_seq_cp(memory(), shadow, snapshot.seq_id, -1, -1);
+        } else if (snapshot.shadowed) {
+            llama_memory_seq_cp(memory(), shadow, snapshot.seq_id, 0, 0);
         } else {
             llama_memory_seq_rm(memory(), snapshot.seq_id, snapshot.next > 0 ? snapshot.next : -1, -1);
         }
         if (!snapshot.window.empty()) {
             llama_state_seq_set_data_ext(get(), snapshot.window.data(), snapshot.window.size(), snapshot.seq_id,
                                          LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        }
+        if (has_window_ && needs_shadows() && snapshot.next > 0) { // recurrent state that has gone on refused it
+            llama_memory_seq_rm(memory(), snapshot.seq_id, snapshot.next, -1);
         }
         const Positions held = positions_locked(snapshot.seq_id);
         if (held.max != snapshot.last || !covers(held, snapshot.next)) {

@@ -21,7 +21,7 @@ from paceline.engine.mask_filler import MaskFiller, MaskJob
 from paceline.errors import PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, CellState, Context, Embedder, MemoryClass, Model, Sampler, Tokenizer
+from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.plan import Row, RowOutput
@@ -147,7 +147,7 @@ class LlamaBackend:
         """
         context = self._generating
         context.copy(from_seq_id, to_seq_id, 0, end)
-        if context.memory_class is MemoryClass.SLIDING_WINDOW and context.has_state_apart:
+        if self._model.n_swa > 0 and context.has_state_apart:
             context.load_state(to_seq_id, context.save_state(to_seq_id, end), end)
 
     def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
