@@ -388,6 +388,10 @@ bool Context::is_bare(int32_t seq_id, Positions expected) {
         return llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
     };
     const size_t all          = size_without(0, 0);
+    if (all == llama_state_seq_get_size_ext(get(), seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+        llama_memory_seq_rm(memory(), seq_id, -1, -1);
+        return true; // all is in the state, and ranges are empty: llama.cpp uses no window although the file has one
+    }
     const size_t but_first    = size_without(expected.min, expected.min + 1);
     const size_t but_ends     = size_without(expected.max, expected.max + 1);
     const size_t but_expected = size_without(expected.min, expected.max + 1);

@@ -50,6 +50,7 @@ SAMPLE: Final = (
     "bloom-dense",
     "cogvlm-dense",
     "dream-dense",
+    "exaone4-dense",
     "gemma4-tiny",
     "gpt2-dense",
     "gpt-oss-moe",

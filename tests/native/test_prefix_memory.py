@@ -26,7 +26,7 @@ from paceline.runtime import Context, MemoryClass, Model
 from paceline.runtime.context import CellState
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import Stream
-from paceline.testing.models import KINDS, write_lora
+from paceline.testing.models import KINDS, Gemma3Spec, write_lora, write_model
 
 pytestmark = pytest.mark.native
 
@@ -104,6 +104,19 @@ def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyMo
     assert_same(first, uncached(path, prompt), kind)
     assert_same(again, first, kind)
     assert_same(turn, uncached(path, turn_prompt), kind)
+
+
+def test_a_model_of_windows_alone_has_states_and_no_cells(tmp_path: Path) -> None:
+    """Every layer sees the last tokens only: what is kept is at the ends of prompts, and ranges of cells are empty."""
+    path, prompt = write_model(tmp_path / "windows.gguf", Gemma3Spec(n_layer=5)), ids(90)
+    with LLM(path, **OPTIONS) as llm:
+        first = llm.generate(prompt, **ASK)
+        again = llm.generate(prompt, **ASK)
+        turn_prompt = [*prompt, *first.token_ids, *ids(7, 3)]
+        turn = llm.generate(turn_prompt, **ASK)
+        assert [cached(one) for one in (first, again, turn)] == [(0, None), (89, "host"), (90 + 11, "host")]
+    assert_same(again, first, "gemma3")
+    assert_same(turn, uncached(path, turn_prompt), "gemma3")
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
