@@ -204,6 +204,42 @@ def test_paced_gives_prompts_half_of_the_time_where_decoding_alone_is_too_slow()
     assert planned(Paced(prefill_share=0), 2048, *decoders, prompt(300, 1000))[300] == 16
 
 
+WEIGHTS = TrialCost(pass_s=0.024, token_s=0.002, cell_s=0.0, output_s=0.006)
+"""A pass reads the weights, which is dear: n decoding rows take 24 + 8n ms, a row 32 ms alone and 9.5 ms of sixteen."""
+
+
+def test_paced_lets_the_target_yield_while_fewer_decode_than_would_be_efficient() -> None:
+    """Of 8 that could decode a row takes 11 ms; at most a tenth more from 6 on. Three decode: twice the target of 100 ms."""
+    sequences = [*map(decoder, range(3)), *(prompt(key, 400) for key in range(3, 9))]
+    tokens = planned(Paced(efficiency=0.9), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.1)
+    assert sum(tokens.values()) == 3 + (200 - 24 - 3 * 8) // 2
+    tokens = planned(Paced(efficiency=0.9), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.1, max_tick_s=0.151)
+    assert sum(tokens.values()) == 3 + (150 - 24 - 3 * 8) // 2
+
+
+def test_paced_keeps_the_target_where_decoding_is_efficient() -> None:
+    """Six of eight that could decode are enough for nine tenths; so is any number where rows cost the same in any batch."""
+    sequences = [*map(decoder, range(6)), *(prompt(key, 400) for key in range(6, 9))]
+    tokens = planned(Paced(efficiency=0.9), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.15)
+    assert sum(tokens.values()) == 6 + (150 - 24 - 6 * 8) // 2
+    flat = TrialCost(pass_s=0.0, token_s=0.01, cell_s=0.0)
+    few = [decoder(0), *(prompt(key, 400) for key in range(1, 9))]
+    assert sum(planned(Paced(), 2048, *few, cost=flat, itl_target_s=0.3).values()) == 30
+
+
+def test_paced_keeps_the_target_beside_one_prompt() -> None:
+    """A prompt that waits for no other one does not stretch the target: nothing would decode sooner."""
+    tokens = planned(Paced(), 2048, decoder(0), prompt(1, 400), cost=WEIGHTS, itl_target_s=0.1)
+    assert tokens == {0: 1, 1: (100 - 24 - 8) // 2}
+
+
+def test_paced_never_yields_with_an_efficiency_of_zero() -> None:
+    """Then the target and the prompts' share of the time are all that counts."""
+    sequences = [decoder(0), *(prompt(key, 400) for key in range(1, 9))]
+    tokens = planned(Paced(efficiency=0), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.1)
+    assert sum(tokens.values()) == 1 + (100 - 24 - 8) // 2
+
+
 BESIDE = (decoder(0), prompt(1, 1000))
 """One sequence decodes, a prompt waits: a tick of n ms holds n - 11 tokens of it."""
 
