@@ -344,8 +344,8 @@ def test_a_repository_that_does_not_exist_is_named_with_the_nearest(hub: StandIn
         ModelNotFound, match=r"no repository user/gemma-3-1b-GGUF.*did you mean user/gemma-3-1b-it-GGUF"
     ):
         locate("hf:user/gemma-3-1b-GGUF")
-    with pytest.raises(ModelNotFound, match="no models of nobody"):
-        locate("hf:nobody/gemma")
+    with pytest.raises(ModelNotFound, match="no models of unknown"):
+        locate("hf:unknown/gemma")
 
 
 def test_a_repository_without_gguf_says_where_to_look(hub: StandInHub) -> None:
