@@ -16,7 +16,15 @@ from paceline import LLM, estimate_memory
 from paceline.demo import demo_model_path
 from paceline.engine import dry_run, memory_needs
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
-from paceline.errors import EngineError, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
+from paceline.errors import (
+    EngineError,
+    InvalidParams,
+    InvalidType,
+    ModelLoadError,
+    NotEnoughMemory,
+    QueueFull,
+    Unsupported,
+)
 from paceline.runtime import Context, MemoryEstimate, Model, memory_in_use, memory_plan, plan_memory
 from paceline.testing.models import KINDS, LlamaSpec, write_split_model
 
@@ -237,8 +245,16 @@ def test_slots_of_a_recurrent_model_are_chosen(free: Callable[[int], None], tiny
     path = tiny_models("mamba")
     least, wanted = (estimate_memory(path, num_slots=slots).devices[-1].needed_bytes for slots in (1, 8))
     free((least + wanted) // 2)
-    with LLM(path) as llm:
-        assert llm.limits.num_slots < 8
+    with LLM(path, max_queue=0) as llm:
+        chosen = llm.limits.num_slots
+        assert 1 <= chosen < 8
+        assert llm._engine.config.num_slots == chosen  # what /props, /slots, /health and the server's limits show
+        assert llm.stats().number("paceline_slots") == chosen
+        streams = [llm.stream([1, 2, 3], max_tokens=10**6, ignore_eos=True) for _ in range(chosen)]
+        with pytest.raises(QueueFull, match=f"{chosen} requests"):
+            llm.stream([1, 2, 3])
+        for stream in streams:
+            stream.close()
     with pytest.raises(NotEnoughMemory):
         LLM(path, num_slots=8)
 

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from paceline.clock import Clock
@@ -140,6 +141,11 @@ class BaseEngine(ABC):
     def _check_usable(self) -> None:
         self._thread.check_process()
         self._inbox.check_open()
+
+
+def fitted_config(config: EngineConfig, limits: Limits) -> EngineConfig:
+    """Return the options with the number of slots that the engine has, which a fit to memory may have lowered."""
+    return replace(config, num_slots=limits.num_slots)
 
 
 def open_trace(config: EngineConfig, start_s: float) -> TraceRecorder | None:

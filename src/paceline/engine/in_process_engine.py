@@ -13,7 +13,7 @@ from typing import Any
 from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments, sampling_defaults
-from paceline.engine.base_engine import BaseEngine, close_trace, open_trace
+from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.commands import Digest, Inspect
 from paceline.engine.core import Engine
 from paceline.engine.engine_factory import assemble
@@ -51,7 +51,9 @@ class InProcessEngine(BaseEngine):
             for end in at_end:
                 end()
             raise
-        self.model, self.limits, self.config = parts.model, parts.limits, config
+        self.model, self.limits = parts.model, parts.limits
+        self.config = config = fitted_config(config, parts.limits)
+        self.metrics.set_num_slots(config.num_slots)
         self.tokenizer = parts.model.tokenizer
         self.sampling_defaults = sampling_defaults(parts.model.metadata)
         self._backend = parts.backend

@@ -33,6 +33,11 @@ class Inbox:
         self._next_key = 0
         self.num_refused = 0
 
+    def set_max_requests(self, count: int) -> None:
+        """Set the bound, once the number of slots is known."""
+        with self._changed:
+            self._max_requests = count
+
     def next_key(self) -> int:
         """Return a number that no other request of this engine has; they grow."""
         with self._changed:

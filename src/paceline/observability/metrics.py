@@ -42,6 +42,11 @@ class Metrics(Instrument):
         self._in_slots: set[tuple[int, int]] = set()
         self._num_stray = 0
 
+    def set_num_slots(self, count: int) -> None:
+        """Set the number of slots, where it is known only once a model is loaded."""
+        with self._lock:
+            self._gauge(table.SLOTS, count)
+
     def snapshot(self) -> MetricsSnapshot:
         """Return all metrics at one moment."""
         with self._lock:

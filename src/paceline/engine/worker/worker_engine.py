@@ -22,7 +22,7 @@ from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
 from paceline.engine.arguments import engine_arguments, sampling_defaults
-from paceline.engine.base_engine import BaseEngine, open_trace
+from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
@@ -153,6 +153,9 @@ class WorkerEngine(BaseEngine):
             self._front.close()
             raise
         self.limits = Limits(**ready.limits)
+        self.config = config = fitted_config(config, self.limits)
+        self._inbox.set_max_requests(config.num_slots + config.max_queue)
+        self.metrics.set_num_slots(config.num_slots)
         self._front.describe(ready.facts)
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,

@@ -69,8 +69,11 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     draft.notes += [*notes, *odd_variables(environ)]
     for given in chosen:
         _apply(draft, given)
-    _model(draft, downloads=prints is None)
-    _finish(draft)
+    reference = _model(draft)
+    _check_together(draft)
+    if reference is not None:
+        _download(draft, *reference, downloads=prints is None)
+    _read_model(draft)
     return Resolved(_settings(draft), prints, tuple(draft.notes), draft.origins)
 
 
@@ -125,19 +128,25 @@ def _settings(draft: Draft) -> ServerSettings:
     )
 
 
-def _finish(draft: Draft) -> None:
+def _check_together(draft: Draft) -> None:
     """Derive values that follow from several flags, and check them together. Raises `InvalidParams`."""
-    for step in (_isolation, _sleep, _context, _batches, _lora, _escapes, _tls, _hosts, _bodies, _together):
+    for step in (_isolation, _sleep, _lora, _escapes, _tls, _hosts, _bodies, _together):
         step(draft)
 
 
-def _model(draft: Draft, *, downloads: bool) -> None:
-    """Find the model: a file, or a name whose files are downloaded unless only the settings are to be printed."""
+def _read_model(draft: Draft) -> None:
+    """Derive values that may follow from the model's file, which is there now."""
+    for step in (_context, _batches):
+        step(draft)
+
+
+def _model(draft: Draft) -> tuple[str, ModelReference] | None:
+    """Store the model's file; return a name whose files are to be downloaded, and the target that it was given for."""
     named, path = _named_model(draft), draft.get("aside.model_path")
     if named is None:
         if path is not None:
             _model_file(draft, path)
-        return
+        return None
     target, reference = named
     draft.origin = draft.origins[target]
     label = draft.origin.name
@@ -145,6 +154,13 @@ def _model(draft: Draft, *, downloads: bool) -> None:
         raise InvalidParams(f"{draft.origins['aside.model_path'].name} and {label} name two models; give one of them")
     if not draft.get("server.aliases") and isinstance(reference, HubReference):
         draft.put("server.aliases", (str(reference),), label)
+    return named
+
+
+def _download(draft: Draft, target: str, reference: ModelReference, *, downloads: bool) -> None:
+    """Find a model by its name, downloaded if need be; only note it where nothing but the settings is to be printed."""
+    draft.origin = draft.origins[target]
+    label, path = draft.origin.name, draft.get("aside.model_path")
     if not downloads:
         draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
         return

@@ -169,7 +169,7 @@ def test_a_strategy_goes_to_the_worker_by_name_with_its_options() -> None:
 
 def test_a_queue_that_is_full_refuses_in_the_front() -> None:
     """The front counts what was accepted and has not ended."""
-    with engine(num_slots=1, max_queue=1) as one:
+    with engine(max_queue=1, backend_options={"num_seq_ids": 2}) as one:  # one slot
         running = [start(one, "hello", max_tokens=None) for _ in range(2)]
         with pytest.raises(QueueFull, match="2 requests"):
             start(one, "hello")
@@ -497,10 +497,23 @@ def test_ten_kills_in_a_row_lose_no_request_of_those_that_run_or_wait() -> None:
         one.metrics.check()
 
 
+def test_the_front_has_the_slots_that_the_worker_has() -> None:
+    """A fit to memory, which the worker makes, may have lowered their number: configuration, queue and metrics have that."""
+    with engine(num_slots=8, max_queue=0, backend_options={"num_seq_ids": 4}) as one:
+        assert one.limits.num_slots == one.config.num_slots == 2
+        assert one.stats().number("paceline_slots") == 2
+        running = [start(one, "hello", max_tokens=None) for _ in range(2)]
+        with pytest.raises(QueueFull, match="2 requests"):
+            start(one, "hello")
+        assert one.stats().number("paceline_slots") == 2
+        for channel in running:
+            channel.cancel()
+
+
 def test_what_waits_for_a_worker_counts_in_the_queue() -> None:
     """Between two workers requests are accepted up to the limit, refused beyond it, and served by the next one."""
     limits = RestartLimits(first_wait_s=3600.0, longest_wait_s=3600.0)
-    one = fake_worker_engine(restarts=limits, backend_options=LONG, num_slots=1, max_queue=1)
+    one = fake_worker_engine(restarts=limits, backend_options={**LONG, "num_seq_ids": 2}, max_queue=1)
     try:
         kill(one)
         while one.heartbeat().restart_in_s is None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
 
 from paceline.errors import InvalidParams
+from paceline.hub import ModelReference
 from paceline.server.flags import resolve
 from paceline.server.flags.resolution import unescaped
 from paceline.server.flags.table import ENV_NAMES, FLAGS
@@ -524,6 +525,34 @@ def test_a_model_may_be_given_by_its_name() -> None:
     assert resolved("-m", "ollama:llama3.2").settings.model == Path("cache/ollama:llama3.2/None/False/no token")
     assert resolved("-hf", "user/repo", "--alias", "mine").settings.aliases == ("mine",)
     assert resolved("-mu", "http://host/x.gguf").settings.aliases == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--isolation", "thread", "--max-restarts", "3"],
+        ["--isolation", "thread", "--sleep-idle-seconds", "5"],
+        ["--ssl-key-file", "k.pem"],
+        ["--host", "127.0.0.1,::1", "--port", "0"],
+        ["--max-total-body-bytes", "9"],
+        ["--lora", "a.gguf", "--lora", "a.gguf", "--lora", "x/a-2.gguf"],
+        ["--temp", "nan"],
+        ["-mu", "http://host/x.gguf"],
+        ["-hff", "../x.gguf"],
+        ["--fit-ctx", "512", "--fit", "off", "-m", "m.gguf"],
+    ],
+)
+def test_nothing_is_downloaded_for_flags_that_are_wrong(words: list[str]) -> None:
+    """A model of 40 GB is no price for a spelling; the conflicts of flags are looked for first."""
+
+    class NoDownload(FakeFiles):
+        def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
+            raise AssertionError(f"{model} is downloaded")
+
+    files = NoDownload({**FILES, "x/a-2.gguf": ""})
+    assert complaint(["-hf", "user/repo", *words], {}, files)
+    with pytest.raises(AssertionError, match="is downloaded"):
+        resolve(["-hf", "user/repo"], {}, files)
 
 
 def test_printing_the_settings_downloads_nothing() -> None:
