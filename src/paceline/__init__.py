@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.demo import demo_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
+    from paceline.model_manager import AsyncModelManager, ModelEntry, ModelManager, ModelStatus
     from paceline.observability.instruments import Instrument
     from paceline.output import TextPipe
     from paceline.params import SamplingParams
@@ -36,6 +37,7 @@ _HOMES = {
     "AsyncChatStream": "paceline.chat_client.chat_streams",
     "AsyncConversation": "paceline.chat_client.conversations",
     "AsyncLLM": "paceline.async_llm",
+    "AsyncModelManager": "paceline.model_manager",
     "AsyncStream": "paceline.streaming",
     "BatchStrategy": "paceline.scheduling.view",
     "ChatReply": "paceline.chat_client.chat_reply",
@@ -53,6 +55,9 @@ _HOMES = {
     "LLM": "paceline.llm",
     "MemoryEstimate": "paceline.runtime",
     "Model": "paceline.runtime",
+    "ModelEntry": "paceline.model_manager",
+    "ModelManager": "paceline.model_manager",
+    "ModelStatus": "paceline.model_manager",
     "RequestOptions": "paceline.request",
     "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
@@ -75,6 +80,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "AsyncChatStream",
     "AsyncConversation",
     "AsyncLLM",
+    "AsyncModelManager",
     "AsyncStream",
     "BatchStrategy",
     "CapacityError",
@@ -94,7 +100,10 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "LLM",
     "MemoryEstimate",
     "Model",
+    "ModelEntry",
     "ModelError",
+    "ModelManager",
+    "ModelStatus",
     "PacelineError",
     "RequestError",
     "RequestOptions",

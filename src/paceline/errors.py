@@ -12,13 +12,15 @@
     │   ├── ResponseModelError  a reply that is no instance of its response_model
     │   ├── BatchError        some of several prompts failed; it has all outcomes
     │   ├── TraceError        not a trace, or a damaged one
-    │   ├── ModelNotFound     no repository, file, quantisation or cached model of that name
+    │   ├── ModelNotFound     no repository, file, quantisation, cached or managed model of that name
+    │   ├── ModelNotLoaded    a managed model that is not to be loaded for this request
     │   ├── AccessDenied      a gated or private repository, or a token that may not read it
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
     │   ├── NoKvSlot          no free cells in the KV cache
     │   ├── QueueFull         the queue is full
+    │   ├── ModelsBusy        other models were in use for too long to load one more
     │   ├── DiskFull          no space for a download
     │   └── HubUnavailable    the hub or a web server cannot be reached, or is overloaded
     ├── EngineError           the call was valid, the engine failed
@@ -28,6 +30,7 @@
     │   │   └── NoTokenAllowed    masks, bans and grammar leave none
     │   ├── StrategyError     a batch strategy failed or returned an invalid plan
     │   ├── EngineStopped     the engine takes no requests any more
+    │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
     │   ├── EngineDied        the worker process died
     │   ├── Cancelled         the request was cancelled before it had a result
     │   ├── DeadlineExceeded  the request ran out of time before it had a result
@@ -155,9 +158,15 @@ class TraceError(RequestError, ValueError):
 
 
 class ModelNotFound(RequestError):
-    """There is no repository, file, quantisation or cached model of that name; the message has the nearest names."""
+    """There is no repository, file, quantisation, cached or managed model of that name; the message has the nearest names."""
 
     code = "model_not_found"
+
+
+class ModelNotLoaded(RequestError):
+    """The model is known but not loaded, and the request asked not to load it."""
+
+    code = "model_not_loaded"
 
 
 class AccessDenied(RequestError):
@@ -188,6 +197,12 @@ class QueueFull(CapacityError):
     """The queue is full; the request was not queued."""
 
     code = "queue_full"
+
+
+class ModelsBusy(CapacityError):
+    """A model waited too long for room: the loaded ones were in use, or pinned."""
+
+    code = "models_busy"
 
 
 class DiskFull(CapacityError):
@@ -242,6 +257,12 @@ class EngineStopped(EngineError):
     """The engine was shut down or is shutting down; it accepts no requests."""
 
     code = "engine_stopped"
+
+
+class ModelUnloaded(EngineStopped):
+    """The model was unloaded while the request ran, or while it waited for the model."""
+
+    code = "model_unloaded"
 
 
 class EngineDied(EngineError):

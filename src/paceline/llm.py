@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from paceline.engine import EngineClient
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
@@ -296,6 +297,11 @@ class LLM(ChatMethods):
     def limits(self) -> Limits:
         """The resolved limits: slots, KV cells, seq ids, token budgets."""
         return self._engine.limits
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine, for applications that read its streams themselves."""
+        return self._engine
 
     def stats(self) -> MetricsSnapshot:
         """Return a snapshot of all metrics.

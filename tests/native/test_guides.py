@@ -18,6 +18,7 @@ PAGES = (
     "guide/metrics_and_traces.md",
     "guide/prefix_caching.md",
     "guide/sampling.md",
+    "guide/several_models.md",
     "guide/strategies.md",
     "guide/streaming.md",
     "guide/structured_output.md",

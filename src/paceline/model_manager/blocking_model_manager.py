@@ -1,0 +1,275 @@
+"""The blocking manager, `ModelManager`, which loads `LLM`s by name: the pool of models, on the event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from paceline.errors import EngineStopped
+from paceline.llm import LLM
+from paceline.model_manager.engine_loader import LLMLoader, ModelLoader
+from paceline.model_manager.managed_model import ModelRun
+from paceline.model_manager.model_entry import ModelEntry
+from paceline.model_manager.model_pool import ModelPool
+from paceline.model_manager.model_status import ModelStatus
+from paceline.model_manager.models_file import ManagerSettings, manager_settings
+
+R = TypeVar("R")
+
+
+class ModelManager:
+    """Several models by name, each with an engine process of its own, that share the machine.
+
+    A model is loaded when it is first used. Where there is no room for it, models that are not in use are unloaded, the least
+    recently used first. Where all are in use, it waits in line; when it has waited for `patience_s`, others take no new
+    users until it has its room. A model whose process dies takes no other along.
+
+    Any thread may call its methods. `close()` or the end of a `with` block unloads everything.
+
+        with ModelManager([ModelEntry(name="small", model="small.gguf"), ModelEntry(name="large", model="large.gguf")],
+                          memory_budget="12 GiB") as models:
+            with models.use("small") as llm:
+                print(llm.generate("Once upon a time", max_tokens=40).text)
+    """
+
+    def __init__(
+        self,
+        models: str | os.PathLike[str] | Iterable[ModelEntry] = (),
+        *,
+        memory_budget: int | str | None = None,
+        max_loaded: int | None = None,
+        wait_timeout_s: float | None = None,
+        patience_s: float | None = None,
+        loader: ModelLoader[LLM] | None = None,
+    ) -> None:
+        """Read the models, and begin to load those with load_on_startup.
+
+        An option that is None is that of the file, or the default.
+
+        Args:
+            models: Entries, or the path of a TOML file with them.
+            memory_budget: What the loaded models may take together, of all devices: bytes, or a text such as "12 GiB". A model
+                counts as what llama.cpp plans for it, its host cache, and its process; a sleeping one as nothing. None: no
+                limit but the machine's.
+            max_loaded: Models that may be loaded at once, 4 by default; 0: no limit.
+            wait_timeout_s: Seconds that a user waits for room, then `ModelsBusy` is raised. None: no limit.
+            patience_s: Seconds, 5 by default, that a model waits for room before models in use take no new users.
+            loader: Loads in place of `LLM`, for tests of code that holds a manager.
+
+        Raises:
+            InvalidParams: An option is invalid; of a file, the message names table and key.
+        """
+        settings = manager_settings(
+            models,
+            memory_budget=memory_budget,
+            max_loaded=max_loaded,
+            wait_timeout_s=wait_timeout_s,
+            patience_s=patience_s,
+        )
+        self.settings: ManagerSettings = settings
+        self._pool: ModelPool[LLM] = ModelPool(
+            LLMLoader(has_budget=settings.memory_budget is not None) if loader is None else loader,
+            settings.room_limits,
+            wait_timeout_s=settings.wait_timeout_s,
+            patience_s=settings.patience_s,
+        )
+        for entry in settings.entries:
+            self._pool.add(entry)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="paceline-model-manager", daemon=True)
+        self._closing = threading.Lock()
+        self._thread.start()
+        self._run(self._pool.start())
+
+    def names(self) -> list[str]:
+        """Return the names of all models, without aliases."""
+        return self._ask(self._pool.names)
+
+    def entry(self, name: str) -> ModelEntry:
+        """Return the entry of a model.
+
+        Args:
+            name: The name of a model, or an alias.
+
+        Returns:
+            The entry.
+
+        Raises:
+            ModelNotFound: There is none of that name; the message has the nearest ones.
+        """
+        return self._ask(lambda: self._pool.entry(name))
+
+    def status(self, name: str) -> ModelStatus:
+        """Return the status of a model.
+
+        Args:
+            name: The name of a model, or an alias.
+
+        Returns:
+            Its state, users, memory and error.
+
+        Raises:
+            ModelNotFound: There is none of that name.
+        """
+        return self._ask(lambda: self._pool.status(name))
+
+    def statuses(self) -> list[ModelStatus]:
+        """Return the status of every model."""
+        return self._ask(self._pool.statuses)
+
+    def use(self, name: str, *, load: bool = True, timeout_s: float | None = None) -> AbstractContextManager[LLM]:
+        """Use a model: a context manager with its `LLM`, which stays loaded until the block ends.
+
+        Args:
+            name: The name of a model, or an alias.
+            load: Whether to load it if it is not loaded.
+            timeout_s: Seconds to wait for room; None: `wait_timeout_s`. A load that has begun is not cut short.
+
+        Returns:
+            The context manager. Entering it raises:
+
+        Raises:
+            ModelNotFound: There is none of that name; the message has the nearest ones.
+            ModelNotLoaded: It is not loaded, and load is False.
+            ModelsBusy: There was no room for so long.
+            NotEnoughMemory: It can never fit, or does not fit into the machine.
+            ModelUnloaded: It was unloaded while it was awaited, or, from inside the block, while it was in use.
+            EngineStopped: The manager was closed.
+            PacelineError: What `LLM` raises where a load fails. The next use tries again.
+        """
+        return self._use(name, load=load, timeout_s=timeout_s)
+
+    @contextmanager
+    def _use(self, name: str, *, load: bool, timeout_s: float | None) -> Iterator[LLM]:
+        run: ModelRun[LLM] = self._run(self._pool.acquire(name, load=load, timeout_s=timeout_s))
+        try:
+            yield run.loaded.llm
+        except EngineStopped as error:
+            if run.revoked is None:
+                raise
+            raise run.why_revoked() from error
+        finally:
+            with suppress(RuntimeError):  # the manager was closed meanwhile
+                self._loop.call_soon_threadsafe(self._pool.release, run)
+
+    def load(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Load a model, if it is not loaded, and wait for it.
+
+        Args:
+            name: The name of a model, or an alias.
+            timeout_s: As in `use`.
+
+        Raises:
+            PacelineError: As entering `use`.
+        """
+        self._run(self._pool.load(name, timeout_s))
+
+    def unload(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Unload a model, or cancel its load, and wait until its memory is free.
+
+        New users wait, and load it again afterwards. Requests that still run after the time-out end with the finish reason
+        SHUTDOWN; where that raises, it is `ModelUnloaded`.
+
+        Args:
+            name: The name of a model, or an alias.
+            timeout_s: Seconds for its users to leave; None: the entry's stop_timeout_s.
+
+        Raises:
+            ModelNotFound: There is none of that name.
+        """
+        self._run(self._pool.unload(name, timeout_s))
+
+    def reload(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Unload a model and load it again, for instance after its file was replaced.
+
+        Args:
+            name: The name of a model, or an alias.
+            timeout_s: As in `unload`.
+
+        Raises:
+            PacelineError: As `unload` and `load`.
+        """
+        self.unload(name, timeout_s=timeout_s)
+        self.load(name)
+
+    def add(self, entry: ModelEntry) -> None:
+        """Add a model.
+
+        Args:
+            entry: The model.
+
+        Raises:
+            InvalidParams: Its name or an alias is taken, or one of its options is wrong.
+        """
+        self._ask(lambda: self._pool.add(entry))
+
+    def remove(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Unload a model and forget it; those that wait for it get `ModelNotFound`.
+
+        Args:
+            name: The name of a model, or an alias.
+            timeout_s: As in `unload`.
+
+        Raises:
+            ModelNotFound: There is none of that name.
+        """
+        self._run(self._pool.remove(name, timeout_s))
+
+    def update(self, entries: Iterable[ModelEntry]) -> None:
+        """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
+
+        Args:
+            entries: All models.
+
+        Raises:
+            InvalidParams: A name is taken twice, or an option is wrong; then nothing was changed.
+        """
+        self._run(self._pool.update(entries))
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Unload everything. Idempotent. Requests end with the finish reason SHUTDOWN, loads and waits with `EngineStopped`.
+
+        Args:
+            drain: Whether requests that run may end first.
+            timeout_s: How long they may take, in seconds; None: no limit.
+        """
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            self._run(self._pool.aclose(drain=drain, timeout_s=timeout_s))
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, question: Callable[[], R]) -> R:
+        async def ask() -> R:
+            return question()
+
+        return self._run(ask())
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run on the manager's loop, and wait for it. Leaving the wait cancels it."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise EngineStopped("the model manager was closed") from None
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise

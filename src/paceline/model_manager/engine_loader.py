@@ -1,0 +1,223 @@
+"""How a manager loads: finds the file, plans its memory, and opens an `AsyncLLM` or an `LLM` with a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from paceline import validation
+from paceline.async_llm import AsyncLLM
+from paceline.engine.engine_factory import check_options, check_source, local_files
+from paceline.engine.memory_needs import estimate_memory
+from paceline.errors import InvalidParams, PacelineError
+from paceline.llm import LLM
+from paceline.model_manager.model_entry import ModelEntry
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
+    from paceline.errors import EngineStopped
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
+_HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
+_OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
+
+
+class RunningModel(Protocol[T_co]):
+    """A model that runs."""
+
+    @property
+    def llm(self) -> T_co:
+        """What users get."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it has no process, since it was idle."""
+
+    @property
+    def taken_bytes(self) -> int | None:
+        """The memory that its process has; None where that is not known."""
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Its process; None without one."""
+
+    @property
+    def ended(self) -> Future[EngineStopped | None]:
+        """Done when it has ended, with the reason if it gave up by itself."""
+
+    def wake(self) -> None:
+        """Start its process again if it sleeps, and count as use of it."""
+
+    async def aclose(self) -> None:
+        """End it; its requests end with SHUTDOWN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """An entry whose file is there. needed_bytes: None where it was not planned; model, options: for the load."""
+
+    entry: ModelEntry
+    needed_bytes: int | None
+    model: str | os.PathLike[str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelLoader(Protocol[T_co]):
+    """Loads the models of a manager. On the event loop, which it does not block."""
+
+    def check(self, entry: ModelEntry) -> None:
+        """Raise what is wrong with an entry, as far as that is known before it is loaded."""
+
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+        """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set."""
+
+    async def load(
+        self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
+    ) -> RunningModel[T_co]:
+        """Load. progress: called with 0 to 1, on any thread. Raises `Aborted` after `cancel` was set."""
+
+
+class EngineHandle(Generic[T]):
+    """A `RunningModel` around an engine."""
+
+    def __init__(self, llm: T, engine: EngineClient, close: Callable[[], Awaitable[None]]) -> None:
+        self.llm, self._engine, self._close = llm, engine, close
+
+    @property
+    def is_asleep(self) -> bool:
+        """See `RunningModel`."""
+        return self._engine.heartbeat().state == "sleeping"
+
+    @property
+    def taken_bytes(self) -> int | None:
+        """See `RunningModel`. Pages of a mapped file count as far as they are in memory."""
+        pid = self.worker_pid
+        return None if pid is None else resident_bytes(pid)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """See `RunningModel`."""
+        return self._engine.heartbeat().worker_pid
+
+    @property
+    def ended(self) -> Future[EngineStopped | None]:
+        """See `RunningModel`."""
+        return self._engine.ended
+
+    def wake(self) -> None:
+        """See `RunningModel`."""
+        self._engine.wake()
+
+    async def aclose(self) -> None:
+        """See `RunningModel`."""
+        await self._close()
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process; None where /proc does not have it."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class EngineLoader:
+    """What the loaders of both managers share. has_budget: whether memory is planned, and the host cache bounded."""
+
+    def __init__(self, *, has_budget: bool) -> None:
+        self._has_budget = has_budget
+        self._prepared: dict[str, tuple[object, PreparedModel]] = {}
+
+    def check(self, entry: ModelEntry) -> None:
+        """See `ModelLoader`."""
+        options = _engine_options(entry)
+        try:
+            check_options(None if entry.model is None else entry.model, options)
+            check_source(entry.model, **_source(entry))
+            if (template := entry.options.get("chat_template")) is not None:
+                validation.text("chat_template", template)
+        except InvalidParams as error:
+            raise type(error)(f"model {entry.name!r}: {error}") from error
+
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+        """See `ModelLoader`. What was found is used again as long as entry and file stay the same."""
+        return await asyncio.to_thread(self._prepare, entry, cancel)
+
+    def _prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+        stamp, known = self._prepared.get(entry.name, (None, None))
+        if known is not None and known.entry == entry and stamp == _stamp(known.model):
+            return known
+        options = _engine_options(entry)
+        files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
+        needed = self._plan(files, options)
+        if needed is not None and self._has_budget:
+            host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)
+            needed += (host if options.get("cache_prompt", True) else 0) + _PROCESS_BYTES
+        if (template := entry.options.get("chat_template")) is not None:
+            options["chat_template"] = template
+        prepared = PreparedModel(entry=entry, needed_bytes=needed, model=files, options=options)
+        self._prepared[entry.name] = (_stamp(files), prepared)
+        return prepared
+
+    def _plan(self, model: Any, options: Mapping[str, Any]) -> int | None:
+        try:
+            return estimate_memory(model, dry_run=self._has_budget, **options).total_bytes
+        except PacelineError:
+            if self._has_budget:
+                raise
+            return None  # the load finds what is wrong
+
+
+class AsyncLLMLoader(EngineLoader):
+    """Loads `AsyncLLM`s."""
+
+    async def load(
+        self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
+    ) -> EngineHandle[AsyncLLM]:
+        """See `ModelLoader`."""
+        llm = AsyncLLM(prepared.model, **{**prepared.options, "progress": progress, "cancel": cancel})
+        await llm.start()
+        return EngineHandle(llm, llm.engine, llm.aclose)
+
+
+class LLMLoader(EngineLoader):
+    """Loads `LLM`s."""
+
+    async def load(
+        self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
+    ) -> EngineHandle[LLM]:
+        """See `ModelLoader`."""
+        options = {**prepared.options, "progress": progress, "cancel": cancel}
+        llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
+        return EngineHandle(llm, llm.engine, partial(asyncio.to_thread, llm.close))
+
+
+def _engine_options(entry: ModelEntry) -> dict[str, Any]:
+    options = {name: value for name, value in entry.options.items() if name not in _OF_THE_FRONT}
+    return {"isolation": "process", **options}
+
+
+def _source(entry: ModelEntry) -> dict[str, Any]:
+    return {"offline": entry.options.get("offline", False), "hf_token": entry.options.get("hf_token")}
+
+
+def _stamp(model: object) -> object:
+    """Return what changes when the file does."""
+    if model is None:
+        return ()
+    try:
+        found = Path(str(model)).stat()
+    except OSError:
+        return object()  # equal to none
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,116 @@
+"""The records of a manager: each model with its state, and one run of it from load to unload. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from paceline.errors import EngineStopped
+from paceline.model_manager.engine_loader import RunningModel
+from paceline.model_manager.model_entry import ModelEntry
+from paceline.model_manager.model_status import ModelState, ModelStatus
+
+T = TypeVar("T")
+
+
+class ModelRun(Generic[T]):
+    """A loaded model and its users, until it is unloaded. revoked: why users were cut off; None while they are not."""
+
+    def __init__(self, name: str, loaded: RunningModel[T]) -> None:
+        self.name, self.loaded = name, loaded
+        self.num_users = 0
+        self.revoked: EngineStopped | None = None
+        self.left = asyncio.Event()  # the last user has gone
+        self.left.set()
+
+    def enter(self) -> None:
+        """Count a user."""
+        self.num_users += 1
+        self.left.clear()
+
+    def why_revoked(self) -> EngineStopped:
+        """Return the error for one of the users that were cut off."""
+        return (
+            EngineStopped("the engine was shut down") if self.revoked is None else type(self.revoked)(str(self.revoked))
+        )
+
+    def leave(self) -> None:
+        """Count a user that is gone."""
+        self.num_users -= 1
+        if not self.num_users:
+            self.left.set()
+
+
+@dataclass(eq=False, slots=True)
+class Waiter(Generic[T]):
+    """A caller that waits for a model. is_user: whether it becomes a user; result: the run."""
+
+    result: asyncio.Future[ModelRun[T]]
+    is_user: bool
+
+
+@dataclass(eq=False, slots=True)
+class ManagedModel(Generic[T]):
+    """A model of a manager.
+
+    reserved_bytes: what it counts for in the budget now. most_taken_bytes: what it was seen to take. room: done when a queued
+    model may load. cancelled: why the load that runs is not wanted any more. yields: whether new users wait, since another
+    model waits for its room.
+    """
+
+    entry: ModelEntry
+    state: ModelState = "unloaded"
+    since_s: float = field(default_factory=time.time)
+    progress: float = 0.0
+    error: Exception | None = None
+    needed_bytes: int | None = None
+    reserved_bytes: int = 0
+    most_taken_bytes: int = 0
+    used_s: float = 0.0
+    used_unix_s: float | None = None
+    run: ModelRun[T] | None = None
+    waiters: list[Waiter[T]] = field(default_factory=list)
+    loading: asyncio.Task[None] | None = None
+    unloading: asyncio.Task[None] | None = None
+    drain: asyncio.Timeout | None = None
+    room: asyncio.Future[None] | None = None
+    cancel: threading.Event = field(default_factory=threading.Event)
+    cancelled: EngineStopped | None = None
+    yields: bool = False
+    is_removed: bool = False
+
+    @property
+    def num_users(self) -> int:
+        """The number of users."""
+        return 0 if self.run is None else self.run.num_users
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it counts among the loaded models: a sleeping one has no process."""
+        return self.state in ("loading", "loaded", "unloading")
+
+    def used(self, now_s: float) -> None:
+        """Note that it is in use, on the loop's clock."""
+        self.used_s, self.used_unix_s = now_s, time.time()
+
+    def status(self) -> ModelStatus:
+        """Return its status."""
+        loaded = None if self.run is None else self.run.loaded
+        return ModelStatus(
+            name=self.entry.name,
+            aliases=tuple(self.entry.aliases),
+            state=self.state,
+            progress=self.progress,
+            error=self.error,
+            needed_bytes=self.needed_bytes,
+            taken_bytes=None if loaded is None else loaded.taken_bytes,
+            since_s=self.since_s,
+            last_used_s=self.used_unix_s,
+            num_users=self.num_users,
+            num_waiting=sum(waiter.is_user for waiter in self.waiters),
+            is_pinned=self.entry.pinned,
+            worker_pid=None if loaded is None else loaded.worker_pid,
+        )
