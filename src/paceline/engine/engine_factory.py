@@ -123,7 +123,7 @@ def assemble(
     built = build(model, arguments)
     backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
     scheduler = Scheduler(built.limits, strategy, clock, sink)
-    backend.calibrate(scheduler.cost_model, built.limits.num_slots)
+    scheduler.calibrate(backend.measure_passes(built.limits.num_slots))
     at_end = (backend.close, *((built.model.close,) if built.owns_model else ()))
     return Assembly(
         backend=backend,

@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import mul
+from typing import NamedTuple
 
 from paceline import validation
 
@@ -47,6 +48,15 @@ _QUANTILE_STEP = 0.03
 _FIRST_MARGIN = math.log(1.15)
 _LAST_MARGIN = math.log(1.6)
 _ROUNDS = 8  # of a calibration's samples
+
+
+class MeasuredPass(NamedTuple):
+    """A pass: its tokens, the cells in use at its end, what it took, and how many of its tokens' logits were computed."""
+
+    num_tokens: int
+    num_cells: int
+    seconds: float
+    num_outputs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +137,15 @@ class TickCostModel:
         self._fit()
         self._num_observed += 1
 
-    def calibrate(self, samples: Iterable[tuple[int, int, float, int]]) -> None:
-        """Learn from passes that were made to measure: (num_tokens, num_cells, seconds, num_outputs) each, as for `observe`.
+    def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
+        """Learn from passes that were made to measure.
 
         They count as much as eight ticks each; later ticks correct them.
         """
-        kept = list(samples)
+        kept = list(passes)
         for _ in range(_ROUNDS):
-            for sample in kept:
-                self.observe(*sample)
+            for one in kept:
+                self.observe(*one)
         for _ in range(_SETTLING):
             self._fit()
         self._margin = _FIRST_MARGIN  # the same passes again say nothing about how passes differ

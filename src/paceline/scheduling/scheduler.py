@@ -9,13 +9,14 @@ One thread calls it. `Request.cancelled` alone may be set from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
 from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, TransferOutput
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
-from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
+from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
@@ -41,6 +42,7 @@ class Scheduler:
     def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, sink: TelemetrySink) -> None:
         self._limits, self._strategy, self._clock, self._sink = limits, strategy, clock, sink
         self.cost_model = TickCostModel(n_ubatch=limits.n_ubatch)
+        self._decode_cost = DecodeCost(self.cost_model)
         self._tick = 0
         self._num_sequences = 0
         self.reports_held_back = False  # whether a replay log needs to know of tokens that are in no chunk yet
@@ -54,7 +56,7 @@ class Scheduler:
         self.kv_cache = KVCache(self._limits.for_kv_cache(), self._sink, self.cost_model)
         self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry)
         self._finisher = RequestFinisher(self.kv_cache, self._slots, self._queue, self._telemetry, self._requests)
-        self._lost_time = LostTime(self.cost_model)
+        self._lost_time = LostTime(self._decode_cost)
         self._step_planner = StepPlanner(self._limits, self._strategy, self.kv_cache, self.cost_model, self._lost_time)
         self._embedding = EmbeddingScheduler(self._limits, self._telemetry)
         self._is_stopping = False
@@ -63,6 +65,14 @@ class Scheduler:
         self._inspections: list[tuple[int, Callable[[], SlotsSnapshot | PrefixDigest]]] = []
         self._interval_changed: set[int] = set()
         self.is_idle = True
+
+    def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
+        """Learn from passes that were made to measure, before the first request."""
+        kept = list(passes)
+        self.cost_model.calibrate(kept)
+        for num_tokens, num_cells, seconds, num_outputs in kept:
+            if num_outputs == num_tokens:
+                self._decode_cost.observe(num_tokens, num_cells, seconds)
 
     # ---- commands
 
@@ -265,7 +275,7 @@ class Scheduler:
         self._lost_time.observe(output.step_s, plan.lost_s)
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
         if plan.lost_s is None and num_tokens == len(plan.rows):  # it only decoded
-            self._lost_time.observe_decoding(len(plan.rows), plan.num_cells + num_tokens, output.step_s)
+            self._decode_cost.observe(len(plan.rows), plan.num_cells + num_tokens, output.step_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.draws or len(row.targets) for row in plan.rows])
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s, num_outputs)

@@ -78,13 +78,13 @@ class StepPlanner:
             failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
             failure.__cause__ = error
             return StepBatch([], lora, candidates, failure)
-        return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates, view.num_cells))
+        return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates))
 
-    def _lost_s(self, rows: list[Row], candidates: list[Sequence], num_cells: int) -> float | None:
+    def _lost_s(self, rows: list[Row], candidates: list[Sequence]) -> float | None:
         """Return `StepPlan.lost_s` of these rows, which the strategy chose among the candidates."""
         num_prompts = len(candidates) - sum([one.is_decoding for one in candidates])
         num_decode = sum([row.sequence.is_decoding for row in rows]) if num_prompts else 0
-        return self._lost_time.of_pass(num_decode, num_prompts, num_cells) if num_decode else None
+        return self._lost_time.of_pass(num_decode, num_prompts) if num_decode else None
 
     def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
         """Set how many tokens each sequence may compute in this tick, and return those that may compute any.

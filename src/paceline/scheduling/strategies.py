@@ -94,8 +94,6 @@ class Paced:
 
     - Prompts get at least `prefill_share` of the time: where decoding alone takes too much of the target, the tick is as long
       as that needs.
-    - While more than one prompt waits, below the batch whose rows cost at most 1 / `efficiency` of those of all sequences that
-      could decode, the target is longer in proportion to what is missing, up to `view.max_tick_s`.
     - Prompts in pieces cost throughput: with each piece sequences decode that are fewer than could, and a row of a small batch
       is dearer than one of a large batch. While more than 1 - `efficiency` of the time is lost so (`view.lost_share`), a
       tick is so long that what it loses is no larger part of it, up to `view.max_tick_s`.
@@ -115,7 +113,7 @@ class Paced:
     def __init__(
         self,
         *,
-        efficiency: float = 0.98,
+        efficiency: float = 0.99,
         prefill_share: float = 0.5,
         least_tokens: int = 16,
         patience: int = 8,
@@ -142,7 +140,7 @@ class Paced:
         batch.add_decode(longest_waiting_first(decoders), budget)
         num_decode = budget - batch.tokens_left - num_early
         most = min(budget - num_decode, num_wanted(prompts))
-        limit_s = self._limit_s(view, num_decode, len(prompts))
+        limit_s = self._limit_s(view, num_decode)
         stretch = self._stretch if num_decode else 1.0
         num_prefill = _Search(view, num_decode, most).best(min(self._least_tokens, most), limit_s, stretch)
         batch.add_prefill(prompts, num_prefill - num_early)
@@ -161,34 +159,17 @@ class Paced:
             ),
         )
 
-    def _limit_s(self, view: SchedulerView, num_decode: int, num_prompts: int) -> float:
-        """How long the tick may take, beside so many tokens of decoding and while so many prompts wait."""
+    def _limit_s(self, view: SchedulerView, num_decode: int) -> float:
+        """How long the tick may take, beside so many tokens of decoding."""
         if not num_decode:
             return view.max_tick_s
-        limit_s = max(view.itl_target_s, _decode_s(view, num_decode) / (1 - self._prefill_share))
-        yielding_s = 0.0
-        if num_prompts > 1:
-            num_wanted_rows = self._efficient_rows(view, num_decode, num_decode + num_prompts - 1)
-            yielding_s = view.itl_target_s * num_wanted_rows / num_decode
+        decode_s = view.cost.seconds(num_decode, view.num_cells, num_decode)
+        limit_s = max(view.itl_target_s, decode_s / (1 - self._prefill_share))
         most_lost = 1 - self._efficiency
-        if view.lost_share > most_lost:
-            yielding_s = max(yielding_s, view.lost_tick_s / most_lost if most_lost else view.max_tick_s)
-        return max(limit_s, min(view.max_tick_s, yielding_s))
-
-    def _efficient_rows(self, view: SchedulerView, low: int, high: int) -> int:
-        """Return the smallest number of decoding rows in [low, high] of which each costs hardly more than with `high`."""
-        most_s = _decode_s(view, high) / high
-        if _decode_s(view, low) / low * self._efficiency <= most_s:
-            return low
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_efficient = _decode_s(view, middle) / middle * self._efficiency <= most_s
-            low, high = (low, middle) if is_efficient else (middle, high)
-        return high
-
-
-def _decode_s(view: SchedulerView, num_rows: int) -> float:
-    return view.cost.seconds(num_rows, view.num_cells, num_rows)
+        if view.lost_share <= most_lost:
+            return limit_s
+        efficient_s = view.lost_tick_s / most_lost if most_lost else view.max_tick_s
+        return max(limit_s, min(view.max_tick_s, efficient_s))
 
 
 class _Search:

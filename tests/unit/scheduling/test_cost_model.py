@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParams, InvalidType
-from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.strategies import Paced
 from paceline.scheduling.view import SchedulerView
 from paceline.testing.strategy_check import TrialSequence
@@ -139,7 +139,7 @@ def test_paced_ticks_keep_to_the_target_and_use_it(machine: Machine, target_s: f
 def test_a_calibration_is_as_good_as_many_ticks(machine: Machine, target_s: float) -> None:
     """Calibrated with five passes, the first hundred ticks keep to the target and use it."""
     pace = TickCostModel()
-    pace.calibrate([(size, 0, machine(0, size, 0), 0) for size in (1, 16, 64, 256, 512)])
+    pace.calibrate([MeasuredPass(size, 0, machine(0, size, 0), 0) for size in (1, 16, 64, 256, 512)])
     ticks = run_paced(pace, Random(0), machine, target_s, 100)
     assert quantile(ticks, 0.99) <= 1.3
     assert sum(ticks) / len(ticks) >= 0.75
@@ -148,7 +148,7 @@ def test_a_calibration_is_as_good_as_many_ticks(machine: Machine, target_s: floa
 def test_a_calibration_leaves_a_margin() -> None:
     """Passes that were measured are expected to take a little longer than they did."""
     pace = TickCostModel()
-    samples = [(size, 0, cpu(0, size, 0), 0) for size in (1, 16, 64, 256, 512)]
+    samples = [MeasuredPass(size, 0, cpu(0, size, 0), 0) for size in (1, 16, 64, 256, 512)]
     pace.calibrate(samples)
     for num_tokens, num_cells, seconds, num_outputs in samples:
         assert 1.0 <= pace.seconds(num_tokens, num_cells, num_outputs) / seconds <= 1.4

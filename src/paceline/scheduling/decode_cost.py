@@ -1,0 +1,79 @@
+"""What passes take in which sequences only decode, by their number. Pure arithmetic.
+
+The tick cost model is smooth. Kernels are not: they compute tiles of rows, so that seven rows may take longer than eight. Here
+each number of rows has its own time, as it was seen. Between numbers that were seen it is interpolated. Above them each row is
+taken to cost no more than a prompt token, the least that it can: too low an expectation makes larger batches worth trying,
+which shows what they take, while too high a one would never be put to the test.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from paceline.scheduling.cost_model import TILE_TOKENS, TickCostModel
+
+_GAIN = 0.15  # of a new time, once there have been some
+_CREDIBLE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
+_SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
+_LEAST_S = 1e-6
+
+
+class DecodeCost:
+    """Seconds of a pass by its decoding rows, without what attention adds for cells in use."""
+
+    def __init__(self, cost_model: TickCostModel) -> None:
+        self._cost_model = cost_model
+        self._seconds: dict[int, float] = {}
+        self._num_seen: dict[int, int] = {}
+        self._sizes: list[int] = []  # keys, ascending
+        self._recent: list[float] = []  # logarithms of the last ratios of what was to what was expected
+
+    def seconds(self, num_rows: int) -> float:
+        """Return what a pass takes in which so many rows decode, with an empty cache."""
+        if (known := self._seconds.get(num_rows)) is not None:
+            return known
+        if not self._sizes:
+            return self._cost_model.mean_seconds(num_rows, 0, num_rows)
+        index = bisect_left(self._sizes, num_rows)
+        if not index:
+            above = self._sizes[0]
+            ratio = self._seconds[above] / self._cost_model.mean_seconds(above, 0, above)
+            return ratio * self._cost_model.mean_seconds(num_rows, 0, num_rows)
+        below = self._sizes[index - 1]
+        if index == len(self._sizes):
+            return self._seconds[below] + (num_rows - below) * self._prompt_token_s()
+        above = self._sizes[index]
+        share = (num_rows - below) / (above - below)
+        return self._seconds[below] * (1 - share) + self._seconds[above] * share
+
+    def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
+        """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
+        model = self._cost_model
+        without_cells = model.mean_seconds(num_rows, 0, num_rows) / model.mean_seconds(num_rows, num_cells, num_rows)
+        found_s = max(seconds, _LEAST_S) * without_cells
+        before_s = self._seconds.get(num_rows)
+        if before_s is None:
+            insort(self._sizes, num_rows)
+            self._seconds[num_rows], self._num_seen[num_rows] = found_s, 1
+            return
+        ratio = math.log(found_s / before_s)
+        ratio -= self._follow_speed(ratio)
+        self._num_seen[num_rows] += 1
+        gain = max(_GAIN, 1 / self._num_seen[num_rows])
+        self._seconds[num_rows] *= math.exp(gain * min(max(ratio, -_CREDIBLE), _CREDIBLE))
+
+    def _follow_speed(self, ratio: float) -> float:
+        """Scale all times to the machine's speed, by the median of three passes; return the logarithm of the step."""
+        self._recent = [*self._recent[-2:], ratio]
+        if len(self._recent) < 3:
+            return 0.0
+        step = _SPEED_GAIN * sorted(self._recent)[1]
+        self._recent = [one - step for one in self._recent]
+        scale = math.exp(step)
+        self._seconds = {size: one * scale for size, one in self._seconds.items()}
+        return step
+
+    def _prompt_token_s(self) -> float:
+        model = self._cost_model
+        return (model.mean_seconds(4 * TILE_TOKENS, 0) - model.mean_seconds(TILE_TOKENS, 0)) / (3 * TILE_TOKENS)
