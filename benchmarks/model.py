@@ -28,7 +28,7 @@ def vocabulary_file(source: Path | None) -> Path:
 
 def half_billion(source: Path | None) -> Path:
     """Return the path of the model's file, written on first use (half a gigabyte)."""
-    return _written(
+    return written(
         "qwen2-half-billion-q8_0.gguf", lambda path: write_model(path, _half_billion(source), seed=1, weights="Q8_0")
     )
 
@@ -53,20 +53,21 @@ SIZES: Mapping[str, str] = {"cpu": "half-billion", "cuda": "seven-billion"}
 
 def qwen2(size: str) -> Path:
     """Return the path of a model of one of the `SIZES`, written on first use (0.5 or 8 gigabytes)."""
-    return _written(
+    return written(
         f"qwen2-{size}-q8_0.gguf", lambda path: write_model(path, _SPECS[size](None), seed=1, weights="Q8_0")
     )
 
 
 def adapter(size: str, number: int) -> Path:
     """Return the path of a LoRA adapter of rank 16 for that model, written on first use; the numbers differ in their values."""
-    return _written(
+    return written(
         f"qwen2-{size}-lora-{number}.gguf",
         lambda path: write_lora(path, _SPECS[size](None), rank=16, seed=100 + number),
     )
 
 
-def _written(name: str, write: Callable[[Path], object]) -> Path:
+def written(name: str, write: Callable[[Path], object]) -> Path:
+    """Return the path of a file of the cache, written on first use: whole, or not there."""
     path = cache_folder() / "benchmarks" / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ python -m benchmarks.peers run --workloads steady-8,mixed-8 --rounds 3 [--server
 python -m benchmarks.peers report
 python -m benchmarks.peers timeline --workload long-among
 
+--model gemma3-1b (and others) runs on a model whose memory is a window or a state, with workloads for it.
+
 Each step of `run` starts a server, runs one workload once and stops the server; the servers of a round run one behind the other
 (A B, then B A). A step whose record is there is left out, so a long run can be cut short and go on later: --seconds ends it
 before a step that would begin after that time. Records are kept in a folder by revision; --results names another one.
@@ -31,6 +33,7 @@ from benchmarks.peers.results import DEFAULT_FOLDER, Results
 from benchmarks.peers.servers import NAMES, NotPossible, Programs
 from benchmarks.peers.suite import Step, Suite, line, steps
 from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.state_models import MODELS, model_file
 
 
 def main() -> None:
@@ -50,6 +53,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     common.add_argument("--results", type=Path, help="folder of the records")
     common.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="sets the size of the model")
+    common.add_argument("--model", choices=MODELS, help="one with a window or a state, with workloads of its own")
     common.add_argument("--portable", action="store_true", help="llama-server with GGML_NATIVE=OFF")
     common.add_argument("--openmp", action="store_true", help="llama-server with OpenMP")
 
@@ -62,7 +66,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     listing.set_defaults(command=list_workloads)
 
     run = commands.add_parser("run", parents=[common], help="run workloads")
-    run.add_argument("--workloads", type=names, default=list(WORKLOADS), help="separated by commas; by default all")
+    run.add_argument("--workloads", type=names, help="separated by commas; by default all for the kind of model")
     run.add_argument("--servers", type=names, default=["paceline", report.PLAIN, report.TUNED])
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--seconds", type=float, help="begin no step after this time")
@@ -101,14 +105,17 @@ def list_workloads(_: argparse.Namespace) -> None:
 
 def run_workloads(options: argparse.Namespace) -> None:
     """Run the steps that are missing."""
-    if unknown := set(options.workloads) - set(WORKLOADS):
+    workloads = options.workloads or [
+        one.name for one in WORKLOADS.values() if one.is_for_states == (options.model is not None)
+    ]
+    if unknown := set(workloads) - set(WORKLOADS):
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}: python -m benchmarks.peers list")
     if others := {name for name in options.servers if name.partition("@")[0] not in NAMES}:
         raise SystemExit(f"no server {', '.join(sorted(others))}: choose from {', '.join(NAMES)}, with @ and a variant")
     results = Results(_folder(options))
     suite = _suite(options, results)
     start_s = time.monotonic()
-    for step in steps(options.workloads, options.servers, options.rounds):
+    for step in steps(workloads, options.servers, options.rounds):
         if options.seconds is not None and time.monotonic() - start_s > options.seconds:
             print("time is over: the same command goes on")
             return
@@ -153,7 +160,8 @@ def _variant(options: argparse.Namespace) -> builds.Variant:
 def _folder(options: argparse.Namespace) -> Path:
     if options.results is not None:
         return Path(options.results)
-    return DEFAULT_FOLDER / f"{environment.revision()}-{options.device}-{_variant(options).name}"
+    of_model = "" if options.model is None else f"-{options.model}"
+    return DEFAULT_FOLDER / f"{environment.revision()}-{options.device}-{_variant(options).name}{of_model}"
 
 
 def _suite(options: argparse.Namespace, results: Results) -> Suite:
@@ -166,7 +174,8 @@ def _suite(options: argparse.Namespace, results: Results) -> Suite:
         llama_cpp_python=_interpreter("llama-cpp-python"),
         xllamacpp=_interpreter("xllamacpp"),
     )
-    return Suite(programs, results, info, SIZES[options.device])
+    model = None if options.model is None else model_file(options.model)
+    return Suite(programs, results, info, SIZES[options.device], model)
 
 
 def _interpreter(package: str) -> Path | None:

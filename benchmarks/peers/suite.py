@@ -41,10 +41,13 @@ def steps(workloads: Sequence[str], servers: Sequence[str], num_rounds: int) -> 
 class Suite:
     """Runs steps and keeps their records."""
 
-    def __init__(self, programs: Programs, results: Results, facts: dict[str, Any], size: str) -> None:
+    def __init__(
+        self, programs: Programs, results: Results, facts: dict[str, Any], size: str, model: Path | None = None
+    ) -> None:
+        """`size`: of the model and of its adapters; `model`: another one, which has no adapters."""
         self._programs, self._results, self._facts = programs, results, facts
         self._size = size
-        self._model = qwen2(size)
+        self._model = qwen2(size) if model is None else model
         self._prompts = PromptMaker(self._model)
 
     def run(self, step: Step, extra_flags: tuple[str, ...] = ()) -> Record | None:

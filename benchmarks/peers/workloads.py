@@ -79,6 +79,7 @@ class Workload:
     targets: tuple[Target, ...] = ()
     kills_engine: bool = False
     num_adapters: int = 0
+    is_for_states: bool = False  # for models whose memory is a window or a state
     max_gap_s: float = 0.3  # of a request that counts as good
 
 
@@ -410,6 +411,102 @@ def arrivals(per_s: float) -> Workload:
     )
 
 
+WINDOW_FLAGS = ("--kv-unified", "--swa-full")
+"""llama-server at its best where requests share prefixes: one cache, and windows that keep everything."""
+
+
+def shared_states() -> Workload:
+    """Twenty-four requests, eight at a time, that share 1,024 tokens of 1,056."""
+    prefix = Segment(16_000, 1024)
+    return Workload(
+        name="states-shared",
+        title="24 requests share 1,024 tokens of 1,056, 8 at a time",
+        requests=tuple(
+            PlannedRequest(role="stream", segments=(prefix, Segment(16_001 + number, 32)), max_tokens=32)
+            for number in range(24)
+        ),
+        width=8,
+        slots=8,
+        tuned=("-c", "16384", *WINDOW_FLAGS),
+        headline="total_s",
+        targets=(Target(figure="total_s", bound=1 / 2.5, at_least=False),),
+        is_for_states=True,
+    )
+
+
+def forked_states() -> Workload:
+    """Compute 3,008 tokens alone, then four forks of a conversation of 3,000 tokens that is still generating."""
+    alone = PlannedRequest(role="alone", segments=_unique(17_000, 3008), max_tokens=4)
+    parent = PlannedRequest(role="conversation", segments=_unique(17_001, 3000), max_tokens=64, after=(0,))
+    children = tuple(
+        PlannedRequest(
+            role="fork", segments=(Segment(17_001, 3000), Segment(17_002 + number, 8)), max_tokens=8, after=(1,), after_events=8
+        )
+        for number in range(4)
+    )  # fmt: skip
+    return Workload(
+        name="states-forks",
+        title="4 forks of a running conversation of 3,000 tokens",
+        requests=(alone, parent, *children),
+        slots=8,
+        tuned=("-c", "32768", *WINDOW_FLAGS),
+        headline="ttft_p50_s",
+        headline_role="fork",
+        targets=(
+            Target(figure="ttft_p50_s", bound=1 / 20, at_least=False, role="fork"),
+            Target(figure="ttft_p50_s", bound=0.02, at_least=False, role="fork", beside=None, of_role="alone"),
+        ),
+        is_for_states=True,
+    )
+
+
+def state_conversations() -> Workload:
+    """Twelve conversations of four turns on four slots, with a common beginning of 200 tokens."""
+    count = 12
+    requests: list[PlannedRequest] = []
+    for turn in range(4):
+        for number in range(count):
+            earlier = (turn - 1) * count + number
+            own = _unique(18_001 + 100 * turn + number, 24 if turn else 40)
+            requests.append(
+                PlannedRequest(
+                    role=f"turn {turn + 1}",
+                    segments=own if turn else (Segment(18_000, 200), *own),
+                    max_tokens=24,
+                    after=(earlier,) if turn else (),
+                    continues=earlier if turn else None,
+                )
+            )
+    return Workload(
+        name="states-turns",
+        title="12 conversations of 4 turns, 4 slots",
+        requests=tuple(requests),
+        width=4,
+        limits=("-np", "4", "-c", "8192"),
+        tuned=WINDOW_FLAGS,
+        headline="total_s",
+        targets=(Target(figure="total_s", bound=1 / 1.2, at_least=False),),
+        is_for_states=True,
+    )
+
+
+def steady_states() -> Workload:
+    """Eight streams that share nothing."""
+    return Workload(
+        name="states-steady",
+        title="8 streams, 64 + 48 tokens each, nothing in common",
+        requests=tuple(
+            PlannedRequest(role="stream", segments=_unique(19_000 + number, 64), max_tokens=48) for number in range(16)
+        ),
+        width=8,
+        slots=8,
+        tuned=_cells(8, 256),
+        headline="tokens_per_s",
+        targets=STEADY,
+        is_for_states=True,
+    )
+
+
 _ALL: Sequence[Workload] = (
     *(steady(width) for width in (1, 2, 4, 8, 16, 32)),
     *(mixed(width) for width in (1, 8, 16, 32)),
@@ -429,6 +526,10 @@ _ALL: Sequence[Workload] = (
     arrivals(1),
     arrivals(8),
     startup(),
+    shared_states(),
+    forked_states(),
+    state_conversations(),
+    steady_states(),
 )
 
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
