@@ -7,15 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from tests.hub.stand_in_hub import TOKEN, Fault, StandInHub, gguf, sha256
 from typer.testing import CliRunner
 
 from paceline.cli.app import build_app
+from paceline.hub.found_models import find_leftovers, remove_leftovers
+from paceline.hub.hub_settings import hub_settings
 
 PULL = [sys.executable, "-m", "paceline", "pull"]
 
@@ -89,6 +93,7 @@ def test_an_interrupted_pull_keeps_its_part_and_the_next_one_continues(hub: Stan
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
+    assert b"was stopped; the next one continues it" in errors
     (part,) = tmp_path.rglob("*.incomplete")
     assert part.stat().st_size == 20_000
     hub.faults.clear()
@@ -146,7 +151,9 @@ def test_rm_removes_a_quantisation_or_a_repository(hub: StandInHub, tmp_path: Pa
     hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny-Q6_K.gguf")
     for quantisation in ("Q4_K_M", "Q8_0", "Q6_K"):
         invoke("pull", f"user/tiny:{quantisation}")
-    assert invoke("rm", "user/tiny:q8_0", "--dry-run").stdout == "hf:user/tiny:Q8_0\n"
+    would = invoke("rm", "user/tiny:q8_0", "--dry-run")
+    assert would.stdout == "hf:user/tiny:Q8_0\n"
+    assert "50 kB would be free; nothing was removed" in would.stderr
     removed = invoke("rm", "user/tiny:q8_0")
     assert removed.stdout == "hf:user/tiny:Q8_0\n"
     assert "50 kB are free" in removed.stderr
@@ -216,7 +223,88 @@ def test_prune_removes_parts_and_replaced_versions(hub: StandInHub, tmp_path: Pa
     assert other.exists()
     assert current.read_bytes() == gguf("newer")
     assert [each["name"] for each in json.loads(invoke("list", "--json").stdout)] == ["hf:user/tiny:Q4_K_M"]
-    assert invoke("prune").stdout == ""
+    nothing = invoke("prune")
+    assert nothing.stdout == ""
+    assert "nothing to remove" in nothing.stderr
+
+
+@pytest.mark.parametrize("kind", ["cdn", "file"])
+def test_prune_and_rm_leave_a_download_that_runs(hub: StandInHub, tmp_path: Path, kind: str) -> None:
+    """However long it has been waiting for bytes: its lock is held."""
+    hub.add("user/tiny", "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf")
+    hub.files["m.gguf"] = gguf("m")
+    invoke("pull", "user/tiny:Q8_0")
+    held = threading.Event()
+    hub.fail(kind, Fault(cut_after=20_000, held=held))
+    name = "user/tiny:Q4_K_M" if kind == "cdn" else f"{hub.url}/files/m.gguf"
+    process = subprocess.Popen([*PULL, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 30
+    while not (parts := [part for part in tmp_path.rglob("*.incomplete") if part.stat().st_size]):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    old = time.time() - 3600
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()):
+        os.utime(path, (old, old))
+    assert invoke("prune", "--dry-run").stdout == invoke("prune").stdout == ""
+    assert invoke("rm", "user/tiny").exit_code == 0
+    assert parts[0].exists()
+    held.set()
+    written, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert Path(written.strip()).read_bytes() == gguf("tiny-Q4_K_M.gguf" if kind == "cdn" else "m")
+    assert "anew" not in errors
+
+
+def test_what_a_download_has_taken_up_meanwhile_is_not_removed(hub: StandInHub, tmp_path: Path) -> None:
+    """Between the search and the removal."""
+    blobs = tmp_path / "hf" / "hub" / "models--user--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    part = blobs / "abc.incomplete"
+    part.write_bytes(b"x" * 1000)
+    old = time.time() - 3600
+    os.utime(part, (old, old))
+    found = find_leftovers(hub_settings())
+    assert [each.path for each in found] == [part]
+    lock = tmp_path / "hf" / "hub" / ".locks" / "models--user--tiny" / "abc.lock"
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
+        assert find_leftovers(hub_settings()) == []
+        assert remove_leftovers(found) == []
+        assert part.exists()
+    assert remove_leftovers(found) == found
+    assert not part.exists()
+
+
+def test_files_of_older_versions_of_llama_cpp_are_shown_and_removed(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the path that `list` writes, or by repository and file; with what llama.cpp keeps beside them."""
+    cache = tmp_path / "llama"
+    monkeypatch.setenv("LLAMA_CACHE", str(cache))
+    cache.mkdir()
+    names = ["user_old_old-Q4_0.gguf", "user_old_old-Q8_0.gguf", *(f"a_b_c-0000{n}-of-00002.gguf" for n in (1, 2))]
+    for name in names:
+        (cache / name).write_bytes(gguf(name))
+        (cache / f"{name}.json").write_text("{}")
+    other = tmp_path / "mine.gguf"
+    other.write_bytes(gguf("mine"))
+    listed = [each["name"] for each in json.loads(invoke("list", "--json").stdout)]
+    assert listed == [str(cache / name) for name in sorted(names) if "00002-of" not in name]
+    assert json.loads(invoke("show", listed[0], "--json").stdout)[0]["downloaded_by"] == "llama.cpp"
+    removed = invoke("rm", str(cache / names[0]))
+    assert removed.stdout == f"{cache / names[0]}\n"
+    assert "50 kB" in removed.stderr
+    assert invoke("rm", "user/old/old-Q8_0.gguf").exit_code == 0
+    assert sorted(path.name for path in cache.iterdir()) == sorted(
+        f"{name}{end}" for name in names[2:] for end in ("", ".json")
+    )
+    assert invoke("rm", str(cache / names[2])).exit_code == 0
+    assert list(cache.iterdir()) == []
+    for path in (other, cache / names[0]):
+        refused = invoke("rm", str(path))
+        assert refused.exit_code == 1
+        assert f"no cache has {path}" in refused.stderr
+    assert other.exists()
 
 
 def test_files_of_urls_are_shown_and_removed_by_their_url(hub: StandInHub, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 
 import pytest
 
@@ -76,5 +78,25 @@ def test_names_cannot_drive_the_terminal(terminal: Terminal) -> None:
     """Control characters are shown as question marks."""
     with download_bar(terminal, lambda text: None) as observer:
         observer.begin("m\x1b[2J.gguf", 10)
+        observer.note("n\x1b[2J.gguf was chosen")
         observer.end()
     assert "\x1b[2J" not in terminal.getvalue()
+    assert "n?[2J.gguf" in terminal.getvalue()
+    notes: list[str] = []
+    with download_bar(io.StringIO(), notes.append) as observer:
+        observer.begin("m\x1b[2J.gguf", 10)
+        observer.note("n\r.gguf was chosen")
+    assert notes == ["downloading m?[2J.gguf (10 bytes)", "n?.gguf was chosen"]
+
+
+def test_a_bar_shows_rate_and_rest(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what arrives now."""
+    seconds = itertools.count(1000.0, 0.5)
+    monkeypatch.setattr("rich.console.monotonic", lambda: next(seconds))
+    with download_bar(terminal, lambda text: None) as observer:
+        observer.begin("m.gguf", 100_000_000)
+        for count in range(0, 60_000_000, 5_000_000):
+            observer.reached(count)
+        observer.end()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert "55.0/100.0 MB 10.0 MB/s 00:05" in text

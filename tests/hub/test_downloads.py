@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import threading
@@ -24,7 +25,7 @@ from paceline.errors import (
     ModelNotFound,
     PacelineError,
 )
-from paceline.hub import transfer
+from paceline.hub import local_model, transfer
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import LocalModel, Locator
 from paceline.hub.references import parse_reference
@@ -443,6 +444,39 @@ def test_without_a_network_the_cache_is_used(hub: StandInHub, monkeypatch: pytes
         locate("hf:user/other")
 
 
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(cut_after=0), Fault(status=403)])
+def test_without_its_servers_of_files_the_cache_is_used(hub: StandInHub, fault: Fault) -> None:
+    """The hub lists a newer version that cannot be downloaded: the file of the earlier one serves, and that is said."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "mmproj-F16.gguf")
+    first = locate("hf:user/tiny", projector=True)
+    repo.files["tiny-Q4_K_M.gguf"] = gguf("newer")
+    hub.fail("cdn", *[fault] * 6)
+    recorder = Recorder()
+    again = locate("hf:user/tiny", recorder=recorder, projector=True)
+    assert (again.path, again.projector, again.name) == (first.path, first.projector, "hf:user/tiny:Q4_K_M")
+    assert again.path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
+    assert any("using the copy in the cache, which may be of an earlier commit" in note for note in recorder.notes)
+    hub.faults.clear()
+    assert locate("hf:user/tiny").path.read_bytes() == gguf("newer")
+
+
+def test_another_revision_or_file_is_no_copy(hub: StandInHub) -> None:
+    """What was named is loaded, or an error is raised."""
+    repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+    locate("hf:user/tiny:Q8_0")
+    repo.files["README.md"] = b"new"
+    hub.fail("cdn", *[Fault(status=503)] * 24)
+    for name in ("hf:user/tiny", "hf:user/tiny:Q4_K_M"):
+        with pytest.raises(HubUnavailable, match="503"):
+            locate(name)
+    repo.files["tiny-Q8_0.gguf"] = gguf("newer")
+    with pytest.raises(HubUnavailable, match="503"):
+        locate(f"hf:user/tiny@{repo.commit}:Q8_0")
+    repo.files["mmproj-F16.gguf"] = gguf("eyes")
+    with pytest.raises(HubUnavailable, match="503"):
+        locate("hf:user/tiny:Q8_0", projector=True)
+
+
 @pytest.mark.parametrize("by", ["argument", "variable"])
 def test_offline_requests_nothing(hub: StandInHub, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """offline=True or HF_HUB_OFFLINE=1."""
@@ -579,3 +613,20 @@ def test_the_token_of_a_login_is_a_token_in_messages(hub: StandInHub, tmp_path: 
     (tmp_path / "hf" / "token").write_text("hf_" + "b" * 34)
     with pytest.raises(ModelNotFound, match="the token may not see it"):
         locate("hf:user/tiny")
+
+
+def test_words_of_a_server_cannot_drive_the_terminal(hub: StandInHub) -> None:
+    """Names of files come from the hub: in notes and errors their control characters are question marks."""
+    names = ["m\x1b[2J\x07-Q4_K_M.gguf", "m\u202eff-Q8_0.gguf"]
+    hub.add("user/evil", *names)
+    notes: list[str] = []
+    local_model("hf:user/evil", note=notes.append, stream=io.StringIO())
+    assert any("m?[2J?-Q4_K_M.gguf" in note for note in notes)
+    assert all(note.isprintable() for note in notes)
+    with pytest.raises(ModelNotFound, match=r"m\?\[2J") as raised:
+        local_model("hf:user/evil/m-Q4_K_M.gguf")
+    assert str(raised.value).isprintable()
+    hub.add("user/split").files["\x1b[2J-00001-of-00002.gguf"] = gguf("part")
+    with pytest.raises(ModelNotFound, match="is one of 2 parts") as raised:
+        local_model("hf:user/split")
+    assert str(raised.value).isprintable()

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hub.stand_in_hub import StandInHub
+from tests.hub.stand_in_hub import TOKEN, Fault, StandInHub
 from tests.hub.test_commands import invoke, put_ollama
 
-from paceline import LLM, AsyncLLM, demo_model_path
-from paceline.errors import InvalidParams, InvalidType, ModelLoadError, ModelNotFound
+from paceline import LLM, AsyncLLM, demo_model_path, estimate_memory
+from paceline.engine import dry_run, memory_needs
+from paceline.errors import HubUnavailable, InvalidParams, InvalidType, ModelLoadError, ModelNotFound, PacelineError
 from paceline.hub import remote_header
+from paceline.runtime import memory_plan
 from paceline.testing.models import LlamaSpec, write_split_model
 
 pytestmark = pytest.mark.native
@@ -165,9 +167,9 @@ def test_a_damaged_header_is_not_sought_in_all_of_the_file(demo: StandInHub, mon
     """Requests for more stop far from the size of a model."""
     asked: list[int] = []
 
-    def damaged(url: str, headers: object, count: int, name: str) -> bytes:
+    def damaged(file: object, count: int, *_: object) -> tuple[bytes, int]:
         asked.append(count)
-        return b"GGUF" + b"\xff" * (count - 4)
+        return b"GGUF" + b"\xff" * (count - 4), 40 << 30
 
     monkeypatch.setattr(remote_header, "first_bytes", damaged)
     files = demo.repos["user/demo"].files
@@ -176,3 +178,128 @@ def test_a_damaged_header_is_not_sought_in_all_of_the_file(demo: StandInHub, mon
     result = invoke("show", "user/demo")
     assert result.exit_code != 0
     assert max(asked) <= 64 << 20
+
+
+# ---- what a model would need
+
+
+@pytest.mark.parametrize("by", ["repository", "url", "split set", "split set by url"])
+def test_info_says_whether_a_model_of_the_network_would_fit(hub: StandInHub, tmp_path: Path, by: str) -> None:
+    """By the plan of llama.cpp, as for a file that is here; the header alone is requested, and nothing is kept."""
+    path = demo_model_path()
+    files = [path]
+    if by.startswith("split"):
+        files = write_split_model(tmp_path / "demo-Q4_K_M.gguf", LlamaSpec(), parts=2)
+        path = files[0]
+    stored = {
+        f"demo-Q4_K_M{file.name[file.name.find('-0000') :] if len(files) > 1 else '.gguf'}": file for file in files
+    }
+    contents = {name: file.read_bytes() for name, file in stored.items()}
+    hub.add("user/demo").files.update(contents)
+    hub.files.update(contents)
+    name = "hf:user/demo" if "url" not in by else f"{hub.url}/files/{next(iter(stored))}"
+    asked = ("-c", "2048", "-np", "2")
+    here, there = (json.loads(invoke("info", model, "--json", *asked).stdout) for model in (str(path), name))
+    assert there["memory"]["fitted"] is not None
+    for facts in (here, there):
+        for device in (*facts["memory"]["needed"]["devices"], *facts["memory"]["fitted"]["estimate"]["devices"]):
+            device.pop("free_bytes")
+        del facts["path"]
+    assert there.pop("name") == ("hf:user/demo:Q4_K_M" if "url" not in by else name)
+    assert there == here
+    text = invoke("info", name, *asked)
+    assert f"not downloaded: {next(iter(stored))}" in text.stdout
+    assert "  fits    yes" in text.stdout
+    requests = hub.requests("cdn" if "url" not in by else "file")
+    assert len(requests) == 2 * len(stored)
+    assert {each.headers["range"] for each in requests} == {f"bytes=0-{(1 << 20) - 1}"}
+    assert not [each for each in (tmp_path / "hf", tmp_path / ".cache") if each.exists()]
+
+
+def test_info_says_what_does_not_fit(demo: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 10 MiB, before anything is downloaded."""
+    for module in (memory_needs, memory_plan):
+        monkeypatch.setattr(module, "available_memory", lambda: 10 << 20)
+    monkeypatch.setattr(memory_needs, "plan", dry_run.answer)
+    facts = json.loads(invoke("info", "hf:user/demo", "--json", "-c", "8192").stdout)
+    assert facts["memory"]["fitted"] is None
+    assert "are free" in facts["memory"]["note"]
+    assert "no: the model needs" in invoke("info", "hf:user/demo", "-c", "8192").stdout
+
+
+def test_info_of_what_is_here_requests_no_header(demo: StandInHub, tmp_path: Path) -> None:
+    """The hub is asked which file is meant; offline, nothing is asked."""
+    path = Path(invoke("pull", "user/demo").stdout.strip())
+    demo.files["demo.gguf"] = demo_model_path().read_bytes()
+    by_url = Path(invoke("pull", f"{demo.url}/files/demo.gguf").stdout.strip())
+    blob = put_ollama(tmp_path, "demo:latest", demo_model_path().read_bytes())
+    demo.seen.clear()
+    for name, place in (("hf:user/demo", path), (f"{demo.url}/files/demo.gguf", by_url), ("ollama:demo", blob)):
+        assert json.loads(invoke("info", name, "--json").stdout)["path"] == str(place)
+    assert [each.kind for each in demo.seen] == ["api"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hf:user/dem", "did you mean user/demo"),
+        ("hf:user/demo:Q2_K", "no quantisation 'Q2_K'"),
+        ("hf:demo", "hf:USER/REPO"),
+        ("user/demo", "is named hf:user/demo"),
+        ("ollama:none", "Ollama has no model"),
+        ("{url}/files/none.gguf", "HTTP 404"),
+        ("{url}/files/page.gguf", "not a GGUF file"),
+        ("hf:user/gated", "HF_TOKEN"),
+    ],
+)
+def test_info_and_show_say_what_is_wrong_with_a_name(demo: StandInHub, name: str, words: str) -> None:
+    """One line, as `pull` does."""
+    demo.add("user/gated", "m-Q4_K_M.gguf", gated=True)
+    demo.files["page.gguf"] = b"<!DOCTYPE html>" + b" " * 100
+    result = invoke("info", name.format(url=demo.url))
+    assert result.exit_code != 0
+    assert words in result.stderr
+    assert result.stdout == ""
+    with pytest.raises(PacelineError):
+        estimate_memory(name.format(url=demo.url))
+
+
+def test_estimates_are_made_by_name(demo: StandInHub, tmp_path: Path) -> None:
+    """Of a repository, a URL and an Ollama name; with and without a dry run."""
+    demo.files["demo.gguf"] = demo_model_path().read_bytes()
+    put_ollama(tmp_path, "demo:latest", demo_model_path().read_bytes())
+    sizes: dict[str, Any] = {"n_ctx": 2048, "num_slots": 2}
+    for planned in (True, False):
+        expected = estimate_memory(demo_model_path(), dry_run=planned, **sizes)
+        for name in ("hf:user/demo", f"{demo.url}/files/demo.gguf", "ollama:demo"):
+            found = estimate_memory(name, dry_run=planned, **sizes)
+            assert (found.total_bytes, found.cache_bytes) == (expected.total_bytes, expected.cache_bytes)
+    assert not (tmp_path / "hf" / "hub").exists()
+    with pytest.raises(ModelNotFound, match="offline"):
+        estimate_memory("hf:user/demo", offline=True)
+    with pytest.raises(ModelNotFound, match="offline"):
+        estimate_memory(f"{demo.url}/files/demo.gguf", offline=True)
+
+
+@pytest.mark.parametrize("model", [5, b"m.gguf", [], [5], {"a": 1}, 1.5])
+def test_what_names_no_model_is_refused_by_an_estimate(model: Any) -> None:
+    """By its type."""
+    with pytest.raises(InvalidType, match="model"):
+        estimate_memory(model)
+
+
+def test_the_token_stays_at_the_hub_when_a_header_is_read(hub: StandInHub) -> None:
+    """The servers that it redirects to get none."""
+    hub.add("user/gated", gated=True).files["demo-Q4_K_M.gguf"] = demo_model_path().read_bytes()
+    assert estimate_memory("hf:user/gated", dry_run=False, hf_token=TOKEN).weights_bytes > 0
+    sent = {each.kind: each.headers.get("authorization", each.headers.get("Authorization")) for each in hub.seen}
+    assert sent == {"api": f"Bearer {TOKEN}", "resolve": f"Bearer {TOKEN}", "cdn": None}
+
+
+def test_an_overloaded_server_of_headers_is_waited_for(demo: StandInHub) -> None:
+    """As long as Retry-After says, if that is bearable."""
+    demo.fail("cdn", Fault(status=429, headers={"Retry-After": "0"}), Fault(status=503, headers={"Retry-After": "0"}))
+    assert estimate_memory("hf:user/demo", dry_run=False).weights_bytes > 0
+    demo.fail("cdn", Fault(status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(HubUnavailable, match="429.*try again later"):
+        estimate_memory("hf:user/demo", dry_run=False)

@@ -88,6 +88,45 @@ def test_a_part_without_a_tag_is_not_continued_later(hub: StandInHub) -> None:
     assert "range" not in hub.requests("file")[0].headers
 
 
+def test_a_tag_that_only_became_weak_is_the_same_version(hub: StandInHub) -> None:
+    """Proxies and servers that compress mark it so, for some requests alone."""
+    url = f"{hub.url}/files/m.gguf"
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("m"), '"1"'
+    locate(url)
+    hub.tags["m.gguf"] = 'W/"1"'
+    assert locate(url).path.read_bytes() == gguf("m")
+    assert len(hub.requests("file")) == 1
+
+
+def test_a_weak_tag_tells_of_a_new_version(hub: StandInHub) -> None:
+    """It is kept beside the file as well."""
+    url = f"{hub.url}/files/m.gguf"
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("old"), 'W/"1"'
+    locate(url)
+    assert locate(url).path.read_bytes() == gguf("old")
+    assert len(hub.requests("file")) == 1
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("new"), 'W/"2"'
+    assert locate(url).path.read_bytes() == gguf("new")
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_part_with_a_weak_tag_is_continued_if_the_rest_has_it_too(hub: StandInHub, changes: bool) -> None:
+    """If-Range takes no weak tag, so the response is looked at; also by a later call."""
+    url = f"{hub.url}/files/m.gguf"
+    hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("one"), 'W/"1"'
+    hub.fail("file", Fault(cut_after=20_000), *[Fault(cut_after=0)] * 6)
+    with pytest.raises(HubUnavailable):
+        locate(url)
+    hub.faults.clear()
+    hub.seen.clear()
+    if changes:
+        hub.files["m.gguf"], hub.tags["m.gguf"] = gguf("two"), 'W/"2"'
+    assert locate(url).path.read_bytes() == gguf("two" if changes else "one")
+    asked = [each.headers.get("range") for each in hub.requests("file")]
+    assert asked == (["bytes=20000-", None] if changes else ["bytes=20000-"])
+    assert "if-range" not in hub.requests("file")[0].headers
+
+
 def test_a_split_set_is_downloaded_from_any_of_its_parts(hub: StandInHub) -> None:
     """Their names follow from one."""
     names = [f"m-0000{index}-of-00002.gguf" for index in (1, 2)]
@@ -126,6 +165,16 @@ def test_a_server_that_cannot_be_reached_is_an_error_soon(hub: StandInHub, place
     with pytest.raises(HubUnavailable, match="cannot download m.gguf from http://"):
         locate(f"{place}/m.gguf", recorder=recorder)
     assert len(recorder.notes) <= 1
+
+
+def test_a_password_of_a_url_stays_with_its_host(hub: StandInHub) -> None:
+    """Where the server redirects to another one, that gets none."""
+    hub.files["m.gguf"] = gguf("m")
+    hub.fail("file", Fault(status=302, headers={"Location": f"http://localhost:{hub.port}/files/m.gguf"}))
+    locate(f"http://me:secret@127.0.0.1:{hub.port}/files/m.gguf")
+    sent = [each.headers.get("authorization", each.headers.get("Authorization")) for each in hub.requests("file")]
+    assert sent[0] is not None
+    assert sent[1:] == [None]
 
 
 def test_a_target_is_where_the_file_goes(hub: StandInHub, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
-from paceline.cli.options import ModelChoice, load
+from paceline.cli.options import ModelChoice, load, text_argument
 from paceline.errors import InvalidParams, PacelineError
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ _MAX_SHOWN = 160
 
 def info(
     model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="GGUF file to describe.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
+            show_default=False,
+        ),
     ] = None,
     *,
     metadata: Annotated[bool, typer.Option("--metadata", help="The model's metadata too, long values cut.")] = False,
@@ -49,7 +55,7 @@ def info(
 ) -> None:
     """Show version, build, devices and memory; with a model, what its file says and what it needs.
 
-    The weights are not loaded.
+    The weights are not loaded, and nothing is downloaded: of a model on the network only the header is requested.
     """
     named = {"--metadata": metadata or None, "-c": ctx_size, "-np": parallel, "--cache-type": cache_type}
     for name, value in named.items():
@@ -92,16 +98,46 @@ def _path_or_none(find: Callable[[], Path]) -> str | None:
         return None
 
 
-def _described(path: Path, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
-    model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
-    facts: dict[str, Any] = {
-        "path": str(path),
-        "model": asdict(model_facts(model)),
-        "vocabulary": asdict(vocabulary_facts(model)),
-        "chat_templates": sorted(model.chat_templates),
-        "memory": _memory_facts(model.paths[0], options),
-    }
-    return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """Files to describe. name: by which the model was given; file: where it is."""
+
+    paths: tuple[Path, ...]
+    name: str
+    file: str
+
+
+@contextmanager
+def _files(model: str, stop: StopSignal) -> Iterator[_Described]:
+    """Yield the files of a model; of one that is given by name and is not on this machine, their headers."""
+    from paceline.hub import check_is_path, is_reference
+    from paceline.hub.locate import shown_bytes
+    from paceline.hub.remote_header import model_headers
+
+    text = text_argument("MODEL", model)
+    if not is_reference(text):
+        check_is_path(text)
+        yield _Described((Path(text),), "", text)
+        return
+    with model_headers(text, cancel=stop.event, note=terminal.note) as found:
+        names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")
+        file = str(found.paths[0]) if found.is_local else f"not downloaded: {names}, {shown_bytes(found.size)}"
+        yield _Described(found.paths, found.name, file)
+
+
+def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
+    with _files(name, stop) as found:
+        path = found.paths[0]
+        model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
+        facts: dict[str, Any] = {
+            "path": found.file,
+            **({"name": found.name} if found.name else {}),
+            "model": asdict(model_facts(model)),
+            "vocabulary": asdict(vocabulary_facts(model)),
+            "chat_templates": sorted(model.chat_templates),
+            "memory": _memory_facts(path, options),
+        }
+        return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
 
 
 def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +205,8 @@ def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _write_model(facts: Mapping[str, Any]) -> None:
     model, vocabulary = ModelFacts(**facts["model"]), VocabularyFacts(**facts["vocabulary"])
-    terminal.write_section(model.name or Path(facts["path"]).name, [("file", facts["path"]), *_model_rows(model)])
+    rows = [("name", facts.get("name", "")), ("file", facts["path"]), *_model_rows(model)]
+    terminal.write_section(model.name or facts.get("name") or Path(facts["path"]).name, rows)
     terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
     terminal.write_section("what it needs", _memory_rows(facts["memory"]))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])

@@ -16,13 +16,12 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
-from paceline.errors import InvalidParams, ModelLoadError, ModelNotFound
-from paceline.hub.references import HubReference
+from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound
+from paceline.hub.references import HubReference, UrlReference
 
 if TYPE_CHECKING:
     from paceline.hub import ModelReference
     from paceline.hub.found_models import FoundModel
-    from paceline.hub.hub_settings import HubSettings
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
 
@@ -31,6 +30,10 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL", help="USER/REPO[:QUANT] on the Hugging Face Hub, the URL of a GGUF file, ollama:NAME."
     ),
+]
+ListedName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="As `paceline list` names it, or USER/REPO[:QUANT], a URL, ollama:NAME."),
 ]
 HfFile = Annotated[str | None, _downloading(metavar="FILE", help="This file of the repository.", show_default=False)]
 HfToken = Annotated[
@@ -77,21 +80,21 @@ def list_models(*, as_json: AsJson = False) -> None:
         _write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
 
 
-def show(model: ModelName, *, hf_token: HfToken = None, offline: Offline = False, as_json: AsJson = False) -> None:
+def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = False, as_json: AsJson = False) -> None:
     """Show the files of a downloaded model and what they say; of a repository, each of its models.
 
-    Of a model of the hub that was not downloaded, only the first bytes are requested.
+    Of a model that was not downloaded, only the first bytes are requested.
     """
     from paceline.hub.found_models import matching_models
     from paceline.hub.hub_settings import hub_settings
 
-    reference, settings = parse_name(model), hub_settings(token=hf_token, offline=offline)
+    wanted, settings = parse_listed(model), hub_settings(token=hf_token, offline=offline)
     try:
-        facts = [_facts(each) for each in matching_models(settings, reference)]
+        facts = [_facts(each) for each in matching_models(settings, wanted)]
     except ModelNotFound:
-        if settings.offline or not isinstance(reference, HubReference):
+        if settings.offline or not isinstance(wanted, HubReference | UrlReference):
             raise
-        facts = [run(lambda stop: _remote_facts(reference, settings, stop))]
+        facts = [run(lambda stop: _remote_facts(wanted, stop, hf_token))]
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
         return
@@ -100,18 +103,19 @@ def show(model: ModelName, *, hf_token: HfToken = None, offline: Offline = False
         terminal.write_section(one["name"], [*rows, *(("file", part) for part in one["parts"])])
 
 
-def rm(model: ModelName, *, dry_run: DryRun = False) -> None:
+def rm(model: ListedName, *, dry_run: DryRun = False) -> None:
     """Remove a downloaded model; of a repository without QUANT, all of its models. Ollama's are left to Ollama."""
     from paceline.hub.found_models import matching_models, remove_models
     from paceline.hub.hub_settings import hub_settings
     from paceline.hub.locate import shown_bytes
 
     settings = hub_settings()
-    models = matching_models(settings, parse_name(model))
+    models = matching_models(settings, parse_listed(model))
     freed = 0 if dry_run else remove_models(settings, models)
     for each in models:
         terminal.write(f"{each.name}\n")
-    terminal.note("Nothing was removed." if dry_run else f"Removed; {shown_bytes(freed)} are free again.")
+    size = shown_bytes(sum(each.size for each in models) if dry_run else freed)
+    terminal.note(f"{size} would be free; nothing was removed." if dry_run else f"Removed; {size} are free again.")
 
 
 def prune(*, dry_run: DryRun = False) -> None:
@@ -120,13 +124,17 @@ def prune(*, dry_run: DryRun = False) -> None:
     from paceline.hub.hub_settings import hub_settings
     from paceline.hub.locate import shown_bytes
 
-    leftovers = find_leftovers(hub_settings())
+    found = find_leftovers(hub_settings())
+    leftovers = found if dry_run else remove_leftovers(found)
     for each in leftovers:
         terminal.write(f"{each.path}\n")
-    if not dry_run:
-        remove_leftovers(leftovers)
-    size = shown_bytes(sum(each.size for each in leftovers))
-    terminal.note(f"{size} would be free." if dry_run else f"{terminal.counted(len(leftovers), 'file')}, {size}.")
+    what, size = terminal.counted(len(leftovers), "file"), shown_bytes(sum(each.size for each in leftovers))
+    if not leftovers:
+        terminal.note("There is nothing to remove.")
+    elif dry_run:
+        terminal.note(f"{what}; {size} would be free, nothing was removed.")
+    else:
+        terminal.note(f"Removed {what}; {size} are free again.")
 
 
 def parse_name(text: str) -> ModelReference:
@@ -134,6 +142,12 @@ def parse_name(text: str) -> ModelReference:
     from paceline.hub import is_reference, parse_hub_reference, parse_reference
 
     return parse_reference(text, name="MODEL") if is_reference(text) else parse_hub_reference(text, name="MODEL")
+
+
+def parse_listed(text: str) -> ModelReference | Path:
+    """Parse a name as `paceline list` shows it: as `parse_name`, or the path of a file. Raises `InvalidParams`."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() or path.is_file() else parse_name(text)
 
 
 def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
@@ -157,15 +171,20 @@ def _pull(
 ) -> None:
     from paceline.hub import local_model
 
-    found = local_model(
-        reference,
-        offline=offline,
-        hf_token=hf_token,
-        with_projector=projector,
-        cancel=stop.event,
-        stream=io.StringIO() if quiet else sys.stderr,
-        note=_silent if quiet else terminal.note,
-    )
+    note = _silent if quiet else terminal.note
+    try:
+        found = local_model(
+            reference,
+            offline=offline,
+            hf_token=hf_token,
+            with_projector=projector,
+            cancel=stop.event,
+            stream=io.StringIO() if quiet else sys.stderr,
+            note=note,
+        )
+    except Aborted as error:
+        note(str(error))
+        raise
     for path in (*found.parts, found.projector):
         if path is not None:
             terminal.write(f"{path}\n")
@@ -202,24 +221,21 @@ def _facts(model: FoundModel) -> dict[str, Any]:
     return {**facts, "parts": [str(part) for part in model.parts]}
 
 
-def _remote_facts(reference: HubReference, settings: HubSettings, stop: StopSignal) -> dict[str, Any]:
+def _remote_facts(reference: ModelReference, stop: StopSignal, hf_token: str | None) -> dict[str, Any]:
     """Return what the hub and the file's header say of a model that was not downloaded."""
-    from paceline.hub.download_bar import download_bar
-    from paceline.hub.locate import Locator, shown_bytes
-    from paceline.hub.remote_header import hub_model
+    from paceline.hub.locate import shown_bytes
+    from paceline.hub.remote_header import model_headers
 
-    with download_bar(io.StringIO(), terminal.note) as observer:
-        locator = Locator(settings=settings, observer=observer, cancel=stop.event)
-        with hub_model(locator, reference) as model:
-            return {
-                "name": model.name,
-                "downloaded_by": "nothing",
-                "size": shown_bytes(model.size),
-                **_header_facts(model.paths[0]),
-                "quantisations": ", ".join(model.quantisations),
-                "projector": "yes" if model.has_projector else "",
-                "parts": [path.name for path in model.paths],
-            }
+    with model_headers(reference, hf_token=hf_token, cancel=stop.event, note=terminal.note) as model:
+        return {
+            "name": model.name,
+            "downloaded": "no",
+            "size": shown_bytes(model.size),
+            **_header_facts(model.paths[0]),
+            "quantisations": ", ".join(model.quantisations),
+            "projector": "yes" if model.has_projector else "",
+            "parts": list(model.files),
+        }
 
 
 def _header_facts(path: Path) -> dict[str, Any]:

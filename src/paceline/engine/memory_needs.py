@@ -11,15 +11,18 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import validation
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
 from paceline.engine.memory_fit import LEAST_CTX, FittedMemory, MemoryChoice
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
-from paceline.errors import EngineError, NotEnoughMemory, PacelineError, named_error
+from paceline.errors import EngineError, InvalidType, NotEnoughMemory, PacelineError, named_error
+from paceline.hub import check_is_path, is_reference
 from paceline.runtime import Device, MemoryEstimate, available_memory, devices
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.gguf_check import files_beside
@@ -39,16 +42,27 @@ _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "
 _BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
 
 
-def estimate_memory(model: ModelPath | None = None, *, dry_run: bool = True, **options: Any) -> MemoryEstimate:
+def estimate_memory(
+    model: ModelPath | None = None,
+    *,
+    dry_run: bool = True,
+    offline: bool = False,
+    hf_token: str | None = None,
+    **options: Any,
+) -> MemoryEstimate:
     """Return what a model will need, without loading it.
 
         estimate = estimate_memory("model.gguf", n_ctx=32768, num_slots=8)
         print(estimate.total_bytes, estimate.fits)
 
     Args:
-        model: A path to a GGUF file, of a split set to its first part; None for the demo model.
+        model: A path to a GGUF file, of a split set to its first part; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF
+            file or "ollama:llama3.2", of which only the header is requested where it is not on this machine; None for the demo
+            model.
         dry_run: Whether llama.cpp plans it, in a process of its own, which knows all buffers and takes up to a second.
             Otherwise weights and cache are computed from the header, in milliseconds.
+        offline: Whether a model that is given by name is looked for in the caches alone.
+        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
         **options: Those of `LLM` that concern memory: num_slots, options of `Model.load` and of the llama.cpp context.
 
     Returns:
@@ -59,18 +73,51 @@ def estimate_memory(model: ModelPath | None = None, *, dry_run: bool = True, **o
         InvalidParams: An option is out of its range, unknown or of the wrong type.
         Unsupported: No engine runs such a model (encoder-decoders).
         ModelLoadError: The file is not a model that llama.cpp can load.
+        ModelNotFound: There is no repository, file or quantisation of that name.
+        AccessDenied: The repository is gated or private, and the token may not read it.
+        HubUnavailable: The hub cannot be reached, and the caches do not have the model.
         EngineError: The process of the dry run failed.
     """
+    validation.boolean("dry_run", dry_run)
+    arguments = engine_arguments(options)
+    with _header_files(model, offline=offline, hf_token=hf_token) as paths:
+        question = _question(paths, arguments)
+        header = _header(question)
+        if not dry_run or header.keeps_nothing:
+            return header_estimate(header, question)
+        return plan(dataclasses.replace(question, chooses_slots=False, chooses_layers=False)).wanted
+
+
+@contextmanager
+def _header_files(model: object, *, offline: bool, hf_token: str | None) -> Iterator[ModelPath]:
+    """Yield files with the headers of a model: itself, or of one that is given by name what the hub sends of it.
+
+    Raises `InvalidType` for what is no path, and as `model_headers`.
+    """
+    validation.boolean("offline", offline)
+    if hf_token is not None:
+        validation.text("hf_token", hf_token)
     if model is None:
         from paceline.demo import demo_model_path
 
-        model = demo_model_path()
-    arguments = engine_arguments(options)
-    question = _question(model, arguments)
-    header = _header(question)
-    if not dry_run or header.keeps_nothing:
-        return header_estimate(header, question)
-    return plan(dataclasses.replace(question, chooses_slots=False, chooses_layers=False)).wanted
+        yield demo_model_path()
+    elif isinstance(model, str) and is_reference(model):
+        from paceline.hub.remote_header import model_headers
+
+        with model_headers(model, offline=offline, hf_token=hf_token) as found:
+            yield found.paths[0]
+    else:
+        check_is_path(model)
+        yield _checked_paths(model)
+
+
+def _checked_paths(model: object) -> ModelPath:
+    if isinstance(model, (str, os.PathLike)):
+        return validation.path("model", model)
+    listed = list(model) if isinstance(model, Sequence) and not isinstance(model, bytes) else []
+    if not listed:
+        raise InvalidType(f"model must be a path, a name or a list of paths, not {model!r:.80}")
+    return [validation.path("model", path) for path in listed]
 
 
 def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:

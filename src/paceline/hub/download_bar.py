@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.hub.download import DownloadObserver
 from paceline.hub.hub_settings import is_on
-from paceline.hub.transfer import DownloadObserver
+from paceline.hub.references import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,10 +20,11 @@ _SHOWN = 40  # characters of a file's name
 def download_bar(stream: TextIO, note: Callable[[str], object]) -> Iterator[DownloadObserver]:
     """Show downloads on a stream while the block runs, as a bar if it is a terminal. note: shows the lines beside it.
 
+    Names and notes have words of the server, whose control characters could drive a terminal: they become question marks.
     HF_HUB_DISABLE_PROGRESS_BARS=1 leaves the bar out, as huggingface_hub does.
     """
     if not stream.isatty() or is_on("HF_HUB_DISABLE_PROGRESS_BARS"):
-        yield _Lines(note)
+        yield LineObserver(note)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -39,26 +41,29 @@ def download_bar(stream: TextIO, note: Callable[[str], object]) -> Iterator[Down
         yield _Bar(progress)
 
 
-class _Lines:
-    """Writes one line where a file begins."""
+class LineObserver:
+    """Writes one line where a file begins, and the notes."""
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._name: str | None = None
 
     def begin(self, name: str, total: int | None) -> None:
+        """See `DownloadObserver`."""
         if name != self._name:
             self._name = name
-            self._note(f"downloading {name}" + ("" if total is None else f" ({total:,} bytes)"))
+            self._note(f"downloading {visible(name)}" + ("" if total is None else f" ({total:,} bytes)"))
 
     def reached(self, num_bytes: int) -> None:
-        """Nothing: a log has no use for it."""
+        """Do nothing: a log has no use for it."""
 
     def end(self) -> None:
+        """See `DownloadObserver`."""
         self._name = None
 
     def note(self, text: str) -> None:
-        self._note(text)
+        """See `DownloadObserver`."""
+        self._note(visible(text))
 
 
 class _Bar:
@@ -75,7 +80,7 @@ class _Bar:
             self._progress.update(self._task, total=total)
             return
         self._name, self._is_new = name, True
-        shown = "".join(each if each.isprintable() else "?" for each in name.rpartition("/")[2])
+        shown = visible(name.rpartition("/")[2])
         self._task = self._progress.add_task(shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…", total=total)
 
     def reached(self, num_bytes: int) -> None:
@@ -90,4 +95,4 @@ class _Bar:
         self._progress.stop_task(self._task)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, style="dim")
+        self._progress.console.print(visible(text), style="dim")

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Final
 
 from paceline.errors import ModelNotFound
+from paceline.hub.references import visible
 
 _FIRST: Final = "Q4_K_M"
 _SECOND: Final = "Q8_0"
@@ -167,7 +168,9 @@ def _split_set(files: Sequence[RepoFile], first: RepoFile) -> tuple[RepoFile, ..
     names = split_names(first.path)
     missing = [name for name in names if name not in by_path]
     if missing:
-        raise ModelNotFound(f"{first.path} is one of {len(names)} parts, and {missing[0]} is missing beside it")
+        raise ModelNotFound(
+            visible(f"{first.path} is one of {len(names)} parts, and {missing[0]} is missing beside it")
+        )
     return tuple(by_path[name] for name in names)
 
 
@@ -213,6 +216,7 @@ def _no_models(files: Sequence[RepoFile], repo: str) -> ModelNotFound:
 
 def nearest_names(wanted: str, names: Sequence[str]) -> str:
     """Return "did you mean ..." for a message, or what there is where nothing is near."""
+    names = [visible(name) for name in names]
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.errors import ModelNotFound, Unsupported
+from paceline.hub.download_lock import is_locked, locked_at_once
 from paceline.hub.file_choice import (
     RepoFile,
     choose_files,
@@ -24,7 +25,7 @@ from paceline.hub.file_choice import (
     split_names,
 )
 from paceline.hub.hub_settings import HubSettings
-from paceline.hub.locate import Source, url_folder
+from paceline.hub.locate import Source, flat_path, url_folder, url_lock
 from paceline.hub.ollama_cache import full_name, ollama_models
 from paceline.hub.references import (
     HubReference,
@@ -61,11 +62,15 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What no model needs: a part of a download, a content without a name, a snapshot that no branch has any more."""
+    """What no model needs: a part of a download, a content without a name, a snapshot that no branch has any more.
+
+    lock: held by a download that writes it; None for what no download writes.
+    """
 
     path: Path
     size: int
     what: str
+    lock: Path | None = None
 
 
 def find_models(settings: HubSettings) -> list[FoundModel]:
@@ -80,14 +85,14 @@ def find_models(settings: HubSettings) -> list[FoundModel]:
     return found
 
 
-def matching_models(settings: HubSettings, reference: ModelReference) -> list[FoundModel]:
-    """Return the models that a name means: of a repository without a quantisation all. Raises `ModelNotFound`."""
+def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> list[FoundModel]:
+    """Return the models that a name or a path means: of a repository without a quantisation all. Raises `ModelNotFound`."""
     models = find_models(settings)
-    found = [each for each in models if _is_meant(settings, each, reference)]
+    found = [each for each in models if _is_meant(settings, each, wanted)]
     if not found:
         names = [each.name for each in models]
-        hint = nearest_names(_name_of(reference), names) if names else "the caches have no models"
-        raise ModelNotFound(f"no cache has {_name_of(reference)}; {hint}")
+        hint = nearest_names(_name_of(wanted), names) if names else "the caches have no models"
+        raise ModelNotFound(f"no cache has {_name_of(wanted)}; {hint}")
     return found
 
 
@@ -123,19 +128,16 @@ def find_leftovers(settings: HubSettings) -> list[Leftover]:
     for cache in settings.repository_caches:
         for repo in cached_repos(cache):
             found += _leftovers_of(repo)
-    parts = settings.url_cache.rglob(f"*{PART_SUFFIX}")
-    found += [Leftover(part, part.stat().st_size, "part of a download") for part in parts if not _is_growing(part)]
+    for part in sorted(settings.url_cache.rglob(f"*{PART_SUFFIX}")):
+        lock = url_lock(part.with_name(part.name.removesuffix(PART_SUFFIX)))
+        if not _is_written(part, lock):
+            found.append(Leftover(part, part.stat().st_size, "part of a download", lock))
     return found
 
 
-def remove_leftovers(leftovers: list[Leftover]) -> None:
-    """Delete them."""
-    for each in leftovers:
-        if each.path.is_dir():
-            shutil.rmtree(each.path, ignore_errors=True)
-        else:
-            each.path.unlink(missing_ok=True)
-            each.path.with_name(each.path.name + ".etag").unlink(missing_ok=True)
+def remove_leftovers(leftovers: list[Leftover]) -> list[Leftover]:
+    """Delete them under the locks of downloads, and return those that are gone: a download may have begun meanwhile."""
+    return [each for each in leftovers if _remove_leftover(each)]
 
 
 # ---- finding
@@ -202,20 +204,35 @@ def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str
     )
 
 
-def _is_meant(settings: HubSettings, model: FoundModel, reference: ModelReference) -> bool:
-    own = _hub_reference(model)
-    if isinstance(reference, HubReference) and isinstance(own, HubReference):
-        if own.repo.lower() != reference.repo.lower() or not _is_of_revision(settings, model, own, reference.revision):
-            return False
-        if reference.file is not None:
-            return model.path.as_posix().endswith(f"/{reference.file}")
-        quantisation = reference.quantisation
-        return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
-    if isinstance(reference, UrlReference):
-        return url_folder(settings, reference) / Path(reference.file_name).name in model.parts
-    if isinstance(reference, OllamaReference):
-        return model.name == f"ollama:{full_name(reference.name)}"
-    return False
+def _is_meant(settings: HubSettings, model: FoundModel, wanted: ModelReference | Path) -> bool:
+    match wanted:
+        case Path():
+            return wanted.absolute() in model.parts
+        case HubReference():
+            own = _hub_reference(model)
+            if isinstance(own, HubReference):
+                return _is_model_of(settings, model, own, wanted)
+            return _is_flat_file_of(settings, model, wanted)
+        case UrlReference():
+            return url_folder(settings, wanted) / Path(wanted.file_name).name in model.parts
+        case OllamaReference(name):
+            return model.name == f"ollama:{full_name(name)}"
+
+
+def _is_model_of(settings: HubSettings, model: FoundModel, own: HubReference, wanted: HubReference) -> bool:
+    if own.repo.lower() != wanted.repo.lower() or not _is_of_revision(settings, model, own, wanted.revision):
+        return False
+    if wanted.file is not None:
+        return model.path.as_posix().endswith(f"/{wanted.file}")
+    quantisation = wanted.quantisation
+    return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
+
+
+def _is_flat_file_of(settings: HubSettings, model: FoundModel, reference: HubReference) -> bool:
+    """Return whether an older version of llama.cpp has downloaded this file; by the file alone, as "a_b" may be a/b or a_b/."""
+    if reference.file is None or reference.revision is not None:
+        return False
+    return flat_path(settings.llama_cache, reference.repo, reference.file) in model.parts
 
 
 def _is_of_revision(settings: HubSettings, model: FoundModel, own: HubReference, revision: str | None) -> bool:
@@ -229,11 +246,29 @@ def _hub_reference(model: FoundModel) -> ModelReference | None:
     return parse_hub_reference(model.name) if model.name.startswith("hf:") else None
 
 
-def _name_of(reference: ModelReference) -> str:
+def _name_of(reference: ModelReference | Path) -> str:
     return f"hf:{reference}" if isinstance(reference, HubReference) else str(reference)
 
 
 # ---- removing
+
+
+def _remove_leftover(leftover: Leftover) -> bool:
+    if leftover.lock is None:
+        _delete(leftover.path)
+        return True
+    with locked_at_once(leftover.lock) as is_free:
+        if is_free:
+            _delete(leftover.path)
+        return is_free
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + ".etag").unlink(missing_ok=True)
 
 
 def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
@@ -246,7 +281,9 @@ def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
         blob.unlink()
     parts = list(repo.blobs.glob(f"*{PART_SUFFIX}"))
     left = [snapshot / each.path for snapshot in snapshots for each in snapshot_files(snapshot)]
-    if all(is_projector_file(each.name) for each in left) and not any(map(_is_growing, parts)):
+    if all(is_projector_file(each.name) for each in left) and not any(
+        _is_written(each, repo.lock_of(each)) for each in parts
+    ):
         freed += sum(each.stat().st_size for each in {*parts, *(file.resolve() for file in left)})
         shutil.rmtree(repo.folder, ignore_errors=True)
     return freed
@@ -259,8 +296,8 @@ def _linked(snapshots: list[Path]) -> set[Path]:
 
 def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:
     for part in sorted(repo.blobs.glob(f"*{PART_SUFFIX}")):
-        if not _is_growing(part):
-            yield Leftover(part, part.stat().st_size, f"part of a download of {repo.repo}")
+        if not _is_written(part, repo.lock_of(part)):
+            yield Leftover(part, part.stat().st_size, f"part of a download of {repo.repo}", repo.lock_of(part))
     snapshots = repo.snapshots()
     if not any(each.path.endswith(".gguf") for snapshot in snapshots for each in snapshot_files(snapshot)):
         return  # a repository of other programs
@@ -273,11 +310,16 @@ def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:
         yield Leftover(snapshot, 0, f"snapshot of {repo.repo} that no branch has any more")
     with suppress(OSError):
         for blob in sorted(repo.blobs.iterdir()):
-            if blob.suffix != PART_SUFFIX and blob.resolve() not in kept and not _is_growing(blob):
-                yield Leftover(blob, blob.stat().st_size, f"content of {repo.repo} that no snapshot has any more")
+            lock = repo.lock_of(blob)
+            if blob.suffix != PART_SUFFIX and blob.resolve() not in kept and not _is_written(blob, lock):
+                what = f"content of {repo.repo} that no snapshot has any more"
+                yield Leftover(blob, blob.stat().st_size, what, lock)
 
 
-def _is_growing(path: Path) -> bool:
+def _is_written(path: Path, lock: Path) -> bool:
+    """Return whether a download writes a file: one that holds the lock, or, without it, has written a moment ago."""
+    if is_locked(lock):
+        return True
     with suppress(OSError):
         return time.time() - path.stat().st_mtime < _FRESH_S
     return True

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from paceline.errors import Aborted, AccessDenied, HubUnavailable, ModelNotFound, PacelineError
+from paceline.hub.download import DownloadObserver
 from paceline.hub.file_choice import RepoFile, nearest_names
+from paceline.hub.http_responses import retry_after_s
 from paceline.hub.hub_settings import HubSettings
 from paceline.hub.references import is_repository_path
-from paceline.hub.transfer import DownloadObserver, retry_after_s
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from paceline.errors import AccessDenied, HubUnavailable, ModelNotFound
+from paceline.hub.download import Download, DownloadObserver, QuietObserver, tag_file
 from paceline.hub.file_choice import (
     Fits,
     ModelFiles,
@@ -23,12 +24,13 @@ from paceline.hub.file_choice import (
     quantisation_of,
     split_names,
 )
+from paceline.hub.http_responses import are_same_version
 from paceline.hub.hub_api import HubApi, RepoListing
 from paceline.hub.hub_settings import HubSettings
 from paceline.hub.ollama_cache import full_name, ollama_blob, ollama_models
 from paceline.hub.references import HubReference, ModelReference, OllamaReference, UrlReference
 from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
-from paceline.hub.transfer import Download, DownloadObserver, QuietObserver, fetch, tag_file
+from paceline.hub.transfer import fetch
 
 _LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; beyond, the hub sends files over its own protocol alone
 
@@ -54,6 +56,16 @@ class LocalModel:
     projector: Path | None = None
     source: Source
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as the hub lists it. name: its full name."""
+
+    api: HubApi
+    listing: RepoListing
+    chosen: ModelFiles
+    name: str
 
 
 def fits_into_memory(model: ModelFiles) -> bool:
@@ -104,19 +116,11 @@ class Locator:
                     return found
         return self._in_flat_cache(reference)
 
-    def choose(self, listing: RepoListing, reference: HubReference) -> ModelFiles:
-        """Return the files of a repository that a reference means. Raises `ModelNotFound`."""
-        return choose_files(
-            listing.files,
-            repo=reference.repo,
-            quantisation=reference.quantisation,
-            file=reference.file,
-            fits=self.fits,
-        )
+    def look_up(self, reference: HubReference) -> ListedModel | LocalModel:
+        """Return what a reference means, as the hub lists it now; where the hub cannot be asked, the copy in the caches.
 
-    # ---- the hub
-
-    def _of_hub(self, reference: HubReference) -> LocalModel:
+        Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`.
+        """
         if self.settings.offline:
             return self._offline(reference)
         api = HubApi(self.settings, self.observer, self.cancel)
@@ -128,24 +132,66 @@ class Locator:
                 raise
             self.observer.note(f"{error}; using the copy in the cache")
             return found
-        chosen = self.choose(listing, reference)
-        self.observer.note(_choice_note(reference, chosen))
-        elsewhere = self._elsewhere(listing, chosen)
-        if elsewhere is not None:
-            self.observer.note(f"{chosen.first.path} is at {elsewhere.path} already, downloaded by {elsewhere.source}")
-            if self.with_projector and chosen.projector is not None:
-                return replace(elsewhere, projector=self._ensure(api, listing, chosen.projector))
-            return elsewhere
-        return self._downloaded(api, reference, listing, chosen)
+        chosen = choose_files(
+            listing.files,
+            repo=reference.repo,
+            quantisation=reference.quantisation,
+            file=reference.file,
+            fits=self.fits,
+        )
+        return ListedModel(api, listing, chosen, hub_name(reference, chosen))
 
-    def _downloaded(self, api: HubApi, reference: HubReference, listing: RepoListing, chosen: ModelFiles) -> LocalModel:
+    def complete(self, listed: ListedModel) -> LocalModel | None:
+        """Return a listed model where all of its files are on this machine, in any program's cache."""
+        listing, chosen = listed.listing, listed.chosen
+        snapshot = CachedRepo(self.settings.cache, listing.repo).folder / "snapshots" / listing.commit
+        paths = tuple(snapshot / each.path for each in chosen.parts)
+        if all(path.is_file() for path in paths):
+            return LocalModel(name=listed.name, path=paths[0], parts=paths, source="huggingface", why=chosen.why)
+        return self._elsewhere(listing, chosen)
+
+    # ---- the hub
+
+    def _of_hub(self, reference: HubReference) -> LocalModel:
+        listed = self.look_up(reference)
+        if isinstance(listed, LocalModel):
+            return listed
+        self.observer.note(_choice_note(reference, listed.chosen))
+        try:
+            return self._placed(listed, reference)
+        except (HubUnavailable, AccessDenied) as error:
+            earlier = self._earlier(reference, listed.chosen)
+            if earlier is None:
+                raise
+            self.observer.note(f"{error}; using the copy in the cache, which may be of an earlier commit")
+            return earlier
+
+    def _placed(self, listed: ListedModel, reference: HubReference) -> LocalModel:
+        """Return a listed model where it lies, or else downloaded."""
+        chosen, elsewhere = listed.chosen, self._elsewhere(listed.listing, listed.chosen)
+        if elsewhere is None:
+            return self._downloaded(listed, reference)
+        self.observer.note(f"{chosen.first.path} is at {elsewhere.path} already, downloaded by {elsewhere.source}")
+        if self.with_projector and chosen.projector is not None:
+            return replace(elsewhere, projector=self._ensure(listed.api, listed.listing, chosen.projector))
+        return elsewhere
+
+    def _earlier(self, reference: HubReference, chosen: ModelFiles) -> LocalModel | None:
+        """Return the same files as they were downloaded of this branch or tag before; None where they are not whole."""
+        found = self.cached(replace(reference, quantisation=None, file=chosen.first.path))
+        if found is None or (self.with_projector and chosen.projector is not None and found.projector is None):
+            return None
+        return replace(found, name=hub_name(reference, chosen), why=chosen.why)
+
+    def _downloaded(self, listed: ListedModel, reference: HubReference) -> LocalModel:
+        api, listing, chosen = listed.api, listed.listing, listed.chosen
         wanted = list(chosen.parts)
         if self.with_projector and chosen.projector is not None:
             wanted.append(chosen.projector)
         paths = [self._ensure(api, listing, file) for file in wanted]
         CachedRepo(self.settings.cache, listing.repo).set_ref(reference.revision, listing.commit)
         return LocalModel(
-            name=hub_name(reference, chosen),
+            name=listed.name,
             path=paths[0],
             parts=tuple(paths[: len(chosen.parts)]),
             projector=paths[-1] if len(paths) > len(chosen.parts) else None,
@@ -254,22 +300,25 @@ class Locator:
 
     # ---- other places
 
+    def downloaded(self, reference: UrlReference) -> LocalModel | None:
+        """Return the file of a URL, all parts of a split set, as it was downloaded before; None where it was not."""
+        paths = self._url_paths(reference, None)
+        if not all(path.is_file() for path in paths):
+            return None
+        return LocalModel(name=str(reference), path=paths[0], parts=tuple(paths), source="url")
+
     def _of_url(self, reference: UrlReference, target: Path | None) -> LocalModel:
-        parts = urlsplit(reference.url)
-        base, _, _ = parts.path.rpartition("/")
-        names = split_names(reference.file_name)
-        folder = url_folder(self.settings, reference) if target is None else target.parent
-        paths = [folder / Path(name).name for name in names]
-        if target is not None and len(names) == 1:
-            paths = [target]
-        for name, path in zip(names, paths, strict=True):
-            url = (
-                urlunsplit(parts._replace(path=f"{base}/{quote(name)}", fragment=""))
-                if len(names) > 1
-                else reference.url
-            )
+        paths = self._url_paths(reference, target)
+        for (url, _), path in zip(part_urls(reference), paths, strict=True):
             self._ensure_url(url, path)
         return LocalModel(name=str(reference), path=paths[0], parts=tuple(paths), source="url")
+
+    def _url_paths(self, reference: UrlReference, target: Path | None) -> list[Path]:
+        names = split_names(reference.file_name)
+        if target is not None and len(names) == 1:
+            return [target]
+        folder = url_folder(self.settings, reference) if target is None else target.parent
+        return [folder / Path(name).name for name in names]
 
     def _ensure_url(self, url: str, path: Path) -> None:
         if self.settings.offline:
@@ -287,7 +336,7 @@ class Locator:
                 url=url,
                 target=path,
                 part=path.with_name(path.name + PART_SUFFIX),
-                lock=path.with_name(f".{path.name}.lock"),
+                lock=url_lock(path),
                 name=path.name,
                 keeps_tag=True,
                 replaces=is_there,
@@ -310,7 +359,7 @@ class Locator:
             self.observer.note(f"cannot ask for a newer {path.name} ({error}); using the copy in the cache")
             return False
         tag = response.headers.get("etag")
-        if response.is_success and tag is not None and tag != known:
+        if response.is_success and tag is not None and not are_same_version(tag, known):
             self.observer.note(f"{path.name} has changed on the server")
             return True
         return False
@@ -349,6 +398,21 @@ def url_folder(settings: HubSettings, reference: UrlReference) -> Path:
     parts = urlsplit(reference.url)
     place = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path.rpartition('/')[0]}"
     return settings.url_cache / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def part_urls(reference: UrlReference) -> list[tuple[str, str]]:
+    """Return the URLs and names of all parts of a split set, given that of one; of a single file its own."""
+    names = split_names(reference.file_name)
+    if len(names) == 1:
+        return [(reference.url, names[0])]
+    parts = urlsplit(reference.url)
+    base = parts.path.rpartition("/")[0]
+    return [(urlunsplit(parts._replace(path=f"{base}/{quote(name)}", fragment="")), name) for name in names]
+
+
+def url_lock(target: Path) -> Path:
+    """Return the lock of a file that is downloaded from a URL."""
+    return target.with_name(f".{target.name}.lock")
 
 
 def _has_size(path: Path, file: RepoFile) -> bool:

@@ -137,6 +137,11 @@ def is_repository_path(file: str) -> bool:
     return not any(part in ("", ".", "..") for part in file.split("/"))
 
 
+def visible(text: str) -> str:
+    """Return a text for messages, with question marks for control characters, which could drive the terminal that shows them."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def without_secrets(url: str) -> str:
     """Return a URL for messages: without user, password, query and fragment."""
     parts = urlsplit(url)

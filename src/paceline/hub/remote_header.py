@@ -1,4 +1,4 @@
-"""Read the headers of a model on the hub without downloading it: what it is, and what it would need.
+"""Read the headers of a model on the network without downloading it: what it is, and what it would need.
 
 The first bytes go to a sparse file of the model's length, so that whatever reads a GGUF file reads this one: metadata and
 shapes are there, the weights are not. Blocking; no more than the header is requested.
@@ -6,72 +6,171 @@ shapes are there, the weights are not. Blocking; no more than the header is requ
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from paceline.errors import ModelLoadError, ModelNotFound
-from paceline.hub.file_choice import RepoFile, quantisations
-from paceline.hub.hub_api import HubApi, RepoListing
-from paceline.hub.locate import Locator, hub_name
-from paceline.hub.references import HubReference
-from paceline.hub.transfer import first_bytes
+from paceline.errors import Aborted, HubUnavailable, ModelLoadError, ModelNotFound
+from paceline.hub.download import DownloadObserver
+from paceline.hub.download_bar import LineObserver
+from paceline.hub.file_choice import quantisations
+from paceline.hub.http_responses import PASSING, content_range, refused, retry_after_s
+from paceline.hub.hub_settings import hub_settings
+from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
+from paceline.hub.references import HubReference, ModelReference, UrlReference, parse_reference, without_secrets
 from paceline.runtime.gguf_file import read_gguf
+
+if TYPE_CHECKING:
+    import httpx
+
+_log = logging.getLogger("paceline.hub")
 
 _FIRST_BYTES: Final = 1 << 20
 _GROWTH: Final = 8  # vocabularies of 250,000 tokens take some 10 MB
 _MOST_BYTES: Final = 1 << 26  # a header that does not end within these is damaged
+_TIMEOUT_S: Final = 20.0
+_ATTEMPTS: Final = 3
+_LONGEST_WAIT_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A model that was not downloaded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHeaders:
+    """Files with the headers of a model.
 
-    paths: sparse files with its headers, of a split set all parts. size: bytes of the whole model. quantisations: of the
-    repository. has_projector: whether it has one for images.
+    paths: of a split set all parts; sparse files where the model is not on this machine. size: bytes of the whole model.
+    is_local: whether it is on this machine. files: names of the files. quantisations: of its repository, where that was
+    asked. has_projector: whether it has one for images.
     """
 
     name: str
     paths: tuple[Path, ...]
     size: int
-    quantisations: tuple[str, ...]
-    has_projector: bool
+    is_local: bool
+    files: tuple[str, ...]
+    quantisations: tuple[str, ...] = ()
+    has_projector: bool = False
 
 
 @contextmanager
-def hub_model(locator: Locator, reference: HubReference) -> Iterator[HubModel]:
-    """Choose a model of the hub as `Locator.locate` does, and read its headers; the files are gone after the block.
+def model_headers(
+    model: str | ModelReference,
+    *,
+    offline: bool = False,
+    hf_token: str | None = None,
+    cancel: threading.Event | None = None,
+    note: Callable[[str], object] = _log.info,
+) -> Iterator[ModelHeaders]:
+    """Yield the headers of a model that is given by name: from the caches, or from the first bytes of its files.
 
-    Raises what `Locator.locate` raises, and `ModelLoadError` for a file that is no valid GGUF.
+    The same files are chosen as `local_model` chooses, and nothing is downloaded; files that are not from the caches are gone
+    after the block. Raises what `local_model` raises, and `ModelLoadError` for a file that is no valid GGUF.
     """
-    if locator.settings.offline:
-        raise ModelNotFound(f"hf:{reference} is not in the caches, and offline forbids to ask the hub about it")
-    api = HubApi(locator.settings, locator.observer, locator.cancel)
-    listing = api.listing(reference.repo, reference.revision)
-    chosen = locator.choose(listing, reference)
+    reference = parse_reference(model) if isinstance(model, str) else model
+    locator = Locator(
+        settings=hub_settings(token=hf_token, offline=offline),
+        observer=LineObserver(note),
+        cancel=threading.Event() if cancel is None else cancel,
+    )
+    found = _look_up(locator, reference)
+    if isinstance(found, ModelHeaders):
+        yield found
+        return
     with tempfile.TemporaryDirectory(prefix="paceline-header-") as folder:
-        yield HubModel(
-            name=hub_name(reference, chosen),
-            paths=tuple(_header_file(api, listing, part, Path(folder)) for part in chosen.parts),
-            size=chosen.size or 0,
-            quantisations=tuple(quantisations(listing.files)),
-            has_projector=chosen.projector is not None,
+        yield found.read(locator, Path(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteFile:
+    url: str
+    name: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteModel:
+    """A model whose headers have to be requested. files: all parts."""
+
+    name: str
+    files: tuple[_RemoteFile, ...]
+    quantisations: tuple[str, ...] = ()
+    has_projector: bool = False
+
+    def read(self, locator: Locator, folder: Path) -> ModelHeaders:
+        """Request the headers of all parts, into files of the folder."""
+        paths = tuple(_header_file(locator, file, folder) for file in self.files)
+        return ModelHeaders(
+            name=self.name,
+            paths=paths,
+            size=sum(path.stat().st_size for path in paths),
+            is_local=False,
+            files=tuple(file.name for file in self.files),
+            quantisations=self.quantisations,
+            has_projector=self.has_projector,
         )
 
 
-def _header_file(api: HubApi, listing: RepoListing, file: RepoFile, folder: Path) -> Path:
-    path = folder / Path(file.path).name
-    url, headers = api.url(listing.repo, listing.commit, file.path), api.headers()
+def _look_up(locator: Locator, reference: ModelReference) -> ModelHeaders | _RemoteModel:
+    match reference:
+        case HubReference():
+            listed = locator.look_up(reference)
+            if isinstance(listed, LocalModel):
+                return _of_local(listed)
+            local = locator.complete(listed)
+            return _of_listed(listed) if local is None else _of_local(local, listed)
+        case UrlReference():
+            found = locator.downloaded(reference)
+            if found is not None:
+                return _of_local(found)
+            if locator.settings.offline:
+                raise ModelNotFound(f"{reference} was not downloaded before, and offline forbids to request its header")
+            files = tuple(_RemoteFile(url, name, {}) for url, name in part_urls(reference))
+            return _RemoteModel(str(reference), files)
+        case _:
+            return _of_local(locator.locate(reference))
+
+
+def _of_local(model: LocalModel, listed: ListedModel | None = None) -> ModelHeaders:
+    chosen = None if listed is None else listed.chosen.projector
+    return ModelHeaders(
+        name=model.name,
+        paths=model.parts,
+        size=sum(part.stat().st_size for part in model.parts),
+        is_local=True,
+        files=tuple(part.name for part in model.parts),
+        quantisations=() if listed is None else tuple(quantisations(listed.listing.files)),
+        has_projector=(model.projector or chosen) is not None,
+    )
+
+
+def _of_listed(listed: ListedModel) -> _RemoteModel:
+    api, listing = listed.api, listed.listing
+    headers = api.headers()
+    return _RemoteModel(
+        name=listed.name,
+        files=tuple(
+            _RemoteFile(api.url(listing.repo, listing.commit, part.path), part.path, headers)
+            for part in listed.chosen.parts
+        ),
+        quantisations=tuple(quantisations(listing.files)),
+        has_projector=listed.chosen.projector is not None,
+    )
+
+
+def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
+    path = folder / Path(file.name).name
     count = _FIRST_BYTES
     while True:
-        data = first_bytes(url, headers, count, file.path)
-        is_whole = len(data) < count or len(data) == file.size
+        data, total = first_bytes(file, count, locator.observer, locator.cancel)
+        is_whole = len(data) < count or len(data) == total
         with path.open("wb") as target:
             target.write(data)
-            target.truncate(max(file.size or 0, len(data)))
+            target.truncate(max(total or 0, len(data)))
         try:
             if is_whole or read_gguf(path).header_bytes <= len(data):
                 return path
@@ -79,5 +178,66 @@ def _header_file(api: HubApi, listing: RepoListing, file: RepoFile, folder: Path
             if not data.startswith(b"GGUF") or count >= _MOST_BYTES:
                 raise
         if count >= _MOST_BYTES:
-            raise ModelLoadError(f"{file.path}: its header does not end within {_MOST_BYTES >> 20} MiB")
+            raise ModelLoadError(f"{file.name}: its header does not end within {_MOST_BYTES >> 20} MiB")
         count *= _GROWTH
+
+
+def first_bytes(
+    file: _RemoteFile, count: int, observer: DownloadObserver, cancel: threading.Event
+) -> tuple[bytes, int | None]:
+    """Return the first bytes of a file, fewer where it has no more, and its length where the server says it.
+
+    An overloaded server is asked again. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`, `Aborted`.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _request(file, count, cancel)
+        except _Busy as busy:
+            if attempt + 1 == _ATTEMPTS or busy.wait_s > _LONGEST_WAIT_S:
+                raise HubUnavailable(f"{busy}; try again later") from None
+            observer.note(f"{busy}; trying again in {busy.wait_s:.1f} s")
+            if cancel.wait(busy.wait_s):
+                raise Aborted(f"reading {file.name} was stopped") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Busy(Exception):
+    """The server asks for patience."""
+
+    def __init__(self, message: str, wait_s: float) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
+    import httpx
+
+    wanted = {**file.headers, "accept-encoding": "identity", "range": f"bytes=0-{count - 1}"}
+    data = b""
+    try:
+        with httpx.stream("GET", file.url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as response:
+            if response.status_code in PASSING:
+                wait_s = retry_after_s(response.headers.get("retry-after"))
+                raise _Busy(
+                    f"{response.url.host} is overloaded (HTTP {response.status_code})",
+                    1.0 if wait_s is None else wait_s,
+                )
+            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                raise refused(response, file.name, file.url)
+            for piece in response.iter_bytes():
+                data += piece
+                if len(data) >= count:  # of a server without ranges
+                    break
+                if cancel.is_set():
+                    raise Aborted(f"reading {file.name} was stopped")
+            return data[:count], _length_of(response)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise HubUnavailable(f"cannot read {file.name} from {without_secrets(file.url)}: {error}") from None
+
+
+def _length_of(response: httpx.Response) -> int | None:
+    """Return the length of the whole file, where a response says it."""
+    if response.status_code == HTTPStatus.PARTIAL_CONTENT:
+        return content_range(response.headers.get("content-range", ""))[1]
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isdecimal() and "content-encoding" not in response.headers else None

@@ -45,6 +45,10 @@ class CachedRepo:
         """Return the file that is locked while a blob is downloaded, by huggingface_hub as well."""
         return self.cache / ".locks" / self.folder.name / f"{blob}.lock"
 
+    def lock_of(self, path: Path) -> Path:
+        """Return the lock under which a blob, or the part of one, is written: HASH, HASH.incomplete, HASH.RANDOM.incomplete."""
+        return self.blob_lock(path.name.partition(".")[0])
+
     def snapshot(self, revision: str | None) -> Path | None:
         """Return the folder of a revision; without one of main, else of any branch, else the newest."""
         wanted = "main" if revision is None else revision

@@ -1,116 +1,37 @@
 """Download one file over HTTP: continues what an earlier attempt left, verifies, then moves the file into place.
 
 huggingface_hub removes what has arrived when a download is interrupted, and compares no checksums; so the bytes of its
-repositories come through here too. Blocking; any thread. Loads httpx and filelock when something is downloaded.
+repositories come through here too. Blocking; any thread. Loads httpx when something is downloaded.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import shutil
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn
 
-from paceline.errors import (
-    Aborted,
-    AccessDenied,
-    DiskFull,
-    DownloadError,
-    HubUnavailable,
-    ModelNotFound,
-)
+from paceline.errors import Aborted, DiskFull, DownloadError, HubUnavailable
+from paceline.hub.download import Download, DownloadObserver, tag_file
+from paceline.hub.download_lock import locked
+from paceline.hub.http_responses import PASSING, are_same_version, content_range, is_weak, refused, retry_after_s
 from paceline.hub.references import without_secrets
 
 if TYPE_CHECKING:
     import httpx
-
-_log = logging.getLogger("paceline.hub")
 
 _MAGIC: Final = b"GGUF"
 _CHUNK_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 6  # in a row without a new byte
 _FIRST_ATTEMPTS: Final = 2  # where no connection was made at all
 _LONGEST_WAIT_S: Final = 60.0
-_POLL_S: Final = 0.2
 _TIMEOUT_S: Final = 20.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
-
-
-class DownloadObserver(Protocol):
-    """Shows the progress of downloads. Called on the thread that downloads."""
-
-    def begin(self, name: str, total: int | None) -> None:
-        """Begin a file; total: its bytes, where known."""
-
-    def reached(self, num_bytes: int) -> None:
-        """Set the bytes that have arrived so far, those of earlier attempts included."""
-
-    def end(self) -> None:
-        """End the file, whether it is complete or not."""
-
-    def note(self, text: str) -> None:
-        """Show a line about what was chosen or what is being waited for."""
-
-
-class QuietObserver:
-    """Shows nothing; notes go to the log."""
-
-    def begin(self, name: str, total: int | None) -> None:
-        """See `DownloadObserver`."""
-        _log.info("downloading %s (%s bytes)", name, "unknown" if total is None else total)
-
-    def reached(self, num_bytes: int) -> None:
-        """See `DownloadObserver`."""
-
-    def end(self) -> None:
-        """See `DownloadObserver`."""
-
-    def note(self, text: str) -> None:
-        """See `DownloadObserver`."""
-        _log.info("%s", text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Download:
-    """A file to download.
-
-    part: where arriving bytes are kept until the file is complete. lock: a file that other programs lock for this download
-    too. size, sha256: as announced, None where not known. headers: for the first request, not for redirects to other hosts.
-    keeps_tag: whether the server's ETag is kept beside the file, for a URL whose file may change. replaces: whether a target
-    that is there is replaced.
-    """
-
-    url: str
-    target: Path
-    part: Path
-    lock: Path
-    name: str
-    size: int | None = None
-    sha256: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    keeps_tag: bool = False
-    replaces: bool = False
-
-    @property
-    def part_tag(self) -> Path:
-        """Where the ETag of the part is kept."""
-        return tag_file(self.part)
-
-
-def tag_file(path: Path) -> Path:
-    """Return the file that keeps the ETag of a file."""
-    return path.with_name(path.name + ".etag")
 
 
 def fetch(download: Download, observer: DownloadObserver, cancel: threading.Event | None = None) -> None:
@@ -123,44 +44,13 @@ def fetch(download: Download, observer: DownloadObserver, cancel: threading.Even
     with _translating_disk_errors(download):
         download.part.parent.mkdir(parents=True, exist_ok=True)
         download.lock.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(download, observer, stop):
+        with locked(download, observer, stop):
             if download.replaces or not download.target.exists():
                 observer.begin(download.name, download.size)
                 try:
                     _Transfer(download, observer, stop).run()
                 finally:
                     observer.end()
-
-
-def first_bytes(url: str, headers: Mapping[str, str], count: int, name: str) -> bytes:
-    """Return the first bytes of a file; fewer where it has no more. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`."""
-    import httpx
-
-    wanted = {**headers, "accept-encoding": "identity", "range": f"bytes=0-{count - 1}"}
-    data = b""
-    try:
-        with httpx.stream("GET", url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as response:
-            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-                raise _refused(response, name, url)
-            for piece in response.iter_bytes():
-                data += piece
-                if len(data) >= count:  # of a server without ranges
-                    break
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise HubUnavailable(f"cannot read {name} from {without_secrets(url)}: {error}") from None
-    return data[:count]
-
-
-def _refused(response: httpx.Response, name: str, url: str) -> Exception:
-    """Return the error for a status that is none of success."""
-    status, host = response.status_code, response.url.host
-    if status in (401, 403):
-        return AccessDenied(
-            f"{host} refuses {name} (HTTP {status}); it needs a token that may read it: set HF_TOKEN or pass hf_token"
-        )
-    if status in (404, 410):
-        return ModelNotFound(f"there is no file at {without_secrets(url)} (HTTP {status})")
-    return HubUnavailable(f"{host} did not send {name}: HTTP {status}")
 
 
 class _Changed(Exception):
@@ -270,7 +160,7 @@ class _Transfer:
         headers = {**self._download.headers, "accept-encoding": "identity"}
         if self._have:
             headers["range"] = f"bytes={self._have}-"
-            if self._tag is not None:
+            if self._tag is not None and not is_weak(self._tag):
                 headers["if-range"] = self._tag
         with client.stream("GET", self._download.url, headers=headers) as response:
             self._max_failures = _ATTEMPTS
@@ -287,19 +177,30 @@ class _Transfer:
             self._begin_whole(response)
         elif status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and self._have:
             raise _Changed("the server has a shorter file than the part")
-        elif status in _PASSING:
-            raise _Broken(f"{self._where(response)} is overloaded (HTTP {status})", _retry_after_s(response))
+        elif status in PASSING:
+            raise _Broken(
+                f"{self._where(response)} is overloaded (HTTP {status})",
+                retry_after_s(response.headers.get("retry-after")),
+            )
         else:
-            raise _refused(response, name, self._download.url)
+            raise refused(response, name, self._download.url)
 
     def _check_range(self, response: httpx.Response) -> None:
-        start, total = _content_range(response.headers.get("content-range", ""))
+        tag = response.headers.get("etag")
+        if self._tag is not None and not self._is_of_part(tag):
+            raise _Changed("the server has another version of it now")
+        start, total = content_range(response.headers.get("content-range", ""))
         if start != self._have:
             raise _Changed("the server sent another part of the file")
         if total is not None:
             if self._total is not None and total != self._total:
                 raise _Changed(f"it has {total} bytes now, not {self._total}")
             self._total = total
+
+    def _is_of_part(self, tag: str | None) -> bool:
+        """Return whether a rest belongs to the part. If-Range has made sure of a strong tag, which the server may leave out."""
+        known = self._tag or ""
+        return not is_weak(known) if tag is None else are_same_version(tag, known)
 
     def _begin_whole(self, response: httpx.Response) -> None:
         """Begin at the first byte: there is no part, or the server sends no ranges, or the file has changed."""
@@ -316,7 +217,7 @@ class _Transfer:
             self._total = total
             self._observer.begin(self._download.name, total)
         tag = response.headers.get("etag")
-        if self._download.keeps_tag and tag is not None and not tag.startswith("W/"):
+        if self._download.keeps_tag and tag is not None:
             self._tag = tag
             self._download.part_tag.write_text(tag, encoding="utf-8")
 
@@ -365,29 +266,6 @@ class _Transfer:
 
 
 @contextmanager
-def _locked(download: Download, observer: DownloadObserver, stop: threading.Event) -> Iterator[None]:
-    """Hold the lock of the download, waiting for another process or thread that holds it."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(download.lock)
-    waits = False
-    while True:
-        try:
-            lock.acquire(timeout=_POLL_S)
-            break
-        except Timeout:
-            if not waits:
-                observer.note(f"{download.name} is being downloaded by another process; waiting for it")
-                waits = True
-            if stop.is_set():
-                raise Aborted(f"the download of {download.name} was stopped") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
 def _translating_disk_errors(download: Download) -> Iterator[None]:
     try:
         yield
@@ -405,30 +283,3 @@ def _raise_full(download: Download, reason: str) -> NoReturn:
         f"{download.part.parent} has no space for {download.name}: {reason}; free some (`paceline prune`, `paceline rm`), "
         "or set HF_HOME to a folder on another disk; what has arrived is kept"
     ) from None
-
-
-def retry_after_s(text: str | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for; None without one."""
-    if text is None:
-        return None
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass
-    with suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return None
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    return retry_after_s(response.headers.get("retry-after"))
-
-
-def _content_range(text: str) -> tuple[int | None, int | None]:
-    """Return first byte and total of a Content-Range header."""
-    unit, _, rest = text.partition(" ")
-    span, _, total = rest.partition("/")
-    first = span.partition("-")[0]
-    if unit != "bytes" or not first.isdigit():
-        return None, None
-    return int(first), int(total) if total.isdigit() else None
