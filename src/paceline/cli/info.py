@@ -232,7 +232,7 @@ def _memory_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     from paceline.runtime import MemoryEstimate
 
     needed, fitted = MemoryEstimate.of_json(facts["needed"]), facts.get("fitted")
-    cache = f"{needed.n_ctx:,} tokens, {needed.num_slots} slots" if needed.n_ctx else ""
+    cache = f"{needed.n_ctx:,} tokens, {terminal.counted(needed.num_slots, 'slot')}" if needed.n_ctx else ""
     yield "for", cache
     for device in needed.devices:
         yield f"on {device.device}", ", ".join(_memory_words(device))

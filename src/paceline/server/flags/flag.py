@@ -180,7 +180,11 @@ class DiskFiles:
 
     def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
         """Return the path of a model, downloaded if need be."""
-        return local_model(model, target=target, offline=offline, hf_token=hf_token, note=self._note).path
+        try:
+            return local_model(model, target=target, offline=offline, hf_token=hf_token, note=self._note).path
+        except KeyboardInterrupt:
+            self._note("the download was stopped; the next start continues it")
+            raise
 
     def trained_context(self, model: Path | None) -> int:
         """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""

@@ -12,7 +12,7 @@ from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
 
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
-from paceline.server.flags import resolve
+from paceline.server.flags import DiskFiles, resolve
 from paceline.server.flags.resolution import unescaped
 from paceline.server.flags.table import ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
@@ -553,6 +553,19 @@ def test_nothing_is_downloaded_for_flags_that_are_wrong(words: list[str]) -> Non
     assert complaint(["-hf", "user/repo", *words], {}, files)
     with pytest.raises(AssertionError, match="is downloaded"):
         resolve(["-hf", "user/repo"], {}, files)
+
+
+def test_an_interrupted_download_says_that_it_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before the server starts."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.server.flags.flag.local_model", interrupted)
+    notes: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        resolve(["-hf", "user/repo"], {}, DiskFiles(notes.append))
+    assert notes == ["the download was stopped; the next start continues it"]
 
 
 def test_printing_the_settings_downloads_nothing() -> None:
