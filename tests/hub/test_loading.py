@@ -216,7 +216,7 @@ def test_info_says_whether_a_model_of_the_network_would_fit(hub: StandInHub, tmp
     assert not [each for each in (tmp_path / "hf", tmp_path / ".cache") if each.exists()]
 
 
-def test_info_says_what_does_not_fit(demo: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_says_what_does_not_fit(demo: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with 10 MiB, before anything is downloaded."""
     for module in (memory_needs, memory_plan):
         monkeypatch.setattr(module, "available_memory", lambda: 10 << 20)
@@ -225,6 +225,7 @@ def test_info_says_what_does_not_fit(demo: StandInHub, monkeypatch: pytest.Monke
     assert facts["memory"]["fitted"] is None
     assert "are free" in facts["memory"]["note"]
     assert "no: the model needs" in invoke("info", "hf:user/demo", "-c", "8192").stdout
+    assert not (tmp_path / "hf" / "hub").exists()
 
 
 def test_info_of_what_is_here_requests_no_header(demo: StandInHub, tmp_path: Path) -> None:
