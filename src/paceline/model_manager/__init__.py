@@ -9,8 +9,9 @@ from paceline.model_manager.async_model_manager import AsyncModelManager
 from paceline.model_manager.blocking_model_manager import ModelManager
 from paceline.model_manager.engine_loader import ModelLoader, PreparedModel, RunningModel
 from paceline.model_manager.model_entry import ModelEntry
-from paceline.model_manager.model_status import ModelState, ModelStatus, StatusReader
+from paceline.model_manager.model_status import ModelState, ModelStatus
 from paceline.model_manager.models_file import ManagerSettings, read_models_file
+from paceline.model_manager.status_feed import StatusReader
 
 __all__ = [
     "AsyncModelManager",

@@ -13,8 +13,9 @@ from paceline.errors import EngineStopped
 from paceline.model_manager.engine_loader import AsyncLLMLoader, ModelLoader
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.model_pool import ModelPool
-from paceline.model_manager.model_status import ModelStatus, StatusReader
+from paceline.model_manager.model_status import ModelStatus
 from paceline.model_manager.models_file import ManagerSettings, manager_settings
+from paceline.model_manager.status_feed import StatusReader
 
 
 class AsyncModelManager:
@@ -64,8 +65,7 @@ class AsyncModelManager:
             wait_timeout_s=settings.wait_timeout_s,
             patience_s=settings.patience_s,
         )
-        for entry in settings.entries:
-            self._pool.add(entry)
+        self._pool.add(*settings.entries)
 
     async def start(self) -> Self:
         """Begin to load the models with load_on_startup, without waiting for them.
@@ -146,11 +146,11 @@ class AsyncModelManager:
                 async for status in events:
                     print(status.name, status.state, status.progress)
         """
-        reader = self._pool.subscribe()
+        reader = self._pool.feed.subscribe()
         try:
             yield reader
         finally:
-            self._pool.unsubscribe(reader)
+            self._pool.feed.unsubscribe(reader)
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Unload everything, as `ModelManager.close` does, without blocking the loop."""

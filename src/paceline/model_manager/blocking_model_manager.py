@@ -78,8 +78,7 @@ class ModelManager:
             wait_timeout_s=settings.wait_timeout_s,
             patience_s=settings.patience_s,
         )
-        for entry in settings.entries:
-            self._pool.add(entry)
+        self._pool.add(*settings.entries)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="paceline-model-manager", daemon=True)
         self._closing = threading.Lock()

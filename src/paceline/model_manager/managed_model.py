@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -91,6 +92,29 @@ class ManagedModel(Generic[T]):
     def takes_room(self) -> bool:
         """Whether it counts among the loaded models: a sleeping one has no process."""
         return self.state in ("loading", "loaded", "unloading")
+
+    @property
+    def idle_until_s(self) -> float:
+        """When it is unloaded since it is idle, on the loop's clock."""
+        idle_s = self.entry.unload_idle_s
+        is_idle = self.run is not None and not self.num_users and not self.waiters
+        return math.inf if idle_s is None or not is_idle else self.used_s + idle_s
+
+    def check_wanted(self) -> None:
+        """Raise why its load was cancelled, if it was."""
+        if self.cancelled is not None:
+            raise self.cancelled
+
+    def end_waiters(self, error: BaseException) -> None:
+        """Give all that wait for it the error that ended its load."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if waiter.result.done():
+                continue
+            if isinstance(error, Exception):
+                waiter.result.set_exception(error)
+            else:
+                waiter.result.cancel()
 
     def used(self, now_s: float) -> None:
         """Note that it is in use, on the loop's clock."""

@@ -1,17 +1,13 @@
-"""What a manager reports of a model, and the feed by which changes are followed."""
+"""What a manager reports of a model."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 ModelState = Literal[
     "unloaded", "preparing", "queued", "loading", "loaded", "sleeping", "unloading", "failed", "removed"
 ]
-
-_MOST_KEPT: Final = 1024  # events for a reader that does not read; older ones are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,40 +50,3 @@ class ModelStatus:
     def is_loaded(self) -> bool:
         """Whether a request is served without a load; a sleeping model's process is started by it."""
         return self.state in ("loaded", "sleeping")
-
-
-class StatusReader:
-    """The events for one subscriber, in order: an async iterator. On the event loop.
-
-    Of a model whose state stays the same, only the newest event is kept.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[ModelStatus] = deque(maxlen=_MOST_KEPT)
-        self._changed = asyncio.Event()
-        self._is_ended = False
-
-    def put(self, status: ModelStatus) -> None:
-        """Add an event."""
-        last = next((one for one in reversed(self._events) if one.name == status.name), None)
-        if last is not None and last.state == status.state:
-            self._events[self._events.index(last)] = status
-        else:
-            self._events.append(status)
-        self._changed.set()
-
-    def end(self) -> None:
-        """End the iteration after what is there."""
-        self._is_ended = True
-        self._changed.set()
-
-    def __aiter__(self) -> StatusReader:
-        return self
-
-    async def __anext__(self) -> ModelStatus:
-        while not self._events:
-            if self._is_ended:
-                raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
-        return self._events.popleft()

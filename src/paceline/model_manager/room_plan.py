@@ -17,9 +17,9 @@ class RoomLimits:
     max_loaded: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resident:
-    """A model that takes room.
+    """A model that takes room. Two of one name may be there: one that is being removed, and its successor.
 
     num_bytes: its memory; 0 while it sleeps. kind: "idle" can be evicted, "busy" has users, "coming" is being loaded,
     "leaving" is being unloaded, "pinned" stays. used_s: when it was last used.
@@ -40,7 +40,7 @@ class RoomPlan:
     """
 
     fits: bool = False
-    victims: tuple[str, ...] = ()
+    victims: tuple[Resident, ...] = ()
     refusal: str = ""
 
 
@@ -50,10 +50,10 @@ class _Room:
 
     limits: RoomLimits
     residents: Sequence[Resident]
-    gone: set[str] = field(default_factory=set)
+    gone: set[Resident] = field(default_factory=set)
 
     def has(self, num_bytes: int) -> bool:
-        left = [one for one in self.residents if one.name not in self.gone]
+        left = [one for one in self.residents if one not in self.gone]
         limits = self.limits
         fits_count = limits.max_loaded is None or len(left) < limits.max_loaded
         taken = sum(one.num_bytes for one in left)
@@ -73,24 +73,39 @@ def plan_room(
     room = _Room(limits, residents)
     if room.has(num_bytes):
         return RoomPlan(fits=True)
-    room.gone = {one.name for one in residents if one.kind == "leaving"}
+    room.gone = {one for one in residents if one.kind == "leaving"}
     kinds = ("idle", "busy") if may_interrupt else ("idle",)
-    victims: list[str] = []
+    victims: list[Resident] = []
     for kind in kinds:
         for one in sorted((one for one in residents if one.kind == kind), key=lambda one: one.used_s):
             if room.has(num_bytes):
                 break
-            room.gone.add(one.name)
-            victims.append(one.name)
+            room.gone.add(one)
+            victims.append(one)
     if not room.has(num_bytes):
         return RoomPlan()
-    for name in reversed(victims.copy()):  # a large one that was taken later may have made a small one needless
-        room.gone.discard(name)
+    for one in reversed(victims.copy()):  # a large one that was taken later may have made a small one needless
+        room.gone.discard(one)
         if room.has(num_bytes):
-            victims.remove(name)
+            victims.remove(one)
         else:
-            room.gone.add(name)
+            room.gone.add(one)
     return RoomPlan(victims=tuple(victims))
+
+
+def plan_relief(residents: Sequence[Resident], limits: RoomLimits) -> list[Resident]:
+    """Return which idle models to evict since models take more than was planned."""
+    staying = [one for one in residents if one.kind != "leaving"]
+    victims: list[Resident] = []
+    if limits.max_bytes is None:
+        return victims
+    excess = sum(one.num_bytes for one in staying) - limits.max_bytes
+    for one in sorted((one for one in staying if one.kind == "idle"), key=lambda one: one.used_s):
+        if excess <= 0:
+            break
+        excess -= one.num_bytes
+        victims.append(one)
+    return victims
 
 
 def _refusal(num_bytes: int, residents: Sequence[Resident], limits: RoomLimits) -> str:

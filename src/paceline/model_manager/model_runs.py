@@ -1,0 +1,257 @@
+"""Loads and unloads of models: one task at a time for each of them. On the event loop.
+
+unloaded ──> preparing ──> queued ──> loading ──> loaded <──> sleeping
+   ^ <─────────── failed or cancelled ──┘           │
+   └──────────────── unloading <────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
+
+from paceline.errors import EngineStopped, ModelUnloaded, NotEnoughMemory
+from paceline.model_manager.engine_loader import ModelLoader, PreparedModel, RunningModel
+from paceline.model_manager.managed_model import ManagedModel, ModelRun
+from paceline.model_manager.room_queue import RoomQueue
+from paceline.model_manager.status_feed import StatusFeed
+
+T = TypeVar("T")
+
+_log = logging.getLogger("paceline.model_manager")
+
+_PROGRESS_STEP: Final = 0.01
+
+
+class ModelRuns(Generic[T]):
+    """Loads, wakes and unloads. changed: called when room or a model became free, or is wanted."""
+
+    def __init__(
+        self, loader: ModelLoader[T], rooms: RoomQueue[T], feed: StatusFeed, changed: Callable[[], None]
+    ) -> None:
+        self._loader, self._rooms, self._feed, self._changed = loader, rooms, feed, changed
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Begin no more loads."""
+        self._is_closed = True
+
+    # ---- loading
+
+    def begin_load(self, model: ManagedModel[T]) -> None:
+        """Load a model or wake it, unless it is on its way; one that is on its way out is loaded again afterwards."""
+        is_there = model.state == "loaded"  # and takes no new users: when it was evicted, it is loaded again
+        if is_there or model.loading is not None or model.unloading is not None or self._is_closed or model.is_removed:
+            return
+        model.cancel.clear()
+        model.cancelled = None
+        work = self._load(model) if model.run is None else self._wake(model, model.run)
+        model.loading = asyncio.get_running_loop().create_task(work)
+
+    def cancel_load(self, model: ManagedModel[T], error: EngineStopped) -> None:
+        """Cancel a load and end those that wait for it; it is begun anew for those that come after."""
+        model.end_waiters(error)
+        model.cancelled = error
+        model.cancel.set()
+        if model.room is not None and not model.room.done():
+            model.room.set_exception(error)
+
+    async def _load(self, model: ManagedModel[T]) -> None:
+        try:
+            self._feed.change(model, "preparing")
+            prepared = await self._loader.prepare(model.entry, model.cancel)
+            model.needed_bytes = prepared.needed_bytes
+            await self._room(model)
+            loaded = await self._loaded(model, prepared)
+        except BaseException as error:
+            self._load_failed(model, error)
+            if not isinstance(error, Exception):
+                model.cancel.set()
+                raise
+        else:
+            self._start_run(model, ModelRun(model.entry.name, loaded))
+        finally:
+            self._load_ended(model)
+
+    async def _wake(self, model: ManagedModel[T], run: ModelRun[T]) -> None:
+        """Start the process of a sleeping model, when there is room for it."""
+        try:
+            await self._room(model)
+        except BaseException as error:
+            model.reserved_bytes = 0
+            self._feed.change(model, "sleeping")
+            if model.cancelled is None:
+                model.end_waiters(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            run.loaded.wake()
+            self._feed.change(model, "loaded")
+            self.admit(model)
+        finally:
+            self._load_ended(model)
+
+    async def _room(self, model: ManagedModel[T]) -> None:
+        """Wait until the model has room."""
+        model.check_wanted()
+        room = self._rooms.join(model)
+        self._feed.change(model, "queued")
+        self._changed()
+        try:
+            await room
+        finally:
+            self._rooms.leave(model)
+        model.check_wanted()
+
+    async def _loaded(self, model: ManagedModel[T], prepared: PreparedModel) -> RunningModel[T]:
+        """Load; where the machine is short of memory, evict idle models first."""
+        loop = asyncio.get_running_loop()
+
+        def progress(share: float) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._progressed, model, share)
+
+        while True:
+            try:
+                loaded = await self._loader.load(prepared, progress, model.cancel)
+            except NotEnoughMemory:
+                victim = self._rooms.idle_victim()
+                if victim is None:
+                    raise
+                _log.info("the model %s is unloaded to make room for %s", victim.entry.name, model.entry.name)
+                await self.unload(victim, 0.0)
+                model.check_wanted()
+                continue
+            if model.cancelled is not None:
+                await loaded.aclose()
+                raise model.cancelled
+            return loaded
+
+    def _progressed(self, model: ManagedModel[T], share: float) -> None:
+        if model.state == "loading" and (share >= 1 or share - model.progress >= _PROGRESS_STEP):
+            model.progress = share
+            self._feed.report(model)
+
+    def _start_run(self, model: ManagedModel[T], run: ModelRun[T]) -> None:
+        loop = asyncio.get_running_loop()
+        model.run, model.error = run, None
+        self.note_memory(model)
+        self._feed.change(model, "loaded")
+        self.admit(model)
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._run_ended, model, run)
+
+        run.loaded.ended.add_done_callback(ended)
+
+    def note_memory(self, model: ManagedModel[T]) -> None:
+        """Count what a model takes, where that is more than was planned."""
+        taken = None if model.run is None else model.run.loaded.taken_bytes
+        if taken is not None:
+            model.most_taken_bytes = max(model.most_taken_bytes, taken)
+            model.reserved_bytes = self._rooms.reserved_bytes(model)
+
+    def admit(self, model: ManagedModel[T]) -> None:
+        """Let all in that wait for a loaded model."""
+        run = model.run
+        if run is None or model.state != "loaded":
+            return
+        waiters, model.waiters = model.waiters, []
+        for waiter in waiters:
+            if waiter.result.done():
+                continue
+            if waiter.is_user:
+                run.enter()
+            waiter.result.set_result(run)
+        model.used(asyncio.get_running_loop().time())
+        self._feed.report(model)
+
+    def _load_failed(self, model: ManagedModel[T], error: BaseException) -> None:
+        model.reserved_bytes = 0
+        if model.cancelled is not None or not isinstance(error, Exception):
+            self._feed.change(model, "unloaded")
+        else:
+            _log.error("the model %s could not be loaded: %s", model.entry.name, error)
+            model.error = error
+            self._feed.change(model, "failed")
+        if model.cancelled is None:
+            model.end_waiters(error)
+
+    def _load_ended(self, model: ManagedModel[T]) -> None:
+        model.loading = None
+        if model.waiters:
+            self.begin_load(model)  # they came after it was cancelled
+        self._changed()
+
+    # ---- unloading
+
+    async def unload(self, model: ManagedModel[T], drain_s: float) -> None:
+        """Cancel a load, or unload; return when the memory is free. drain_s: for users to leave, then they are cut off."""
+        if model.loading is not None:
+            name = model.entry.name
+            self.cancel_load(model, ModelUnloaded(f"the model {name!r} was unloaded before it was loaded"))
+            await asyncio.wait((model.loading,))
+        if model.run is not None:
+            self.begin_unload(model, drain_s)
+        elif model.state == "failed":
+            model.error = None
+            self._feed.change(model, "unloaded")
+        if model.unloading is not None:
+            await asyncio.wait((model.unloading,))
+
+    def begin_unload(self, model: ManagedModel[T], drain_s: float, failure: EngineStopped | None = None) -> None:
+        """Begin to unload a loaded model; where that has begun, shorten the time for its users."""
+        loop, run = asyncio.get_running_loop(), model.run
+        if model.unloading is not None:
+            if model.drain is not None and not model.drain.expired():
+                model.drain.reschedule(min(loop.time() + drain_s, model.drain.when() or math.inf))
+        elif run is not None:
+            self._feed.change(model, "unloading")
+            model.unloading = loop.create_task(self._take_down(model, run, drain_s, failure))
+
+    async def _take_down(
+        self, model: ManagedModel[T], run: ModelRun[T], drain_s: float, failure: EngineStopped | None
+    ) -> None:
+        try:
+            if model.loading is not None:  # a sleeping model was to be woken
+                await asyncio.wait((model.loading,))
+            await _drain(model, run, drain_s)
+            if run.num_users and run.revoked is None:
+                run.revoked = ModelUnloaded(f"the model {model.entry.name!r} was unloaded while the request ran")
+            await run.loaded.aclose()
+        except Exception:  # noqa: BLE001 - its memory is counted as free all the same
+            _log.exception("the engine of the model %s did not end in order", model.entry.name)
+        finally:
+            model.unloading = model.run = None
+            model.reserved_bytes, model.yields, model.error = 0, False, failure
+            self._feed.change(model, "unloaded" if failure is None else "failed")
+            if model.waiters:
+                self.begin_load(model)
+            self._changed()
+
+    def _run_ended(self, model: ManagedModel[T], run: ModelRun[T]) -> None:
+        """Clean up after an engine that gave up by itself."""
+        reason = run.loaded.ended.result()
+        if reason is None or model.run is not run or model.unloading is not None:
+            return
+        _log.error("the model %s has ended: %s", model.entry.name, reason)
+        run.revoked = reason
+        if model.loading is not None:
+            self.cancel_load(model, reason)
+        self.begin_unload(model, 0.0, reason)
+
+
+async def _drain(model: ManagedModel[T], run: ModelRun[T], drain_s: float) -> None:
+    """Wait for the last user, at most drain_s; another unload may shorten that."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None if math.isinf(drain_s) else drain_s) as drain:
+            model.drain = drain
+            try:
+                await run.left.wait()
+            finally:
+                model.drain = None

@@ -1,0 +1,151 @@
+"""A pool of models without models: a loop whose time passes at once, and a loader whose loads take as long as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from paceline.errors import Aborted, EngineStopped, InvalidParams
+from paceline.model_manager import ModelEntry, PreparedModel
+from paceline.model_manager.model_pool import ModelPool
+from paceline.model_manager.room_plan import RoomLimits
+
+R = TypeVar("R")
+
+STEP_S = 0.1  # between two looks of a load whether it is cancelled
+
+
+class Deadlock(AssertionError):
+    """Nothing can happen any more, and the test still waits."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop without waiting: where nothing is ready, its time jumps to the next timer."""
+
+    _ready: Any
+    _scheduled: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _run_once(self) -> None:
+        if not self._ready:
+            due = [handle._when for handle in self._scheduled if not handle._cancelled]
+            if not due:
+                raise Deadlock
+            self._now_s = max(self._now_s, min(due))
+        super()._run_once()  # type: ignore[misc] # private to asyncio
+
+
+class FakeRun:
+    """A running model. It counts as resident from the beginning of its load."""
+
+    def __init__(self, world: LoaderWorld, entry: ModelEntry) -> None:
+        self.llm = self
+        self.entry, self._world = entry, world
+        self.ended: Future[EngineStopped | None] = Future()
+        self.is_asleep = False
+        self.taken_bytes: int | None = None
+        self.num_users = 0
+        self.is_closed = False
+
+    @property
+    def worker_pid(self) -> int | None:
+        return None
+
+    def wake(self) -> None:
+        assert not self.is_closed
+        self.is_asleep = False
+        self._world.check_room()
+
+    def die(self) -> None:
+        self._world.runs.discard(self)
+        self.ended.set_result(EngineStopped("the engine gave up"))
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(self._world.close_s)
+        self.is_closed = True
+        self._world.runs.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class LoaderWorld:
+    """A `ModelLoader`. bytes_of: what each model needs; fail: the errors of the next loads, by name."""
+
+    def __init__(self, *, max_bytes: int | None = None, max_loaded: int | None = None, **bytes_of: int) -> None:
+        self.limits = RoomLimits(max_bytes=max_bytes, max_loaded=max_loaded)
+        self.bytes_of = bytes_of
+        self.prepare_s, self.load_s, self.close_s = 0.3, 1.0, 0.2
+        self.runs: set[FakeRun] = set()
+        self.fail: dict[str, list[Exception]] = {}
+        self.loads: list[str] = []
+
+    def check(self, entry: ModelEntry) -> None:
+        if "wrong" in entry.options:
+            raise InvalidParams("wrong is wrong")
+
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+        await self._pass(self.prepare_s, cancel)
+        return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1))
+
+    async def load(
+        self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
+    ) -> FakeRun:
+        run = FakeRun(self, prepared.entry)
+        self.runs.add(run)
+        self.loads.append(prepared.entry.name)
+        self.check_room()
+        try:
+            progress(0.5)
+            await self._pass(self.load_s, cancel)
+            self._fail(prepared.entry.name)
+        except BaseException:
+            self.runs.discard(run)
+            raise
+        progress(1.0)
+        return run
+
+    def _fail(self, name: str) -> None:
+        if errors := self.fail.get(name):
+            raise errors.pop(0)
+
+    async def _pass(self, seconds: float, cancel: threading.Event) -> None:
+        until_s = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until_s:
+            if cancel.is_set():
+                raise Aborted("loading the model was cancelled")
+            await asyncio.sleep(STEP_S)
+
+    def check_room(self) -> None:
+        """No more memory and no more models than there may be."""
+        awake = [run for run in self.runs if not run.is_asleep]
+        taken = sum(self.bytes_of.get(run.entry.name, 1) for run in awake)
+        assert self.limits.max_bytes is None or taken <= self.limits.max_bytes, [run.entry.name for run in awake]
+        assert self.limits.max_loaded is None or len(awake) <= self.limits.max_loaded
+
+
+def pool_of(
+    world: LoaderWorld,
+    *entries: ModelEntry | str,
+    wait_timeout_s: float | None = None,
+    patience_s: float = 5.0,
+) -> ModelPool[Any]:
+    """A pool of these models."""
+    pool: ModelPool[Any] = ModelPool(world, world.limits, wait_timeout_s=wait_timeout_s, patience_s=patience_s)
+    for entry in entries:
+        pool.add(ModelEntry(name=entry) if isinstance(entry, str) else entry)
+    return pool
+
+
+def run_virtual(work: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine on a loop of virtual time; no task may be left."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)

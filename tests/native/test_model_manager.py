@@ -1,0 +1,283 @@
+"""Both managers with real models, a process each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, AsyncModelManager, ModelEntry, ModelManager, demo_model_path
+from paceline.errors import (
+    EngineStopped,
+    InvalidParams,
+    ModelLoadError,
+    ModelNotFound,
+    ModelUnloaded,
+    NotEnoughMemory,
+)
+from paceline.streaming import FinishReason
+
+pytestmark = pytest.mark.native
+
+SMALL: dict[str, Any] = {"num_slots": 2, "n_ctx": 512}
+PROMPT = "Once upon a time"
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+def entry(name: str, **fields: Any) -> ModelEntry:
+    options = {**SMALL, **fields.pop("options", {})}
+    return ModelEntry(name=name, options=options, **fields)
+
+
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What the demo model writes without a manager."""
+    with LLM(**SMALL) as llm:
+        return llm.generate(PROMPT, max_tokens=12, temperature=0).text
+
+
+async def state_of(models: AsyncModelManager, name: str, state: str, timeout_s: float = 30) -> None:
+    """Wait for a state."""
+    async with asyncio.timeout(timeout_s):
+        while models.status(name).state != state:
+            await asyncio.sleep(0.05)
+
+
+def test_three_models_take_turns_in_the_room_for_two(alone: str) -> None:
+    """Every request gets what the model alone would write."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry(name) for name in "abc"], max_loaded=2, patience_s=0.1) as models:
+
+            async def ask(name: str) -> str:
+                async with models.use(name) as llm:
+                    assert sum(status.is_loaded for status in models.statuses()) <= 2
+                    return (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text
+
+            assert await asyncio.gather(*map(ask, "abcabc")) == [alone] * 6
+            pids = [status.worker_pid for status in models.statuses() if status.is_loaded]
+            assert len(set(pids)) == len(pids) == 2
+            assert os.getpid() not in pids
+        assert [status.state for status in models.statuses()] == ["unloaded"] * 3
+
+    asyncio.run(check())
+
+
+def test_a_killed_process_takes_no_other_model_along(alone: str) -> None:
+    """Its own request is replayed; the other model's stream does not notice."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("a"), entry("b")]) as models:
+            async with models.use("a") as first, models.use("b") as second:
+                expected = (await second.generate(PROMPT, **LONG)).token_ids
+                victim = models.status("a").worker_pid
+                assert victim is not None
+                pid = models.status("b").worker_pid
+                replayed = asyncio.create_task(first.generate(PROMPT, **LONG))
+                got: list[int] = []
+                async with second.stream(PROMPT, **LONG) as stream:
+                    async for chunk in stream:
+                        if not got:
+                            os.kill(victim, signal.SIGKILL)
+                        got += chunk.token_ids
+                assert got == list(expected)
+                assert (await replayed).token_ids == expected
+                assert models.status("b").worker_pid == pid
+            assert models.status("a").worker_pid != victim
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_gives_up_is_loaded_anew_by_the_next_use(alone: str) -> None:
+    """Its users get why; the model is failed, and no other one."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("a", options={"max_restarts": 0}), entry("b")]) as models:
+            await models.load("b")
+            async with models.use("a") as llm:
+                running = asyncio.create_task(llm.generate(PROMPT, **LONG))
+                await asyncio.sleep(0.05)
+                pid = models.status("a").worker_pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                with pytest.raises(EngineStopped, match="max_restarts=0"):
+                    await running
+            await state_of(models, "a", "failed")
+            assert models.status("b").state == "loaded"
+            async with models.use("a") as llm:
+                assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
+
+    asyncio.run(check())
+
+
+def test_a_sleeping_model_is_woken_by_its_next_use(alone: str) -> None:
+    """Its process is gone meanwhile, and with it its memory."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("a", options={"sleep_idle_s": 0.3})], memory_budget="1 GiB") as models:
+            for _ in range(2):
+                async with models.use("a") as llm:
+                    assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
+                await state_of(models, "a", "sleeping")
+                async with asyncio.timeout(20):
+                    while models.status("a").taken_bytes is not None:
+                        await asyncio.sleep(0.05)
+
+    asyncio.run(check())
+
+
+def test_unloading_ends_what_still_runs_with_an_error_that_says_so(alone: str) -> None:
+    """A stream ends as the contract says, a completion raises ModelUnloaded; the next use loads again."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("a", options={"n_ctx": 4096})]) as models:
+            ends: list[FinishReason | None] = []
+            began = asyncio.Event()
+
+            async def stream() -> None:
+                async with models.use("a") as llm, llm.stream(PROMPT, max_tokens=1000, ignore_eos=True) as chunks:
+                    async for chunk in chunks:
+                        began.set()
+                        ends.append(chunk.finish_reason)
+
+            async def complete() -> None:
+                async with models.use("a") as llm:
+                    await llm.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+
+            tasks = [asyncio.create_task(stream()), asyncio.create_task(complete())]
+            await began.wait()
+            await models.unload("a", timeout_s=0.0)
+            await tasks[0]
+            assert ends[-1] is FinishReason.SHUTDOWN
+            with pytest.raises(ModelUnloaded, match="'a' was unloaded while the request ran"):
+                await tasks[1]
+            assert models.status("a").state == "unloaded"
+            async with models.use("a") as llm:
+                assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
+
+    asyncio.run(check())
+
+
+def test_closing_cancels_a_load() -> None:
+    """The waiter is woken, and no process is left."""
+
+    async def check() -> None:
+        models = AsyncModelManager([entry("a")])
+        waiting = asyncio.create_task(models.load("a"))
+        await state_of(models, "a", "loading")
+        await models.aclose()
+        with pytest.raises(EngineStopped, match="closed"):
+            await waiting
+        assert models.status("a").worker_pid is None
+
+    asyncio.run(check())
+
+
+def test_the_need_is_planned_and_held(alone: str) -> None:
+    """A budget below it is refused with the figures; the process takes no more than it counts for."""
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("a")], memory_budget="50 MiB") as models:
+            with pytest.raises(NotEnoughMemory, match=r"'a' cannot be loaded: it needs \d+ MiB.*is 50 MiB"):
+                await models.load("a")
+        async with AsyncModelManager([entry("a")], memory_budget="1 GiB") as models:
+            async with models.use("a") as llm:
+                assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
+            status = models.status("a")
+            assert status.needed_bytes is not None
+            if status.taken_bytes is not None:
+                assert 10 << 20 < status.taken_bytes < status.needed_bytes
+
+    asyncio.run(check())
+
+
+def test_a_file_that_is_missing_fails_every_waiter_and_not_the_next_try(tmp_path: Path, alone: str) -> None:
+    """The model is failed until its file is there."""
+    path = tmp_path / "late.gguf"
+
+    async def check() -> None:
+        async with AsyncModelManager([entry("late", model=path)], memory_budget="1 GiB") as models:
+            found = await asyncio.gather(models.load("late"), models.load("late"), return_exceptions=True)
+            assert [type(one) for one in found] == [ModelLoadError] * 2
+            assert isinstance(models.status("late").error, ModelLoadError)
+            shutil.copy(demo_model_path(), path)
+            async with models.use("late") as llm:
+                assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
+
+    asyncio.run(check())
+
+
+def test_options_are_checked_before_anything_is_loaded() -> None:
+    """With the name of the model."""
+    for options in ({"n_cxt": 5}, {"num_slots": 0}, {"offline": 3}):
+        with pytest.raises(InvalidParams, match="model 'a': "):
+            AsyncModelManager([ModelEntry(name="a", options=options)])
+    with pytest.raises(InvalidParams, match="model 'a': "):
+        ModelManager([ModelEntry(name="a", model="hf:nothing")])
+
+
+def test_threads_share_the_blocking_manager(tmp_path: Path, alone: str) -> None:
+    """From a file, with more models than may be loaded; all get their text."""
+    path = tmp_path / "models.toml"
+    shutil.copy(demo_model_path(), tmp_path / "demo.gguf")
+    path.write_text(
+        'max_loaded = 2\npatience_s = 0.1\n[defaults]\nmodel = "demo.gguf"\nnum_slots = 2\nn_ctx = 512\n'
+        "[models.a]\n[models.b]\naliases = ['x']\n[models.c]\n",
+        encoding="utf-8",
+    )
+    texts: list[str] = []
+    with ModelManager(path) as models:
+
+        def ask(name: str) -> None:
+            with models.use(name) as llm:
+                texts.append(llm.generate(PROMPT, max_tokens=12, temperature=0).text)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in "axcabc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == [alone] * 6
+        with pytest.raises(ModelNotFound, match="there are a, b, c"):
+            models.unload("nothing")
+        models.reload("a")
+        assert models.status("a").state == "loaded"
+        models.update([models.entry("a"), models.entry("c")])
+        assert models.names() == ["a", "c"]
+        models.add(entry("d"))
+        models.remove("c")
+        assert models.names() == ["a", "d"]
+        assert [one.name for one in models.statuses()] == ["a", "d"]
+    models.close()
+    with pytest.raises(EngineStopped, match="closed"), models.use("a"):
+        pass
+
+
+def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
+    """A completion in another thread raises, and close returns."""
+    models = ModelManager([entry("a", options={"n_ctx": 4096})])
+    caught: list[BaseException] = []
+    began = threading.Event()
+
+    def ask() -> None:
+        try:
+            with models.use("a") as llm:
+                began.set()
+                llm.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        except EngineStopped as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    began.wait()
+    time.sleep(0.2)
+    models.close()
+    thread.join()
+    assert len(caught) == 1
