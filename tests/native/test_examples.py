@@ -23,6 +23,9 @@ OUTPUT = {  # streams of one tick may end together
     "conversation": r"(?s).*\[\d+ prompt tokens, 0 of them cached\].*\[\d+ prompt tokens, [1-9]\d* of them cached\].*",
     "crash_recovery": r"(?s).*worker restarts: 1 - tokens: 60\n",
     "semantic_search": r"0\.\d+ a duck on the lake\n(0\.\d+ .*\n){2}",
+    "several_models": (
+        r"(?s)one: Once.*\ntwo: Once.*\none: Once.*\none needs \d+ MiB and is loaded\ntwo needs \d+ MiB and is unloaded\n"
+    ),
     "strategy_on_the_fake_backend": r"small chunks +longest pause 0\.0.*\npaced +.* 0\.1.*\nprefill first +.* 1\..*\n",
     "streaming": r"(?s)[^.]+\.[^.]+\.[^.]+\..*\n",
     "tools": r" +user: What .*\?\nassistant: weather\(.*Paris.*\) \n +tool: sunny, 20 degrees\nassistant: .*20 degrees.*\n",

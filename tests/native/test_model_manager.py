@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.native
 
 SMALL: dict[str, Any] = {"num_slots": 2, "n_ctx": 512}
 PROMPT = "Once upon a time"
+EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}  # whatever the batches
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
 
@@ -74,7 +76,7 @@ def test_a_killed_process_takes_no_other_model_along(alone: str) -> None:
     """Its own request is replayed; the other model's stream does not notice."""
 
     async def check() -> None:
-        async with AsyncModelManager([entry("a"), entry("b")]) as models:
+        async with AsyncModelManager([entry("a", options=EXACT), entry("b", options=EXACT)]) as models:
             async with models.use("a") as first, models.use("b") as second:
                 expected = (await second.generate(PROMPT, **LONG)).token_ids
                 victim = models.status("a").worker_pid
@@ -134,7 +136,7 @@ def test_a_sleeping_model_is_woken_by_its_next_use(alone: str) -> None:
 
 
 def test_unloading_ends_what_still_runs_with_an_error_that_says_so(alone: str) -> None:
-    """A stream ends as the contract says, a completion raises ModelUnloaded; the next use loads again."""
+    """Streams and completions end as the contract says, what comes after raises; the next use loads again."""
 
     async def check() -> None:
         async with AsyncModelManager([entry("a", options={"n_ctx": 4096})]) as models:
@@ -149,15 +151,17 @@ def test_unloading_ends_what_still_runs_with_an_error_that_says_so(alone: str) -
 
             async def complete() -> None:
                 async with models.use("a") as llm:
-                    await llm.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+                    completion = await llm.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+                    ends.append(completion.finish_reason)
+                    await llm.generate(PROMPT)
 
             tasks = [asyncio.create_task(stream()), asyncio.create_task(complete())]
             await began.wait()
             await models.unload("a", timeout_s=0.0)
             await tasks[0]
-            assert ends[-1] is FinishReason.SHUTDOWN
-            with pytest.raises(ModelUnloaded, match="'a' was unloaded while the request ran"):
+            with pytest.raises(ModelUnloaded, match="'a' was unloaded while it was in use"):
                 await tasks[1]
+            assert [one for one in ends if one is not None] == [FinishReason.SHUTDOWN] * 2
             assert models.status("a").state == "unloaded"
             async with models.use("a") as llm:
                 assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
@@ -261,7 +265,7 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, alone: str) -> None:
 
 
 def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
-    """A completion in another thread raises, and close returns."""
+    """A completion in another thread is cut off, what comes after it raises, and close returns."""
     models = ModelManager([entry("a", options={"n_ctx": 4096})])
     caught: list[BaseException] = []
     began = threading.Event()
@@ -270,7 +274,8 @@ def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
         try:
             with models.use("a") as llm:
                 began.set()
-                llm.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+                assert llm.generate(PROMPT, max_tokens=1000, ignore_eos=True).finish_reason is FinishReason.SHUTDOWN
+                llm.generate(PROMPT)
         except EngineStopped as error:
             caught.append(error)
 
@@ -281,3 +286,18 @@ def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
     models.close()
     thread.join()
     assert len(caught) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_a_manager_that_is_dropped_ends_its_processes() -> None:
+    """As an LLM that is dropped ends its own."""
+    models = ModelManager([entry("a")])
+    models.load("a")
+    pid = models.status("a").worker_pid
+    assert pid is not None
+    del models
+    gc.collect()
+    until_s = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}/stat").exists()

@@ -174,7 +174,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.is_forced.add(id(model.run.loaded))
 
     @invariant()
-    def nobody_is_cut_off(self) -> None:
+    def no_user_is_cut_off(self) -> None:
         """A run with users ends only where it was unloaded by name, or died."""
         for _, task in self.users:
             if task.done() and not task.cancelled() and task.exception() is None:

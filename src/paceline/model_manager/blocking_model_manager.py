@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
@@ -29,7 +30,7 @@ class ModelManager:
     recently used first. Where all are in use, it waits in line; when it has waited for `patience_s`, others take no new
     users until it has its room. A model whose process dies takes no other along.
 
-    Any thread may call its methods. `close()` or the end of a `with` block unloads everything.
+    Any thread may call its methods. `close()`, the end of a `with` block or the garbage collector unloads everything.
 
         with ModelManager([ModelEntry(name="small", model="small.gguf"), ModelEntry(name="large", model="large.gguf")],
                           memory_budget="12 GiB") as models:
@@ -80,9 +81,12 @@ class ModelManager:
         )
         self._pool.add(*settings.entries)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="paceline-model-manager", daemon=True)
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self._loop,), name="paceline-model-manager", daemon=True
+        )
         self._closing = threading.Lock()
         self._thread.start()
+        weakref.finalize(self, _abandon, self._loop, self._pool).atexit = False
         self._run(self._pool.start())
 
     def names(self) -> list[str]:
@@ -145,16 +149,18 @@ class ModelManager:
 
     @contextmanager
     def _use(self, name: str, *, load: bool, timeout_s: float | None) -> Iterator[LLM]:
-        run: ModelRun[LLM] = self._run(self._pool.acquire(name, load=load, timeout_s=timeout_s))
+        user = _User(self._pool)
         try:
-            yield run.loaded.llm
-        except EngineStopped as error:
-            if run.revoked is None:
-                raise
-            raise run.why_revoked() from error
+            run = self._run(user.enter(name, load=load, timeout_s=timeout_s))
+            try:
+                yield run.loaded.llm
+            except EngineStopped as error:
+                if run.revoked is None:
+                    raise
+                raise run.why_revoked() from error
         finally:
             with suppress(RuntimeError):  # the manager was closed meanwhile
-                self._loop.call_soon_threadsafe(self._pool.release, run)
+                self._loop.call_soon_threadsafe(user.leave)
 
     def load(self, name: str, *, timeout_s: float | None = None) -> None:
         """Load a model, if it is not loaded, and wait for it.
@@ -172,7 +178,7 @@ class ModelManager:
         """Unload a model, or cancel its load, and wait until its memory is free.
 
         New users wait, and load it again afterwards. Requests that still run after the time-out end with the finish reason
-        SHUTDOWN; where that raises, it is `ModelUnloaded`.
+        SHUTDOWN; what their blocks ask then raises `ModelUnloaded`.
 
         Args:
             name: The name of a model, or an alias.
@@ -243,8 +249,6 @@ class ModelManager:
             self._run(self._pool.aclose(drain=drain, timeout_s=timeout_s))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -272,3 +276,44 @@ class ModelManager:
         except BaseException:
             future.cancel()
             raise
+
+
+class _User:
+    """A block of `use`, on the manager's loop. Its thread may be interrupted at any moment, also when it just got the model."""
+
+    def __init__(self, pool: ModelPool[LLM]) -> None:
+        self._pool = pool
+        self._run: ModelRun[LLM] | None = None
+        self._has_left = False
+
+    async def enter(self, name: str, *, load: bool, timeout_s: float | None) -> ModelRun[LLM]:
+        run = await self._pool.acquire(name, load=load, timeout_s=timeout_s)
+        if self._has_left:
+            self._pool.release(run)
+        else:
+            self._run = run
+        return run
+
+    def leave(self) -> None:
+        self._has_left = True
+        if self._run is not None:
+            self._pool.release(self._run)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+def _abandon(loop: asyncio.AbstractEventLoop, pool: ModelPool[LLM]) -> None:
+    """Unload everything, and end the thread, without waiting for either."""
+
+    async def end() -> None:
+        await pool.aclose()
+        loop.stop()
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: loop.create_task(end()))

@@ -222,7 +222,7 @@ class ModelRuns(Generic[T]):
                 await asyncio.wait((model.loading,))
             await _drain(model, run, drain_s)
             if run.num_users and run.revoked is None:
-                run.revoked = ModelUnloaded(f"the model {model.entry.name!r} was unloaded while the request ran")
+                run.revoked = ModelUnloaded(f"the model {model.entry.name!r} was unloaded while it was in use")
             await run.loaded.aclose()
         except Exception:  # noqa: BLE001 - its memory is counted as free all the same
             _log.exception("the engine of the model %s did not end in order", model.entry.name)

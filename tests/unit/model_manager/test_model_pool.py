@@ -259,7 +259,7 @@ async def test_unload_waits_for_users_and_then_cuts_them_off() -> None:
     await unloading
     assert now() == pytest.approx(1.3 + 10 + 0.2, abs=0.3)
     assert isinstance(long.why_revoked(), ModelUnloaded)
-    assert "'a' was unloaded while the request ran" in str(long.why_revoked())
+    assert "'a' was unloaded while it was in use" in str(long.why_revoked())
     pool.release(long)
     assert states(pool) == {"a": "unloaded"}
     await pool.aclose()
