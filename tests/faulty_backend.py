@@ -83,6 +83,16 @@ def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
     return backend, limits_of(backend, options.get("num_seq_ids", 8))
 
 
+def make_shrinking(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
+    """first: a file that the first worker makes; later ones, on a machine with less memory, have one slot and half the cells."""
+    first = Path(options["first"])
+    rest = {name: value for name, value in options.items() if name != "first"}
+    if first.exists():
+        rest |= {"num_seq_ids": 2, "num_cells": rest["num_cells"] // 2}
+    first.touch()
+    return make(rest)
+
+
 def refuse(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
     raise ModelLoadError(f"there is no model {options['name']!r}")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 
@@ -51,7 +52,8 @@ _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
 class Supervisor(EngineThread):
     """Owns the thread and the worker.
 
-    `ready` is done when the first worker runs, or fails with why it does not.
+    `ready` is done when the first worker runs, or fails with why it does not. `on_replaced` is called on the supervisor's
+    thread with what each later one says.
     """
 
     _inbox: FrontInbox
@@ -71,6 +73,7 @@ class Supervisor(EngineThread):
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
         self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
         self.ready: Future[messages.Ready] = Future()
+        self.on_replaced: Callable[[messages.Ready], object] = lambda _: None
         self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
         self.ready.add_done_callback(lambda _: self.loading.put(None))
         self._worker: WorkerProcess | None = None
@@ -244,6 +247,8 @@ class Supervisor(EngineThread):
         worker.ready_s = self._clock.now()
         self._refusal = None
         self._sleep.used(worker.ready_s)
+        if self.ready.done():
+            self.on_replaced(message)
         if self._is_waking:
             self._is_waking = False
             _log.info("the engine's process runs again")

@@ -152,10 +152,7 @@ class WorkerEngine(BaseEngine):
             self.close()
             self._front.close()
             raise
-        self.limits = Limits(**ready.limits)
-        self.config = config = fitted_config(config, self.limits)
-        self._inbox.set_max_requests(config.num_slots + config.max_queue)
-        self.metrics.set_num_slots(config.num_slots)
+        self._take_limits(ready)
         self._front.describe(ready.facts)
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
@@ -167,6 +164,19 @@ class WorkerEngine(BaseEngine):
             make_samplers=partial(_no_samplers, self._front),
             clock=self._clock,
         )
+        self._supervisor.on_replaced = partial(_replaced, weakref.ref(self))
+
+    def _take_limits(self, ready: messages.Ready) -> None:
+        """Take the numbers of a worker, whose fit to memory may have come out unlike that of the one before."""
+        self.limits = Limits(**ready.limits)
+        self.config = config = fitted_config(self.config, self.limits)
+        self._inbox.set_max_requests(config.num_slots + config.max_queue)
+        self.metrics.set_num_slots(config.num_slots)
+
+    def take_replacement(self, ready: messages.Ready) -> None:
+        """Take over what a later worker says of itself. On the supervisor's thread."""
+        self._take_limits(ready)
+        self._text_requests = replace(self._text_requests, limits=self.limits)
 
     def _watch(self, trace_start_s: float) -> RequestsWatch:
         """Metrics, and the trace that the options ask for. Raises `InvalidParams` where its file cannot be opened."""
@@ -268,6 +278,13 @@ class WorkerEngine(BaseEngine):
     def worker_pid(self) -> int | None:
         """The worker's process id; None while there is none."""
         return self._supervisor.worker_pid
+
+
+def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
+    """Call the engine without keeping it alive: losing it ends the supervisor."""
+    found = engine()
+    if found is not None:
+        found.take_replacement(ready)
 
 
 def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:

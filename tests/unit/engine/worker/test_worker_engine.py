@@ -26,7 +26,15 @@ from paceline.cli.trace_layout import arrange
 from paceline.engine.worker import worker_engine
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
-from paceline.errors import EngineDied, EngineStopped, InvalidParams, ModelLoadError, QueueFull, Unsupported
+from paceline.errors import (
+    EngineDied,
+    EngineStopped,
+    InvalidParams,
+    ModelLoadError,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
 from paceline.observability.trace_events import hook_name
 from paceline.observability.trace_file import read_trace
 from paceline.params import SamplingParams
@@ -508,6 +516,24 @@ def test_the_front_has_the_slots_that_the_worker_has() -> None:
         assert one.stats().number("paceline_slots") == 2
         for channel in running:
             channel.cancel()
+
+
+def test_the_front_has_the_slots_of_the_worker_that_runs_now(tmp_path: Path) -> None:
+    """Memory may be shorter when a worker is replaced, or wakes."""
+    options = {"first": str(tmp_path / "first"), "num_cells": 4096}
+    with engine(max_queue=0, backend="tests.faulty_backend:make_shrinking", backend_options=options) as one:
+        assert (one.limits.num_slots, one.config.num_slots, one.limits.max_positions) == (4, 4, 4096)
+        kill(one)
+        while one.stats().number("paceline_engine_restarts_total") < 1:
+            threading.Event().wait(0.01)
+        assert (one.limits.num_slots, one.config.num_slots, one.limits.max_positions) == (1, 1, 2048)
+        assert one.stats().number("paceline_slots") == 1
+        with pytest.raises(PromptTooLong):
+            start(one, [5] * 3000, max_tokens=1)
+        running = start(one, "hello", max_tokens=None)
+        with pytest.raises(QueueFull, match="1 requests"):
+            start(one, "hello")
+        running.cancel()
 
 
 def test_what_waits_for_a_worker_counts_in_the_queue() -> None:
