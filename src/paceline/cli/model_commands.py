@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -146,7 +147,7 @@ def parse_name(text: str) -> ModelReference:
 
 def parse_listed(text: str) -> ModelReference | Path:
     """Parse a name as `paceline list` shows it: as `parse_name`, or the path of a file. Raises `InvalidParams`."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises for an unknown user
     return path if path.is_absolute() or path.is_file() else parse_name(text)
 
 

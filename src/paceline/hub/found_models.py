@@ -207,7 +207,7 @@ def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str
 def _is_meant(settings: HubSettings, model: FoundModel, wanted: ModelReference | Path) -> bool:
     match wanted:
         case Path():
-            return wanted.absolute() in model.parts
+            return any(part.absolute() == wanted.absolute() for part in model.parts)
         case HubReference():
             own = _hub_reference(model)
             if isinstance(own, HubReference):
