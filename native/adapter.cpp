@@ -1,5 +1,7 @@
 #include "adapter.hpp"
 
+#include <mutex>
+
 #include "error.hpp"
 #include "log.hpp"
 #include "meta_text.hpp"
@@ -13,7 +15,7 @@ std::shared_ptr<Adapter> Adapter::load(std::shared_ptr<Model> model, const std::
     LogCapture           log;
     llama_adapter_lora * adapter;
     {
-        std::lock_guard<std::mutex> lock(model->adapter_mutex());
+        std::unique_lock lock(model->adapter_mutex());
         adapter = llama_adapter_lora_init(model->get(), path.c_str());
     }
     if (!adapter) {
@@ -27,7 +29,7 @@ std::shared_ptr<Adapter> Adapter::load(std::shared_ptr<Model> model, const std::
 }
 
 Adapter::~Adapter() {
-    std::lock_guard<std::mutex> lock(model_->adapter_mutex());
+    std::unique_lock lock(model_->adapter_mutex());
     llama_adapter_lora_free(adapter_);
 }
 

@@ -71,7 +71,10 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         check_memory(params, *options.max_host_bytes);
     }
     LogCapture log;
-    context_.reset(llama_init_from_model(model_->get(), params));
+    {
+        std::shared_lock lock(model_->adapter_mutex());
+        context_.reset(llama_init_from_model(model_->get(), params));
+    }
     if (!get()) {
         fail("InvalidParams", "llama.cpp cannot make a context with these options: " + log.words("it gave no reason"));
     }
@@ -239,6 +242,7 @@ void Context::set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float
     if (llama_set_adapters_lora(get(), raw.data(), raw.size(), scales.data()) != 0) {
         fail("AdapterError", "llama.cpp refused the adapters");
     }
+    must_reserve_ = true;
     adapters_ = std::move(kept);
 }
 

@@ -206,6 +206,7 @@ private:
     bool                                  one_sequence_per_pass_;
     bool                                  computes_all_outputs_;
     bool                                  encoded_ = false;
+    bool                                  must_reserve_ = false; // by the next pass, since the adapters have changed
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the pools outlive the context that uses them
     ThreadPools                           pools_;
     std::unique_ptr<llama_context, FreeAtHome> context_;

@@ -172,9 +172,14 @@ std::string Context::roll_back(const std::vector<Snapshot> & snapshots) {
 }
 
 int32_t Context::run_pass(int32_t (*pass)(llama_context *, llama_batch)) {
+    std::shared_lock adapters_lock(model_->adapter_mutex(), std::defer_lock);
+    if (must_reserve_) {
+        adapters_lock.lock();
+    }
     pools_.before_pass();
     const int32_t status = pass(get(), batch_.get());
     llama_synchronize(get());
+    must_reserve_ = must_reserve_ && status != 0;
     pools_.after_pass(status == 0);
     return status;
 }

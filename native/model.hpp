@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <variant>
@@ -78,18 +78,19 @@ public:
     std::vector<std::pair<std::string, std::string>> metadata() const;
     std::optional<std::string>                       chat_template(const std::optional<std::string> & name) const;
 
-    // llama.cpp keeps its adapters in a plain set of the model: loading and freeing them takes turns.
-    std::mutex & adapter_mutex() const noexcept { return adapter_mutex_; }
+    // llama.cpp keeps its adapters in a plain set of the model, and counts their nodes whenever it reserves a graph: loading and
+    // freeing them takes turns, and a context that reserves shares the lock.
+    std::shared_mutex & adapter_mutex() const noexcept { return adapter_mutex_; }
 
 private:
     Model(llama_model * model, ModelOptions options) : model_(model), vocab_only_(options.vocab_only), options_(std::move(options)) {}
 
     friend std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params);
 
-    llama_model *      model_;
-    bool               vocab_only_;
-    ModelOptions       options_;
-    mutable std::mutex adapter_mutex_;
+    llama_model *             model_;
+    bool                      vocab_only_;
+    ModelOptions              options_;
+    mutable std::shared_mutex adapter_mutex_;
 };
 
 // What the model and a context with these parameters take, counted by building them without allocating. Memory for recurrent
