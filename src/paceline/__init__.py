@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
     from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
-    from paceline.completion import Choice, Completion, Score
+    from paceline.completion import Choice, Classification, Completion, Score
     from paceline.demo import demo_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
@@ -43,6 +43,7 @@ _HOMES = {
     "ChatReply": "paceline.chat_client.chat_reply",
     "ChatStream": "paceline.chat_client.chat_streams",
     "Choice": "paceline.completion",
+    "Classification": "paceline.completion",
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
@@ -87,6 +88,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "ChatReply",
     "ChatStream",
     "Choice",
+    "Classification",
     "Completion",
     "Context",
     "Conversation",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
-from paceline.completion import Completion, Score
+from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
     check_channel,
     collected_arguments,
@@ -27,6 +27,9 @@ from paceline.engine.prompts import Prompt, is_batch
 from paceline.engine.results import (
     AsyncBatch,
     batch_outcome,
+    check_prompt_name,
+    checked_dimensions,
+    classifications,
     collect_async,
     one_vector_pooling,
     scores,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine import EngineClient
+    from paceline.engine.adapters import LoraAdapter
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
@@ -173,20 +177,44 @@ class AsyncLLM(AsyncChatMethods):
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
         """Embed texts as `LLM.embed` does."""
         engine, kind = await self._engine(), one_vector_pooling(pooling)
+        check_prompt_name(prompt_name)
+        n_embd = engine.model.n_embd_out
+        wanted = checked_dimensions(dimensions, n_embd)
         many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
         rows = await submit_async(lambda: engine.embed(many, kind, rest))
-        found = vectors(rows, normalize, engine.model.n_embd_out)
+        found = vectors(rows, normalize, n_embd, wanted)
         return found[0] if isinstance(texts, str) else found
+
+    async def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
+        """Classify texts as `LLM.classify` does."""
+        engine, rest = await self._engine(), embedding_options(options)
+        return classifications(engine.model, await submit_async(lambda: engine.embed(texts, "rank", rest)))
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """Score documents as `LLM.rerank` does."""
         engine = await self._engine()
         rest = reranking_options(options)
         return scores(await submit_async(lambda: engine.rerank(query, documents, rest)))
+
+    async def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Load a LoRA adapter as `LLM.load_lora` does."""
+        engine = await self._engine()
+        await asyncio.to_thread(lambda: engine.load_lora(name, path, in_place=in_place))
+
+    async def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
+        """Unload a LoRA adapter as `LLM.unload_lora` does."""
+        engine = await self._engine()
+        await asyncio.to_thread(lambda: engine.unload_lora(name, timeout_s=timeout_s))
+
+    def loras(self) -> tuple[LoraAdapter, ...]:
+        """Return the LoRA adapters as `LLM.loras` does."""
+        return self._started.loras()
 
     async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
         """Save a cached prefix as `LLM.save_prefix` does."""

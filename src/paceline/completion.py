@@ -113,6 +113,21 @@ class Score:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The class of a text, by a model with a classification head.
+
+    Attributes:
+        label: The most likely class.
+        probs: The probability of each class. A model with one output has one, of which nothing follows for others.
+        labels: The names of the classes, in the order of `probs`; "LABEL_0" and so on where the model's file has no names.
+    """
+
+    label: str
+    probs: tuple[float, ...]
+    labels: tuple[str, ...]
+
+
 def completion_of(
     chunks: Iterable[StreamChunk],
     *,

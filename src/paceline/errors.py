@@ -15,12 +15,14 @@
     │   ├── ModelNotFound     no repository, file, quantisation, cached or managed model of that name
     │   ├── ModelNotLoaded    a managed model that is not to be loaded for this request
     │   ├── AccessDenied      a gated or private repository, or a token that may not read it
+    │   ├── AdapterNotFound   no LoRA adapter of that name is loaded
     │   └── Unsupported       the model or its memory cannot do this
     ├── CapacityError         try later, or with less
     │   ├── NotEnoughMemory   would not fit into this machine's memory
     │   ├── NoKvSlot          no free cells in the KV cache
     │   ├── QueueFull         the queue is full
     │   ├── ModelsBusy        other models were in use for too long to load one more
+    │   ├── AdapterInUse      requests use the adapter that is to be unloaded
     │   ├── DiskFull          no space for a download
     │   └── HubUnavailable    the hub or a web server cannot be reached, or is overloaded
     ├── EngineError           the call was valid, the engine failed
@@ -175,6 +177,12 @@ class AccessDenied(RequestError):
     code = "access_denied"
 
 
+class AdapterNotFound(RequestError):
+    """No LoRA adapter of that name is loaded."""
+
+    code = "adapter_not_found"
+
+
 class CapacityError(PacelineError):
     """There is no room now; a smaller request, or the same one later, can work."""
 
@@ -203,6 +211,12 @@ class ModelsBusy(CapacityError):
     """A model waited too long for room: the loaded ones were in use, or pinned."""
 
     code = "models_busy"
+
+
+class AdapterInUse(CapacityError):
+    """Requests that use a LoRA adapter did not end in time, so it was not unloaded."""
+
+    code = "adapter_in_use"
 
 
 class DiskFull(CapacityError):

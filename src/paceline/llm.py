@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
-from paceline.completion import Completion, Score
+from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
     collected_arguments,
     embedding_options,
@@ -25,6 +25,9 @@ from paceline.engine.results import (
     Batch,
     batch_outcome,
     cancelled_if_left,
+    check_prompt_name,
+    checked_dimensions,
+    classifications,
     collect,
     one_vector_pooling,
     scores,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine import EngineClient
+    from paceline.engine.adapters import LoraAdapter
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
@@ -190,6 +194,8 @@ class LLM(ChatMethods):
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
         """Embed texts as vectors.
@@ -198,23 +204,49 @@ class LLM(ChatMethods):
             texts: A text, or a list of texts or of token ids.
             pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained.
             normalize: True or "l2" scales to length 1, "max_abs" to a greatest component of 1; False or "none" does not scale.
+            dimensions: Only the first so many numbers of each vector, normalised after that, for models that were trained for
+                it (Matryoshka); None: all.
+            prompt_name: A prefix of the model's file by its name. GGUF files carry none, so any name raises `Unsupported`.
             **options: queue_timeout_s, timeout_s, request_id, truncate, add_special and parse_special of `RequestOptions`.
 
         Returns:
-            float32 of shape (n_texts, n_embd); for a single text (n_embd,).
+            float32 of shape (n_texts, n_embd), or (n_texts, dimensions); for a single text without the first axis.
 
         Raises:
+            InvalidParams: `dimensions` is more than a vector has.
             PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
             Unsupported: The model cannot embed, or not with this pooling.
             QueueFull: The queue is full.
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        is_one = isinstance(texts, str)
+        is_one, n_embd = isinstance(texts, str), self._engine.model.n_embd_out
+        check_prompt_name(prompt_name)
+        wanted = checked_dimensions(dimensions, n_embd)
         kind, many = one_vector_pooling(pooling), [texts] if isinstance(texts, str) else texts
         future = self._engine.embed(many, kind, embedding_options(options))
         with cancelled_if_left(future.cancel):
-            found = vectors(future.result(), normalize, self._engine.model.n_embd_out)
+            found = vectors(future.result(), normalize, n_embd, wanted)
         return found[0] if is_one else found
+
+    def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
+        """Classify texts. Needs a model with a classification head.
+
+        Args:
+            texts: The texts, or token ids of each.
+            **options: queue_timeout_s, timeout_s, request_id, truncate, add_special and parse_special of `RequestOptions`.
+
+        Returns:
+            One classification per text, in order, with the probabilities of all classes.
+
+        Raises:
+            PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
+            Unsupported: The model has no classification head.
+            QueueFull: The queue is full.
+            EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
+        """
+        future = self._engine.embed(texts, "rank", embedding_options(options))
+        with cancelled_if_left(future.cancel):
+            return classifications(self._engine.model, future.result())
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
         """Score how well documents match a query. Needs a reranking model.
@@ -236,6 +268,43 @@ class LLM(ChatMethods):
         future = self._engine.rerank(query, documents, reranking_options(options))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
+
+    def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Load a LoRA adapter while requests run; later requests use it with `lora={name: scale}`.
+
+        Args:
+            name: The name that requests use.
+            path: A GGUF file with an adapter for this model.
+            in_place: Whether it may replace an adapter of this name. Requests that use the replaced one finish with it.
+
+        Raises:
+            AdapterError: There is no such file, it is no LoRA adapter, or it does not fit the model.
+            InvalidParams: The name is taken.
+            EngineStopped: The engine has stopped.
+        """
+        self._engine.load_lora(name, path, in_place=in_place)
+
+    def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
+        """Unload a LoRA adapter: refuse new requests with it, wait for the open ones, and free its memory and cached prefixes.
+
+        Args:
+            name: The adapter's name.
+            timeout_s: How long open requests with it may take to end, in seconds; None: no limit.
+
+        Raises:
+            AdapterNotFound: There is no adapter of that name.
+            AdapterInUse: Requests did not end in time. The adapter stays, and may be used again.
+            EngineStopped: The engine has stopped.
+        """
+        self._engine.unload_lora(name, timeout_s=timeout_s)
+
+    def loras(self) -> tuple[LoraAdapter, ...]:
+        """Return the LoRA adapters that requests may use.
+
+        Returns:
+            One record per adapter, with name and path, in the order in which they were loaded.
+        """
+        return self._engine.loras()
 
     def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
         """Save the cached prefix of a prompt to a file in `state_folder`.

@@ -14,6 +14,7 @@ PAGES = (
     "guide/embeddings.md",
     "guide/isolation.md",
     "guide/kv_cache_offload.md",
+    "guide/lora.md",
     "guide/memory.md",
     "guide/metrics_and_traces.md",
     "guide/prefix_caching.md",

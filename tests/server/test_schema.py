@@ -42,6 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         props=True,
         embeddings=True,
         reranking=True,
+        lora_loading=True,
         responses_store=4,
     )
     with RunningServer(options) as running:
@@ -75,6 +76,10 @@ ROUTES = (
     "POST /v1/chat/completions/input_tokens",
     "POST /chat/completions/input_tokens",
     "POST /v1/embeddings",
+    "POST /classify",
+    "POST /score",
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
     "POST /v1/responses",
     "POST /responses",
     "POST /v1/responses/input_tokens",
@@ -118,6 +123,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}], **BOUNDED},
     "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "Hello."}]},
     "/v1/embeddings": {"input": "Once upon"},
+    "/classify": {"input": "Once upon"},
+    "/score": {"text_1": "Once upon", "text_2": ["a time"]},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "no-such-file.gguf"},
+    "/v1/unload_lora_adapter": {"lora_name": "x"},
     "/v1/responses": {"input": "Hello.", **BOUNDED},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hello."}]},
@@ -135,7 +144,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "Once", "documents": ["upon", "a time"]},
 }
 """What a route needs before it looks at the rest."""
-NOT_FOUND = {"/api/show": (404,)}
+NOT_FOUND = {"/api/show": (404,), "/v1/load_lora_adapter": (404,), "/v1/unload_lora_adapter": (404,)}
 """Routes whose body names what may not be there."""
 NUMBERS = [
     0,

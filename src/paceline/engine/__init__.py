@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.engine.adapters import LoraAdapter
     from paceline.engine.client import EngineClient
     from paceline.engine.prompts import prefix_hash
     from paceline.kv_cache import HashedPrefix, PrefixDigest
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "EngineClient": "paceline.engine.client",
     "HashedPrefix": "paceline.kv_cache",
+    "LoraAdapter": "paceline.engine.adapters",
     "PrefixDigest": "paceline.kv_cache",
     "prefix_hash": "paceline.engine.prompts",
 }
 
-__all__ = ["EngineClient", "HashedPrefix", "PrefixDigest", "prefix_hash"]
+__all__ = ["EngineClient", "HashedPrefix", "LoraAdapter", "PrefixDigest", "prefix_hash"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
+from paceline.engine.adapters import adapter_paths
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
@@ -81,6 +82,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
     config = EngineConfig(**_only(options, CONFIG_NAMES))
     check_strategy_name(config.strategy)
+    adapter_paths(options.get("lora", ()))  # raises for what names no files
     return EngineArguments(
         config=config,
         model=_only(options, _MODEL_NAMES),

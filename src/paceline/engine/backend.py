@@ -1,4 +1,4 @@
-"""What the engine needs of a backend: llama.cpp, or a fake. One thread calls `copy` to `embed`; any thread the rest.
+"""What the engine needs of a backend: llama.cpp, or a fake. One thread calls `copy` to `detach_adapter`; any thread the rest.
 
 Memory is addressed by positions, which are cells where a prompt is text; a range of positions has all cells of the media items in
 it.
@@ -74,6 +74,15 @@ class Backend(Protocol):
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         """Return a vector, or a score, for each text, with pooling "none" a vector for each token; one pass."""
+
+    def detach_adapter(self, adapter: str) -> None:
+        """Stop applying an adapter that no row needs any more; does nothing for one that is not applied. Engine's thread."""
+
+    def load_adapter(self, adapter: str, path: str) -> None:
+        """Load the LoRA adapter of a file under a key that is new. May take long; raises `AdapterError`. Any thread."""
+
+    def free_adapter(self, adapter: str) -> None:
+        """Free a detached adapter; does nothing for one that is not there. Any thread."""
 
     def positions(self, seq_id: int) -> int:
         """Return the position behind the last one that a sequence id holds; 0 where it is empty. For checks."""

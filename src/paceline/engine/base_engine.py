@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
+from paceline.engine.adapters import AdapterRegistry, LoraAdapter, check_adapter_file
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Prompt, TextRequests, all_pairs, embeddable, embedding_texts
-from paceline.errors import EngineStopped, InvalidParams
+from paceline.errors import AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics import Metrics
@@ -41,6 +46,7 @@ class BaseEngine(ABC):
     limits: Limits
     metrics: Metrics
     sampling_defaults: SamplingParams
+    _adapters: AdapterRegistry
     _clock: Clock
     _inbox: Inbox
     _router: OutputRouter
@@ -94,6 +100,57 @@ class BaseEngine(ABC):
     @abstractmethod
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:
         """Return the pooling for these texts. Raises what this process can find wrong with it or them."""
+
+    # ---- LoRA adapters
+
+    def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """See `EngineClient`."""
+        self._check_usable()
+        file = validation.path("path", path).absolute()
+        validation.boolean("in_place", in_place)
+        key = self._adapters.begin(name, in_place=in_place)
+        try:
+            check_adapter_file(file)
+            self._load_adapter(key, str(file))
+        except BaseException:
+            self._adapters.cancel(name)
+            raise
+        replaced = self._adapters.add(LoraAdapter(name, str(file), key))
+        if replaced is not None:
+            free = threading.Thread(target=self._free_when_unused, args=(replaced.key,), daemon=True)
+            free.start()
+
+    def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
+        """See `EngineClient`."""
+        self._check_usable()
+        if timeout_s is not None:
+            timeout_s = validation.number("timeout_s", timeout_s, 0, 1e9)
+        adapter = self._adapters.find(validation.text("name", name))
+        if not self._inbox.retire_adapter(adapter.key, timeout_s):
+            raise AdapterInUse(
+                f"the adapter {name!r} was not unloaded: {self._inbox.num_using(adapter.key)} requests that use it did not end "
+                f"within {timeout_s} s; try again later, or cancel them"
+            )
+        if not self._adapters.remove(adapter):
+            raise AdapterNotFound(f"the adapter {name!r} was unloaded by another call")
+        self._free_adapter(adapter.key)
+
+    def loras(self) -> tuple[LoraAdapter, ...]:
+        """See `EngineClient`."""
+        return self._adapters.all()
+
+    def _free_when_unused(self, key: str) -> None:
+        self._inbox.retire_adapter(key, None)
+        with suppress(EngineStopped):
+            self._free_adapter(key)
+
+    @abstractmethod
+    def _load_adapter(self, key: str, path: str) -> None:
+        """Load a file under a new key. Raises `AdapterError`."""
+
+    @abstractmethod
+    def _free_adapter(self, key: str) -> None:
+        """Free an adapter of which no request is open, and what is cached of it."""
 
     # ---- questions
 

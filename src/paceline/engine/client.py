@@ -6,12 +6,14 @@ happen on the caller's thread; the results of `accept`, `embed` and `rerank` com
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
+    from paceline.engine.adapters import LoraAdapter
     from paceline.engine.prompts import Prompt
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest
@@ -83,6 +85,26 @@ class EngineClient(Protocol):
 
         Raises `InvalidParams`, and `PromptTooLong` where a pair does not fit.
         """
+
+    # ---- LoRA adapters
+
+    def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Load an adapter, which requests may use by its name from then on.
+
+        in_place: whether it may replace an adapter of this name, which is freed when the last request that uses it has ended.
+        Takes as long as reading the file: not for an event loop. Raises `AdapterError`, and `InvalidParams` for a name that is
+        taken.
+        """
+
+    def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
+        """Refuse new requests with an adapter, wait until the open ones have ended, and free it with all that is cached of it.
+
+        Not for an event loop. Raises `AdapterNotFound`, and `AdapterInUse` where requests are still open after timeout_s; then
+        the adapter stays.
+        """
+
+    def loras(self) -> tuple[LoraAdapter, ...]:
+        """Return the adapters that requests may use, in the order in which they were loaded."""
 
     # ---- saved prefixes
 

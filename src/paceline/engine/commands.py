@@ -99,7 +99,15 @@ class Digest:
     max_prefixes: int
 
 
-Question = Export | Import | Inspect | Digest
+@dataclass(frozen=True, slots=True)
+class DetachAdapter:
+    """Stop applying an adapter of which no request is open, and drop what was computed with it."""
+
+    key: int
+    adapter: str
+
+
+Question = Export | Import | Inspect | Digest | DetachAdapter
 """A command whose result is an event of the same key."""
 
 Command = Question | Submit | RequestCommand | Drain | Stop

@@ -11,6 +11,7 @@ from typing import Protocol
 from paceline.engine.commands import (
     Cancel,
     Command,
+    DetachAdapter,
     Digest,
     Drain,
     EndSlow,
@@ -83,7 +84,7 @@ class Engine:
                     self._scheduler.set_interval(key, interval)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
-                case Export() | Import() | Inspect() | Digest():
+                case Export() | Import() | Inspect() | Digest() | DetachAdapter():
                     self._ask(command)
                 case Drain():
                     self._scheduler.drain()
@@ -100,6 +101,9 @@ class Engine:
                 self._scheduler.inspect(key)
             case Digest(key, max_prefixes):
                 self._scheduler.digest(key, max_prefixes)
+            case DetachAdapter(key, adapter):
+                self._executor.detach_adapter(adapter)
+                self._scheduler.forget_adapter(key, adapter)
 
     def _submit(self, request: Request | EmbeddingRequest) -> None:
         if isinstance(request, Request):

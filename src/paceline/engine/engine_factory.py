@@ -10,19 +10,19 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
+from paceline.engine.adapters import adapter_paths
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.client import EngineClient
 from paceline.engine.context_sizes import default_n_ctx, has_full_window, most_seq_ids, num_seq_ids, sized_options
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
 from paceline.engine.memory_needs import fit_to_memory
-from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, Unsupported
+from paceline.errors import InvalidParams, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
 from paceline.runtime.embedder import longest_text
@@ -219,19 +219,10 @@ def _can_generate(model: Model) -> bool:
 
 
 def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
-    """By name: given as a mapping of names to paths, or as a list of paths whose stems are the names."""
-    named: dict[str, Any]
-    if isinstance(lora, Mapping):
-        named = {validation.text("lora: the name", name): path for name, path in lora.items()}
-    elif isinstance(lora, Sequence) and not isinstance(lora, (str, bytes)):
-        named = {Path(path).stem: path for path in lora}
-        if len(named) < len(lora):
-            raise InvalidParams("lora has two files of the same name; give a mapping of names to paths")
-    else:
-        raise InvalidType(f"lora must be a list of paths or a mapping of names to paths, not {type(lora).__name__}")
+    """Load the adapters of the option `lora`, by name."""
     loaded: dict[str, Adapter] = {}
     try:
-        for name, path in named.items():
+        for name, path in adapter_paths(lora).items():
             loaded[name] = model.load_adapter(path)
     except BaseException:
         for adapter in loaded.values():

@@ -41,6 +41,10 @@ class Executor:
         output.step_s = self._clock.now() - start
         return output
 
+    def detach_adapter(self, adapter: str) -> None:
+        """Stop applying an adapter."""
+        self._backend.detach_adapter(adapter)
+
     def _operate(self, operations: list[Operation], output: TransferOutput) -> dict[int, PacelineError]:
         """Carry out the cache operations in order; return the errors of copies and loads, by the sequence id they fill.
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from paceline import validation
 from paceline.clock import MonotonicClock
+from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
-from paceline.engine.commands import Digest, Inspect
+from paceline.engine.commands import DetachAdapter, Digest, Inspect
 from paceline.engine.core import Engine
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
@@ -59,12 +60,13 @@ class InProcessEngine(BaseEngine):
         self._backend = parts.backend
         self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
+        self._adapters = AdapterRegistry(parts.adapters, adapter_paths(arguments.lora))
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=self._backend.vocabulary,
             limits=self.limits,
             shares=config.cache_prompt,
-            adapters=parts.adapters,
+            adapters=self._adapters,
             next_key=self._inbox.next_key,
             make_samplers=self._backend.make_samplers,
             clock=self._clock,
@@ -85,17 +87,25 @@ class InProcessEngine(BaseEngine):
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
         self._check_usable()
-        return self._prefixes.save(name, prompt_ids(prompt, self.tokenizer, options), options)
+        ids = prompt_ids(prompt, self.tokenizer, options)
+        return self._prefixes.save(name, ids, self._adapters.resolve(options))
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
         """See `EngineClient`."""
         self._check_usable()
-        return self._prefixes.load(name, options)
+        return self._prefixes.load(name, self._adapters.resolve(options))
 
     def erase_prefix(self, name: str) -> None:
         """See `EngineClient`."""
         self._check_usable()
         self._prefixes.erase(name)
+
+    def _load_adapter(self, key: str, path: str) -> None:
+        self._backend.load_adapter(key, path)
+
+    def _free_adapter(self, key: str) -> None:
+        self._router.ask(DetachAdapter(self._inbox.next_key(), key)).result()
+        self._backend.free_adapter(key)
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`."""

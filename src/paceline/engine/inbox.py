@@ -12,8 +12,9 @@ import queue
 import threading
 import weakref
 
+from paceline.engine.backend import Lora
 from paceline.engine.commands import Command, Submit
-from paceline.errors import EngineStopped, QueueFull
+from paceline.errors import EngineStopped, InvalidParams, QueueFull
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
 
@@ -29,6 +30,8 @@ class Inbox:
         self._looked_at: list[Command] = []  # by `wait`, on the engine's thread
         self._waiting_tokens: dict[int, int] = {}
         self._open: set[int] = set()
+        self._adapters: dict[int, Lora] = {}  # of the open requests that have any
+        self._retired: set[str] = set()  # keys of adapters that no new request may use
         self._is_closed = False
         self._next_key = 0
         self.num_refused = 0
@@ -49,6 +52,7 @@ class Inbox:
         with self._changed:
             self.check_open()
             self._check_room(num_tokens)
+            self._note_adapters(request)
             self._open.add(request.key)
             self._waiting_tokens[request.key] = num_tokens
             self._commands.put(Submit(request))
@@ -79,7 +83,30 @@ class Inbox:
         with self._changed:
             self._waiting_tokens.pop(key, None)
             self._open.discard(key)
+            self._adapters.pop(key, None)
             self._changed.notify_all()
+
+    def retire_adapter(self, adapter: str, timeout_s: float | None) -> bool:
+        """Refuse new requests that use an adapter, and wait until no open one does; None: without a limit.
+
+        Returns whether that is so; if not in time, requests may use it again.
+        """
+        with self._changed:
+            was_retired = adapter in self._retired
+            self._retired.add(adapter)
+            is_unused = False
+            try:
+                is_unused = self._changed.wait_for(lambda: self.num_using(adapter) == 0, timeout_s)
+            finally:
+                if is_unused:
+                    self._retired.add(adapter)  # another thread's wait may have ended without success meanwhile
+                elif not was_retired:
+                    self._retired.discard(adapter)
+            return is_unused
+
+    def num_using(self, adapter: str) -> int:
+        """Return the number of open requests that use an adapter."""
+        return sum(any(key == adapter for key, _ in lora) for lora in tuple(self._adapters.values()))
 
     def close(self) -> None:
         """Accept no requests any more; commands still pass."""
@@ -105,6 +132,14 @@ class Inbox:
         """Raise `EngineStopped` if requests are refused for good."""
         if self._is_closed:
             raise EngineStopped("the engine was shut down and takes no requests; make a new one")
+
+    def _note_adapters(self, request: Request | EmbeddingRequest) -> None:
+        if not isinstance(request, Request) or not request.lora:
+            return
+        for key, _ in request.lora:
+            if key in self._retired:
+                raise InvalidParams(f"lora: the adapter {key!r} is being unloaded, or was unloaded just now")
+        self._adapters[request.key] = request.lora
 
     def _check_room(self, num_tokens: int) -> None:
         if len(self._open) >= self._max_requests:

@@ -1,16 +1,18 @@
 """llama.cpp as the engine's backend: one context for generation, one for each pooling in use.
 
-`step`, `embed`, `copy`, `save`, `load` and `remove` run on the engine's thread; everything else may come from any.
+`step`, `embed`, `copy`, `save`, `load`, `remove` and `detach_adapter` run on the engine's thread; the rest on any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property, partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
@@ -30,6 +32,7 @@ from paceline.streaming.chunk import TokenLogprobs
 _CALIBRATION_ROWS = (1, 8)  # of passes that decode
 _CALIBRATION_SIZES = (8, 32, 64, 128, 512)  # of pieces of a prompt, behind them
 _CALIBRATION_S = 0.5
+_READ_BYTES = 1 << 20
 _MASK_TIMEOUT_S = 10.0
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
 
@@ -38,7 +41,7 @@ class LlamaBackend:
     """Computes rows on a context and texts on embedders.
 
     context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
-    adapters: by the names that requests use. embedder_options: of the contexts for embeddings, made when first needed.
+    adapters: by their keys. embedder_options: of the contexts for embeddings, made when first needed.
     """
 
     def __init__(
@@ -236,6 +239,23 @@ class LlamaBackend:
             return list(embedder.embed_tokens(texts, normalize="none"))
         return list(embedder.embed(texts, normalize="none"))
 
+    def load_adapter(self, adapter: str, path: str) -> None:
+        """See `Backend`. The file is in the page cache before llama.cpp reads it, so that a pass waits for that no longer."""
+        _read_ahead(path)
+        self._adapters[adapter] = self._model.load_adapter(path)
+
+    def detach_adapter(self, adapter: str) -> None:
+        """See `Backend`."""
+        if any(one == adapter for one, _ in self._lora):
+            self._generating.set_adapters({})
+            self._lora = ()
+
+    def free_adapter(self, adapter: str) -> None:
+        """See `Backend`."""
+        found = self._adapters.pop(adapter, None)
+        if found is not None:
+            found.close()
+
     def positions(self, seq_id: int) -> int:
         """Return the position behind the last one that a sequence id holds."""
         held = self._generating.positions(seq_id)
@@ -250,7 +270,7 @@ class LlamaBackend:
     def close(self) -> None:
         """Free the contexts and adapters; the model belongs to its owner."""
         with self._making:
-            for one in (self._context, *self._embedders.values(), *self._adapters.values()):
+            for one in (self._context, *self._embedders.values(), *tuple(self._adapters.values())):
                 if one is not None:
                     one.close()
         self._masks = None
@@ -260,6 +280,12 @@ class LlamaBackend:
         if self._context is None:
             raise Unsupported("this model cannot generate")
         return self._context
+
+
+def _read_ahead(path: str) -> None:
+    with contextlib.suppress(OSError), Path(path).open("rb", buffering=0) as file:
+        while file.read(_READ_BYTES):
+            pass
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:

@@ -15,6 +15,7 @@ from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (
+    AdapterDetached,
     Delta,
     Embedded,
     Ended,
@@ -134,6 +135,8 @@ class OutputRouter:
                 self._results.resolve(key, ranges)
             case Inspected(key, snapshot):
                 self._results.resolve(key, [snapshot])
+            case AdapterDetached(key):
+                self._results.resolve(key, [])
             case Embedded(key, vectors, error):
                 self._results.resolve(key, vectors, error)
 

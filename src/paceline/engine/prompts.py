@@ -6,14 +6,14 @@ Any thread but the engine's: tokenising and compiling grammars take time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.clock import Clock
-from paceline.engine.backend import Lora
+from paceline.engine.adapters import AdapterRegistry
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
 from paceline.kv_cache import hash_prefix, pack_tokens
 from paceline.output import Vocabulary
@@ -105,7 +105,7 @@ def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
 class TextRequests:
     """Makes an engine's requests for text.
 
-    shares: whether the engine caches prefixes. next_key: a unique number for each. adapters: the names that requests may use.
+    shares: whether the engine caches prefixes. next_key: a unique number for each. adapters: those that requests may use.
     make_samplers: one for each choice, or none if a worker makes them; raises what is wrong with the params.
     """
 
@@ -113,7 +113,7 @@ class TextRequests:
     vocabulary: Vocabulary
     limits: Limits
     shares: bool
-    adapters: Collection[str]
+    adapters: AdapterRegistry
     next_key: Callable[[], int]
     make_samplers: Callable[[SamplingParams, list[int]], tuple[object, ...]]
     clock: Clock
@@ -124,7 +124,7 @@ class TextRequests:
             options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
             raise Unsupported(f"this model cannot generate; {self.limits.cannot_generate}")
-        check_adapters(options.lora, self.adapters)
+        options = self.adapters.resolve(options)
         tokenizer = self.tokenizer
         validation.token_ids("preserved_tokens", options.preserved_tokens, tokenizer.n_vocab)
         ids = prompt_ids(prompt, tokenizer, options)
@@ -140,14 +140,6 @@ class TextRequests:
             vocabulary=self.vocabulary,
             echo=tokenizer.decode(ids, special=options.special) if params.echo else "",
         )
-
-
-def check_adapters(lora: Lora, known: Collection[str]) -> None:
-    """Raise `InvalidParams` for an adapter that the engine does not have."""
-    for name, _ in lora:
-        if name not in known:
-            names = ", ".join(map(repr, known)) or "none; give them to the engine with lora=[...]"
-            raise InvalidParams(f"lora: there is no adapter {name!r}; known are {names}")
 
 
 def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:

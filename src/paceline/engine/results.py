@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paceline.completion import Completion, Score, completion_of
+from paceline import validation
+from paceline.completion import Classification, Completion, Score, completion_of
 from paceline.errors import BatchError, PacelineError, QueueFull, Unsupported
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.scheduling.sequence import Request
@@ -25,9 +26,11 @@ from paceline.streaming import StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
     from paceline.engine.client import EngineClient
+    from paceline.runtime import Model
 
 
 Outcome = Completion | PacelineError
+_PROBABLE = ("qwen3", "qwen3vl")  # architectures whose scores llama.cpp returns as probabilities
 _P = TypeVar("_P")  # a prompt, or what a request is prepared from
 _R = TypeVar("_R")
 
@@ -213,12 +216,56 @@ def one_vector_pooling(pooling: str | None) -> str | None:
     return pooling
 
 
-def vectors(rows: list[Any], normalize: bool | Normalization, dimension: int) -> npt.NDArray[np.float32]:
-    """Return the rows as float32 (n, dimension), normalised as asked."""
+def vectors(
+    rows: list[Any], normalize: bool | Normalization, dimension: int, dimensions: int | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the rows as float32 (n, dimension), or the first `dimensions` numbers of each, normalised as asked."""
     kind = ("l2" if normalize else "none") if isinstance(normalize, bool) else normalize
     if not rows:
-        return np.empty((0, dimension), dtype=np.float32)
-    return normalized(np.stack(rows).astype(np.float32, copy=False), kind)
+        return np.empty((0, dimension if dimensions is None else dimensions), dtype=np.float32)
+    found = np.stack(rows).astype(np.float32, copy=False)
+    return normalized(found if dimensions is None else np.ascontiguousarray(found[:, :dimensions]), kind)
+
+
+def checked_dimensions(dimensions: int | None, dimension: int) -> int | None:
+    """Return how many numbers of a vector are wanted. Raises `InvalidParams` for more than a vector has."""
+    if dimensions is None:
+        return None
+    hint = f"this model's vectors have {dimension} numbers"
+    return validation.integer("dimensions", dimensions, 1, dimension, hint)
+
+
+def check_prompt_name(prompt_name: str | None) -> None:
+    """Raise `Unsupported` for the name of a prefix: GGUF has no key for the prefixes that a model was trained with."""
+    if prompt_name is not None:
+        raise Unsupported(
+            f"prompt_name: the model's file has no prompt {prompt_name!r:.80}, since GGUF files carry no prefixes; write what "
+            'the model\'s card says in front of the text, such as "query: "'
+        )
+
+
+def probabilities(model: Model, rows: list[Any]) -> npt.NDArray[np.float64]:
+    """Return what a classification head gives for each text as probabilities, float64 (n, outputs).
+
+    One output is a probability of its own (sigmoid), several exclude each other (softmax). llama.cpp returns those of some
+    architectures as probabilities.
+    """
+    found = np.stack(rows).astype(np.float64)
+    if model.metadata.get("general.architecture") in _PROBABLE:
+        return found
+    if found.shape[1] == 1:
+        return np.asarray(0.5 + 0.5 * np.tanh(0.5 * found))  # the sigmoid, without overflows
+    powers = np.exp(found - found.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def classifications(model: Model, rows: list[Any]) -> list[Classification]:
+    """Return the class of each text."""
+    if not rows:
+        return []
+    labels = model.class_labels
+    found = [tuple(row) for row in probabilities(model, rows).tolist()]
+    return [Classification(labels[probs.index(max(probs))], probs, labels) for probs in found]
 
 
 def scores(rows: list[Any]) -> list[Score]:

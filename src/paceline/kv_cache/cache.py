@@ -9,6 +9,7 @@ from paceline.kv_cache.checkpoints import CheckpointPlaces
 from paceline.kv_cache.device_cells import (
     CellBudget,
     Copy,
+    Cut,
     DeviceCells,
     Load,
     LoadState,
@@ -160,6 +161,17 @@ class KVCache:
         prefix = self._offloader.find(seq_id)
         if prefix is not None:
             self._offloader.drop(prefix, now_s)
+
+    def forget(self, is_gone: Callable[[Namespace], bool], now_s: float) -> None:
+        """Drop all that is cached in these namespaces, of which no sequence runs, and what is about to be."""
+        for prefix in [one for one in self._offloader.prefixes if is_gone(one.namespace)]:
+            self._offloader.drop(prefix, now_s)
+        self._cells.operations[:] = [
+            one
+            for one in self._cells.operations
+            if not (isinstance(one, (Save, Cut, SaveState)) and is_gone(one.namespace))
+        ]
+        self._host.forget(is_gone, now_s)
 
     def clear(self) -> None:
         """Empty every sequence id on the device, whatever lies there; for a new cache after a failure."""

@@ -55,13 +55,22 @@ class HostCache:
             else:
                 self.put_state(SaveState(0, end, namespace, path), data, now_s)
 
+    def forget(self, is_gone: Callable[[Namespace], bool], now_s: float) -> None:
+        """Drop what is kept of these namespaces."""
+        for node in reversed(self._tree.below(is_gone)):
+            if node.has_host:
+                self._drop(node, now_s)
+
     def _evict_to_capacity(self, now_s: float) -> None:
         while self._tree.num_bytes > self._limits.host_bytes:
             node = self._tree.least_recent_host()
             assert node is not None  # noqa: S101 - bytes belong to nodes
-            self._tree.free_host(node)
-            self._tree.prune(node)
-            self._telemetry.evicted(node.end - node.start, "host", now_s)
+            self._drop(node, now_s)
+
+    def _drop(self, node: Node, now_s: float) -> None:
+        self._tree.free_host(node)
+        self._tree.prune(node)
+        self._telemetry.evicted(node.end - node.start, "host", now_s)
 
 
 @dataclass(slots=True, eq=False)

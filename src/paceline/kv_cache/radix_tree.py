@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -287,6 +287,16 @@ class RadixTree:
     def least_recent_host(self) -> Node | None:
         """Return the node with something in host memory that was used longest ago; none below it was used later."""
         return next(iter(self._by_age), None)
+
+    def below(self, is_wanted: Callable[[Namespace], bool]) -> list[Node]:
+        """Return the nodes of the namespaces that are wanted, each before those below it."""
+        nodes: list[Node] = []
+        pending = [root for namespace, root in self._roots.items() if is_wanted(namespace)]
+        while pending:
+            children = list(pending.pop().children.values())
+            nodes += children
+            pending += children
+        return nodes
 
     def prune(self, node: Node | None) -> None:
         """Remove this node and those above it as far as no owner, block, state or child needs them."""

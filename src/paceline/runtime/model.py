@@ -236,6 +236,15 @@ class Model(Closeable):
         return self.native.n_cls_out
 
     @property
+    def class_labels(self) -> tuple[str, ...]:
+        """Names of a classifier's outputs, as its file has them; "LABEL_0" and so on where it has none."""
+        native = self.native
+        return tuple(
+            label if (label := native.class_label(index)) is not None else f"LABEL_{index}"
+            for index in range(native.n_cls_out)
+        )
+
+    @property
     def ftype(self) -> str:
         """Name of the file's quantisation, such as "Q4_K - Medium"."""
         return self.native.ftype

@@ -19,6 +19,7 @@ FACTS = (
     "n_head_kv",
     "n_swa",
     "n_cls_out",
+    "class_labels",
     "ftype",
     "is_recurrent",
     "is_hybrid",

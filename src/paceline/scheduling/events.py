@@ -74,4 +74,10 @@ class Inspected(msgspec.Struct):
     snapshot: SlotsSnapshot | PrefixDigest
 
 
-Event = Exported | Imported | Inspected | Started | Delta | HeldBack | Ended | Released | Embedded
+class AdapterDetached(msgspec.Struct):
+    """No pass uses an adapter any more, and nothing that was computed with it is cached."""
+
+    key: int
+
+
+Event = AdapterDetached | Exported | Imported | Inspected | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -18,12 +18,12 @@ from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
-from paceline.scheduling.events import Delta, Event, Exported, HeldBack, Imported, Inspected
+from paceline.scheduling.events import AdapterDetached, Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
-from paceline.scheduling.sequence import Request, Sequence
+from paceline.scheduling.sequence import Request, Sequence, uses_adapter
 from paceline.scheduling.step_planner import StepPlanner
 from paceline.scheduling.telemetry import SlotsSnapshot, Telemetry, TelemetrySink, row_record, slots_snapshot
 from paceline.scheduling.view import BatchStrategy
@@ -142,6 +142,11 @@ class Scheduler:
     def digest(self, key: int, max_prefixes: int) -> None:
         """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
         self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes)))
+
+    def forget_adapter(self, key: int, adapter: str) -> None:
+        """Drop all that was computed with an adapter, of which no request is open, and emit `AdapterDetached`."""
+        self.kv_cache.forget(lambda namespace: uses_adapter(namespace, adapter), self._clock.now())
+        self._events.append(AdapterDetached(key))
 
     def drain(self) -> None:
         """From now on wait for no reader: paused requests run to their end."""

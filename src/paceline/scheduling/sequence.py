@@ -154,6 +154,12 @@ def prefix_namespace(options: RequestOptions) -> Namespace:
     return (options.lora, options.tenant, options.cache_salt)
 
 
+def uses_adapter(namespace: Namespace, adapter: str) -> bool:
+    """Return whether what lies in a namespace was computed with an adapter; no sequence of it may run."""
+    adapters = namespace[0]  # of a request without cache_prompt its key, and it leaves nothing
+    return isinstance(adapters, tuple) and any(key == adapter for key, _ in adapters)
+
+
 class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 

@@ -41,6 +41,7 @@ from paceline.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
+    from paceline.engine.adapters import LoraAdapter
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
@@ -159,6 +160,10 @@ class Service:
         if self._is_loaded:
             self._front.engine.wake()
 
+    def set_lora_scales(self, scales: Mapping[str, float]) -> None:
+        """Set the scales of adapters for requests without a `lora` of their own, in all APIs."""
+        self.settings = replace(self.settings, lora_scales=dict(scales))
+
     def check_accepting(self) -> None:
         """Raise `ServerDraining` (503) where the server is shutting down."""
         if self.is_draining:
@@ -199,13 +204,31 @@ class Service:
         self.engine()
         return SamplingParams(**{**api, **self._model_sampling, **self.settings.sampling})
 
-    def options(self, request: Request) -> dict[str, Any]:
-        """Return keywords of `RequestOptions` that follow from the HTTP request and the settings."""
-        context = RequestContext.of(request.scope)
+    def adapters(self) -> tuple[LoraAdapter, ...]:
+        """Return the LoRA adapters that a request may name in place of the model; none before the model is loaded."""
+        if not self._is_loaded:
+            return ()
+        return tuple(one for one in self._front.engine.loras() if one.name not in self.names)
+
+    @property
+    def known_names(self) -> tuple[str, ...]:
+        """The names that a request's `model` may have: the model's and those of its adapters."""
+        return (*self.names, *(one.name for one in self.adapters()))
+
+    def adapter_named(self, model: str | None) -> str | None:
+        """Return the adapter that a request's `model` names, with or without Ollama's default tag."""
+        if model is None or model in self.names:
+            return None
+        names = {one.name for one in self.adapters()}
+        return next((name for name in (model, model.removesuffix(":latest")) if name in names), None)
+
+    def options(self, request: Request, model: str | None = None) -> dict[str, Any]:
+        """Return keywords of `RequestOptions` that follow from the HTTP request, its `model` and the settings."""
+        context, adapter = RequestContext.of(request.scope), self.adapter_named(model)
         return {
             "request_id": context.request_id or None,
             "tenant": context.tenant,
-            "lora": dict(self.settings.lora_scales),
+            "lora": dict(self.settings.lora_scales) if adapter is None else {adapter: 1.0},
             "timeout_s": self.settings.timeout_s,
             "special": self.settings.special,
         }

@@ -27,10 +27,11 @@ class ServerSettings:
 
     Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
     `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
-    lora_scales (for requests that set none), chat_template (text; None: the model's), chat_template_kwargs
-    (variables for the template; a request's win over them), prefill_assistant (default of requests: whether to continue an
-    assistant's last message; None: as llama-server does in its routes and OpenAI in its own), reasoning_format (default of
-    requests: "none" leaves thinking in the content), skip_chat_parsing (whether thinking and tool calls stay in the content),
+    lora_scales (for requests that set none), lora_loading (whether clients may load and unload adapters), chat_template (text;
+    None: the model's), chat_template_kwargs (variables for the template; a request's win over them), prefill_assistant (default
+    of requests: whether to continue an assistant's last message; None: as llama-server does in its routes and OpenAI in its
+    own), reasoning_format (default of requests: "none" leaves thinking in the content), skip_chat_parsing (whether thinking and
+    tool calls stay in the content),
     reasoning_budget (default of requests: most tokens of thinking; -1: no limit), reasoning_budget_message (what ends it then),
     pooling (default of embeddings; None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by
     the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its
@@ -60,6 +61,7 @@ class ServerSettings:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     lora_scales: Mapping[str, float] = field(default_factory=dict)
+    lora_loading: bool = False
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill_assistant: bool | None = None

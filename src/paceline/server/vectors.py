@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from paceline.engine.results import submit_async
-from paceline.errors import Cancelled, InvalidParams
+from paceline.errors import Cancelled, InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.request_fields import tokenize_inputs
@@ -72,8 +72,13 @@ async def tokenize_texts(service: Service, field: str, value: Any, options: Requ
     return await asyncio.to_thread(engine.embeddable, ids, options)
 
 
-def vector_options(service: Service, request: Request) -> dict[str, Any]:
-    """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings."""
+def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
+    """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings.
+
+    Raises `Unsupported` where a request's `model` names a LoRA adapter.
+    """
+    if service.adapter_named(model) is not None:
+        raise Unsupported(f"model: LoRA adapters do not apply to vectors and scores; take {service.names[0]!r}")
     given = service.options(request)
     return {name: given[name] for name in ("request_id", "timeout_s") if name in given}
 

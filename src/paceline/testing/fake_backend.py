@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.engine.backend import Lora
 from paceline.engine.executor import as_paceline_error
-from paceline.engine.prompts import check_adapters
-from paceline.errors import InvalidParams, NoTokenAllowed, PacelineError, Unsupported
+from paceline.errors import AdapterError, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
@@ -186,7 +187,7 @@ class FakeBackend:
         self.is_closed = False
         self._eos_every, self._clock, self._cost = eos_every, clock, cost
         self._fail, self._fail_row = fail, fail_row
-        self._adapters = frozenset(adapters)
+        self._adapters = {name: name.encode() for name in adapters}  # with what it is that they change
 
     @cached_property
     def _compiler(self) -> ConstraintCompiler:
@@ -204,7 +205,7 @@ class FakeBackend:
     @property
     def adapters(self) -> frozenset[str]:
         """The names that `lora` may use."""
-        return self._adapters
+        return frozenset(self._adapters)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text to its bytes."""
@@ -278,7 +279,9 @@ class FakeBackend:
 
     def step(self, rows: Sequence[Row], lora: Lora) -> list[RowOutput]:
         """Compute all rows, or none of them. Raises `InvalidParams` for unknown adapters and rows that cannot share a pass."""
-        check_adapters(lora, sorted(self._adapters))
+        for name, _ in lora:
+            if name not in self._adapters:
+                raise InvalidParams(f"lora: there is no adapter {name!r}")
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
@@ -295,6 +298,23 @@ class FakeBackend:
         """Return three numbers for each text, or with "none" for each token; they depend on tokens and pooling."""
         self._begin((), sum(map(len, texts)))
         return [_numbers(text, pooling) for text in texts]
+
+    def load_adapter(self, adapter: str, path: str) -> None:
+        """Load a file of any content, on which depends what the adapter changes. Raises `AdapterError` for one that is empty."""
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise AdapterError(f"there is no adapter file {path}: {error.strerror or error}") from None
+        if not data:
+            raise AdapterError(f"{path} is no LoRA adapter")
+        self._adapters[adapter] = blake2b(data, digest_size=16).digest()
+
+    def detach_adapter(self, adapter: str) -> None:
+        """Do nothing: adapters are applied anew by each pass."""
+
+    def free_adapter(self, adapter: str) -> None:
+        """Forget an adapter."""
+        self._adapters.pop(adapter, None)
 
     def positions(self, seq_id: int) -> int:
         """Return the position at which a sequence id goes on."""
@@ -320,7 +340,7 @@ class FakeBackend:
         assert sequence.seq_id is not None  # noqa: S101
         adapters = 0
         for name, scale in lora:
-            adapters = mix(adapters + int.from_bytes(name.encode()) + round(scale * 1000))
+            adapters = mix(adapters + int.from_bytes(self._adapters[name]) + round(scale * 1000))
         num_before = self.memory.length(sequence.seq_id)
         part = None if row.item is None else (row.item, row.offset)
         history = self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters, part)

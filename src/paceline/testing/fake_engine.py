@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import validation
+from paceline.engine.adapters import AdapterRegistry
 from paceline.engine.arguments import request_arguments
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
@@ -93,7 +94,7 @@ class FakeEngine:
             vocabulary=self.backend.vocabulary,
             limits=limits,
             shares=True,
-            adapters=self.backend.adapters,
+            adapters=AdapterRegistry(sorted(self.backend.adapters)),
             next_key=self._inbox.next_key,
             make_samplers=self.backend.make_samplers,
             clock=self.clock,

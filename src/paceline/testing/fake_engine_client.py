@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.clock import MonotonicClock
 from paceline.config import EngineConfig
+from paceline.engine.adapters import AdapterRegistry
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
@@ -67,12 +68,13 @@ class FakeEngineClient(InProcessEngine):
         self._clock, self._backend = MonotonicClock(), fake
         self._inbox = Inbox(self.limits.num_slots + config.max_queue, config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
+        self._adapters = AdapterRegistry(sorted(fake.adapters))
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=fake.vocabulary,
             limits=self.limits,
             shares=config.cache_prompt,
-            adapters=fake.adapters,
+            adapters=self._adapters,
             next_key=self._inbox.next_key,
             make_samplers=fake.make_samplers,
             clock=self._clock,

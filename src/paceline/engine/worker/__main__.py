@@ -28,7 +28,7 @@ from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Cancel, Digest, EndSlow, Inspect, SetInterval, SetPaused, Stop
+from paceline.engine.commands import Cancel, DetachAdapter, Digest, EndSlow, Inspect, SetInterval, SetPaused, Stop
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import as_paceline_error
@@ -40,11 +40,14 @@ from paceline.engine.worker.link import Link
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
+from paceline.errors import PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
+
+_log = logging.getLogger("paceline.engine")
 
 _UNBOUNDED = 2**62  # the front has the bounds
 _PROGRESS_STEP = 0.005
@@ -73,6 +76,7 @@ class Worker:
         self._may_leave = self._has_ended = False
         self._prefixes: SavedPrefixes | None = None
         self._socket_sink: SocketSink | None = None
+        self._backend: Backend | None = None
         self._abort: Callable[[], None] = _nothing
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
@@ -123,8 +127,8 @@ class Worker:
                 self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsReply, number))
             case messages.AskDigest(number, max_prefixes):
                 self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestReply, number))
-            case messages.Prefix():
-                threading.Thread(target=self._do_prefix, args=(message,), daemon=True).start()
+            case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter():
+                threading.Thread(target=self._do_aside, args=(message,), daemon=True).start()
             case messages.Leave():
                 self._may_leave = True
 
@@ -158,8 +162,15 @@ class Worker:
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
 
+    def _do_aside(self, message: messages.Prefix | messages.AdapterQuestion) -> None:
+        """Do what a thread of its own is for: files take time, and the engine replies after a tick."""
+        if isinstance(message, messages.Prefix):
+            self._do_prefix(message)
+        else:
+            self._do_adapter(message)
+
     def _do_prefix(self, message: messages.Prefix) -> None:
-        """Save, load or erase a prefix, on a thread of its own: files take time, and the engine replies after a tick."""
+        """Save, load or erase a prefix."""
         num_saved, token_ids, failure = 0, [], None
         prefixes, options = self._prefixes, RequestOptions(**message.options)
         assert prefixes is not None  # noqa: S101 - the front waits for Ready
@@ -173,6 +184,23 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the front is to know
             failure = as_paceline_error(error)
         self._send(messages.PrefixDone(message.number, num_saved, token_ids, failure))
+
+    def _do_adapter(self, message: messages.AdapterQuestion) -> None:
+        """Load or free an adapter."""
+        backend, sink = self._backend, self._socket_sink
+        assert backend is not None  # noqa: S101 - the front waits for Ready
+        assert sink is not None  # noqa: S101
+        path, failure = None, None
+        try:
+            if isinstance(message, messages.LoadAdapter):
+                path = message.path
+                backend.load_adapter(message.adapter, path)
+            else:
+                sink.ask(DetachAdapter(self._inbox.next_key(), message.adapter)).result()
+                backend.free_adapter(message.adapter)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            failure = as_paceline_error(error)
+        self._send(messages.AdapterDone(message.number, message.adapter, path, failure))
 
     # ---- the preparing thread
 
@@ -216,7 +244,9 @@ class Worker:
             facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
-        self._preparer = RequestPreparer(self._inbox, sink, backend, self._box)
+        self._backend = backend
+        lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
+        self._preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost)
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
         files = StateFiles(arguments.config.state_folder, fingerprint)
@@ -264,6 +294,16 @@ class _Progress:
 
 def _model(paths: list[str]) -> Any:
     return None if not paths else paths[0] if len(paths) == 1 else paths
+
+
+def _load_again(backend: Backend, key: str, path: str) -> PacelineError | None:
+    """Load an adapter that an earlier worker had; return why it cannot be."""
+    try:
+        backend.load_adapter(key, path)
+    except Exception as error:  # noqa: BLE001 - its requests fail, and no others
+        _log.error("the adapter %r could not be loaded again: %s", key, error)
+        return as_paceline_error(error)
+    return None
 
 
 def _nothing() -> None:

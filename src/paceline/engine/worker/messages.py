@@ -6,7 +6,7 @@ the socket is order in time. Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +19,7 @@ from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +35,8 @@ class Setup(_Message, frozen=True, tag="setup"):
     path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
     backend_options, in place of llama.cpp. log_level: below it the front ignores records. num_restarts: how many workers
     there were before. reports_progress: whether to report how far loading is. trace_start_s: the clock at the beginning of the
-    engine's trace; None: there is none.
+    engine's trace; None: there is none. adapters: files by their keys, of a later worker, which goes on without those that it
+    cannot load.
     """
 
     protocol: int
@@ -49,6 +50,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     num_restarts: int = 0
     reports_progress: bool = False
     trace_start_s: float | None = None
+    adapters: dict[str, str] = {}
 
 
 class Life(_Message, frozen=True):
@@ -117,11 +119,39 @@ class Prefix(_Message, frozen=True, tag="prefix"):
     options: dict[str, Any]
 
 
+class LoadAdapter(_Message, frozen=True, tag="lora+"):
+    """Load a LoRA adapter under a new key."""
+
+    number: int
+    adapter: str
+    path: str
+
+
+class FreeAdapter(_Message, frozen=True, tag="lora-"):
+    """Free a LoRA adapter of which no request is open, and what is cached of it."""
+
+    number: int
+    adapter: str
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """End the worker in good order. Without it the end of the socket ends it at once."""
 
 
-Down = Setup | Generate | Embed | RequestCommand | Stop | AskStats | AskSlots | AskDigest | Prefix | Leave
+AdapterQuestion = LoadAdapter | FreeAdapter
+Down = (
+    Setup
+    | Generate
+    | Embed
+    | RequestCommand
+    | Stop
+    | AskStats
+    | AskSlots
+    | AskDigest
+    | Prefix
+    | AdapterQuestion
+    | Leave
+)
 
 
 # ---- worker to front
@@ -236,6 +266,15 @@ class PrefixDone(_Message, frozen=True, tag="done"):
     error: PacelineError | None
 
 
+class AdapterDone(_Message, frozen=True, tag="lora"):
+    """The result of a `LoadAdapter`, whose path it has, or of a `FreeAdapter`."""
+
+    number: int
+    adapter: str
+    path: str | None
+    error: PacelineError | None
+
+
 class Loading(_Message, frozen=True, tag="loading"):
     """Fraction of the model that is loaded, 0.0 to 1.0; sent if the setup asks for it."""
 
@@ -248,7 +287,9 @@ class Traced(_Message, frozen=True, tag="trace"):
     lines: list[str]
 
 
-Up = Ready | Refused | Happened | Logged | Stats | SlotsReply | DigestReply | PrefixDone | Loading | Traced
+Up = (
+    Ready | Refused | Happened | Logged | Stats | SlotsReply | DigestReply | PrefixDone | AdapterDone | Loading | Traced
+)
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
@@ -256,10 +297,15 @@ def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Set
     return msgspec.structs.replace(setup, backend=backend, backend_options=backend_options)
 
 
-def restarted(setup: Setup, num_restarts: int) -> Setup:
-    """Return the same setup for a later worker."""
-    reports_progress = setup.reports_progress and not num_restarts
-    return msgspec.structs.replace(setup, num_restarts=num_restarts, reports_progress=reports_progress)
+def restarted(setup: Setup, num_restarts: int, adapters: Mapping[str, str]) -> Setup:
+    """Return the same setup for a later worker. adapters: those of the moment, in place of the first worker's."""
+    return msgspec.structs.replace(
+        setup,
+        options={name: value for name, value in setup.options.items() if name != "lora"},
+        num_restarts=num_restarts,
+        reports_progress=setup.reports_progress and not num_restarts,
+        adapters=dict(adapters),
+    )
 
 
 # ---- coding

@@ -1,7 +1,7 @@
-"""What callers ask of the worker beside requests: metrics, slots, cached prefixes, prefixes in files. Results are futures.
+"""What callers ask of the worker beside requests: metrics, slots, cached and saved prefixes, adapters. Results are futures.
 
-A question about state is resolved with None if there is no worker; one about prefixes waits for the next worker. Asking may
-come from any thread; the rest is the supervising thread's.
+A question about state is resolved with None if there is no worker; any other waits for the next worker. Asking may come from
+any thread; the rest is the supervising thread's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.kv_cache import PrefixDigest
 from paceline.scheduling.telemetry import SlotsSnapshot
 
 _StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
-_Question = _StateQuestion | messages.Prefix
-_Reply = messages.Stats | messages.SlotsReply | messages.DigestReply | messages.PrefixDone
+_Question = _StateQuestion | messages.Prefix | messages.AdapterQuestion
+_Reply = messages.Stats | messages.SlotsReply | messages.DigestReply | messages.PrefixDone | messages.AdapterDone
 
 
 class Questions:
@@ -54,6 +54,14 @@ class Questions:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads; else `EngineDied`."""
         return self._ask(lambda number: msgspec.structs.replace(message, number=number))
 
+    def ask_load_adapter(self, adapter: str, path: str) -> Future[messages.AdapterDone]:
+        """Return a future of the result. Waits for a worker; if it dies, the next one loads."""
+        return self._ask(lambda number: messages.LoadAdapter(number, adapter, path))
+
+    def ask_free_adapter(self, adapter: str) -> Future[messages.AdapterDone]:
+        """Return a future of the result. Waits for a worker; if it dies, the next one frees what it may have loaded."""
+        return self._ask(lambda number: messages.FreeAdapter(number, adapter))
+
     def _ask(self, question: Callable[[int], _Question]) -> Future[Any]:
         number = next(self._numbers)
         self._messages[number] = question(number)
@@ -68,7 +76,8 @@ class Questions:
     @property
     def need_worker(self) -> bool:
         """Whether one of them waits for a worker, or for its reply."""
-        return any(isinstance(self._messages.get(number), messages.Prefix) for number in self._results)
+        waiting = (self._messages.get(number) for number in self._results)
+        return any(one is not None and not isinstance(one, _StateQuestion) for one in waiting)
 
     def pass_on(self, worker: WorkerProcess | None) -> None:
         """Send the new questions to the worker, if there is one."""
@@ -85,7 +94,7 @@ class Questions:
         """Resolve a question by the worker's reply; do nothing for a report that no question asked for."""
         self._sent.discard(reply.number)
         match reply:
-            case messages.PrefixDone(number, error=error):
+            case messages.PrefixDone(number, error=error) | messages.AdapterDone(number, error=error):
                 self._resolve(number, reply, error)
             case messages.SlotsReply(number, state) | messages.DigestReply(number, state):
                 self._resolve(number, state)
@@ -93,7 +102,7 @@ class Questions:
                 self._resolve(number, None)
 
     def died(self, error: PacelineError) -> None:
-        """Give up on replies of a dead worker. The next one is asked to load again; saves and erasures may have been done."""
+        """Give up on replies of a dead worker. The next one is asked to load again; saved and erased prefixes may be done."""
         sent, self._sent = self._sent, set()
         self._give_up_on_state()
         for number in sent:

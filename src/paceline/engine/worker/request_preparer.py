@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Command, RequestCommand
@@ -15,6 +17,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.socket_sink import SocketSink
+from paceline.errors import AdapterError, PacelineError
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -30,8 +33,11 @@ class RequestPreparer:
         sink: SocketSink,
         backend: Backend,
         box: BlackBox,
+        lost_adapters: Mapping[str, PacelineError] = MappingProxyType({}),
     ) -> None:
+        """lost_adapters: why adapters of an earlier worker are not there."""
         self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
+        self._lost_adapters = lost_adapters
         self._lock = threading.Lock()
         self._pending: dict[int, list[Command]] = {}  # commands for requests that are not ready
 
@@ -65,6 +71,9 @@ class RequestPreparer:
 
     def _request(self, message: messages.Generate) -> Request:
         params, options = SamplingParams(**message.params), RequestOptions(**message.options)
+        for key, _ in options.lora:
+            if key in self._lost_adapters:
+                raise AdapterError(f"the adapter {key!r} could not be loaded again: {self._lost_adapters[key]}")
         if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
             options = dataclasses.replace(options, interval=1)
         text = [one for one in message.prompt if one >= 0] if message.media else message.prompt

@@ -19,6 +19,7 @@ from paceline.errors import EngineStopped, PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (
+    AdapterDetached,
     Delta,
     Embedded,
     Ended,
@@ -90,7 +91,10 @@ class SocketSink:
 
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
-        if not isinstance(event, (Exported, Imported, Inspected, Embedded)) and event.key not in self._sent:
+        if isinstance(event, (Exported, Imported, Inspected, AdapterDetached)):
+            self._resolve(event)
+            return parts
+        if not isinstance(event, Embedded) and event.key not in self._sent:
             return parts  # the front has its failure already
         match event:
             case Delta(key, chunk):
@@ -108,11 +112,17 @@ class SocketSink:
                 parts = [messages.Freed(key)]
             case Embedded(key, vectors, error):
                 parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
+        return parts
+
+    def _resolve(self, event: Exported | Imported | Inspected | AdapterDetached) -> None:
+        """Resolve the future of a question by its event."""
+        match event:
             case Exported(key, ranges) | Imported(key, ranges):
                 self._results.resolve(key, ranges)
             case Inspected(key, snapshot):
                 self._results.resolve(key, [snapshot])
-        return parts
+            case AdapterDetached(key):
+                self._results.resolve(key, [])
 
     def end_all(self, error: PacelineError) -> None:
         """Report what is still open as failed. Raise what kept a request from that, after all others."""

@@ -17,9 +17,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 from paceline.clock import Clock
+from paceline.engine.adapters import absolute, adapter_paths
 from paceline.engine.commands import (
     Cancel,
     Command,
+    DetachAdapter,
     Digest,
     Drain,
     EndSlow,
@@ -69,6 +71,7 @@ class Supervisor(EngineThread):
     ) -> None:
         super().__init__("paceline-supervisor", inbox)
         self._setup, self._policy = setup, policy
+        self._adapters = {name: absolute(path) for name, path in adapter_paths(setup.options.get("lora", ())).items()}
         self._router, self._clock, self._watch = router, clock, watch
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
         self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
@@ -93,6 +96,10 @@ class Supervisor(EngineThread):
         """The worker's process id; None while there is none."""
         worker = self._worker
         return None if worker is None else worker.pid
+
+    def forget_adapter(self, adapter: str) -> None:
+        """Have later workers load an adapter no more."""
+        self._adapters.pop(adapter, None)
 
     def wake(self) -> None:
         """Start a worker if the last one was stopped as idle, and count as use of it; waits for nothing."""
@@ -184,7 +191,7 @@ class Supervisor(EngineThread):
                 self._requests.drain(self._worker)
             case Stop():
                 self._stop()
-            case Export() | Import() | Inspect() | Digest():
+            case Export() | Import() | Inspect() | Digest() | DetachAdapter():
                 raise AssertionError("the worker is asked by questions")
 
     def _stop(self) -> None:
@@ -226,6 +233,10 @@ class Supervisor(EngineThread):
                 worker.kill()
             case messages.Stats(_, samples):
                 self.totals.report(samples)
+                self.questions.take(message)
+            case messages.AdapterDone(_, adapter, path, error):
+                if path is not None and error is None:  # before the caller knows, so that no later worker lacks it
+                    self._adapters[adapter] = path
                 self.questions.take(message)
             case messages.PrefixDone() | messages.SlotsReply() | messages.DigestReply():
                 self.questions.take(message)
@@ -346,12 +357,18 @@ class Supervisor(EngineThread):
         self._start_at, self._since_s = None, self._clock.now()
         self._sleep.end()
         try:
-            worker = WorkerProcess(messages.restarted(self._setup, 0 if self._is_waking else self._restarts.num_all))
+            worker = WorkerProcess(self._next_setup())
         except OSError as error:  # no more processes or descriptors
             self._start_later(EngineError(f"no process could be started: {error}"), None)
             return
         self._worker = worker
         self._watching.add(worker)
+
+    def _next_setup(self) -> messages.Setup:
+        if not self.ready.done():
+            return self._setup
+        num_restarts = 0 if self._is_waking else self._restarts.num_all
+        return messages.restarted(self._setup, num_restarts, self._adapters)
 
     def _start_later(self, reason: PacelineError, ready_s: float | None) -> None:
         """Back off after a crash, or end the engine. ready_s: when the worker that crashed was ready, if it ever was."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
+from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.inbox import FrontInbox
@@ -154,12 +155,13 @@ class WorkerEngine(BaseEngine):
             raise
         self._take_limits(ready)
         self._front.describe(ready.facts)
+        self._adapters = AdapterRegistry(ready.adapters, adapter_paths(arguments.lora))
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=self._front.vocabulary,
             limits=self.limits,
             shares=config.cache_prompt,
-            adapters=tuple(ready.adapters),
+            adapters=self._adapters,
             next_key=self._inbox.next_key,
             make_samplers=partial(_no_samplers, self._front),
             clock=self._clock,
@@ -230,8 +232,16 @@ class WorkerEngine(BaseEngine):
         self, action: Literal["save", "load", "erase"], name: str, ids: list[int], options: RequestOptions
     ) -> messages.PrefixDone:
         self._check_usable()
-        message = messages.Prefix(0, action, validation.text("name", name), ids, changed_options(options))
+        resolved = changed_options(self._adapters.resolve(options))
+        message = messages.Prefix(0, action, validation.text("name", name), ids, resolved)
         return self._supervisor.questions.ask_prefix(message).result()
+
+    def _load_adapter(self, key: str, path: str) -> None:
+        self._supervisor.questions.ask_load_adapter(key, path).result()
+
+    def _free_adapter(self, key: str) -> None:
+        self._supervisor.forget_adapter(key)
+        self._supervisor.questions.ask_free_adapter(key).result()
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`."""

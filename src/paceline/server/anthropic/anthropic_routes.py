@@ -36,7 +36,7 @@ def routes(service: Service) -> APIRouter:
             lambda: _turn(service, parsed),
             parsed.chat,
             parsed.params,
-            service.options(request),
+            service.options(request, body.model),
             streaming=streaming,
         )
         reply = MessageReply(
@@ -80,7 +80,7 @@ def routes(service: Service) -> APIRouter:
 
 def _parsed(service: Service, body: TokenCountBody, base: SamplingParams) -> ParsedMessages:
     parsed = parse_message_request(body, base, service.template_variables, service.settings.reasoning_format)
-    if body.model is None or body.model in service.names:
+    if body.model is None or body.model in service.known_names:
         return parsed
     warning = f"model: the one model here is {service.names[0]!r}; it was used"
     return replace(parsed, warnings=(*parsed.warnings, warning))

@@ -191,6 +191,17 @@ def scaled_paths(label: str, text: str) -> tuple[tuple[Path, float], ...]:
     return tuple(_scaled(label, item) for item in some_items(label, text))
 
 
+def named_paths(label: str, text: str) -> tuple[tuple[str, Path], ...]:
+    """Read NAME=PATH between commas, or one JSON object with name and path, as vLLM takes it."""
+    if text.lstrip().startswith("{"):
+        given = json_object(label, text)
+        unknown = given.keys() - {"name", "path", "base_model_name"}
+        if unknown or not all(isinstance(given.get(name), str) for name in ("name", "path")):
+            raise InvalidParams(f'{label} must have the texts "name" and "path", not {_shown(text)}')
+        return (_named(label, f"{given['name']}={given['path']}"),)
+    return tuple(_named(label, item) for item in some_items(label, text))
+
+
 def shares(label: str, text: str) -> tuple[float, ...]:
     """Read numbers between commas or slashes."""
     return tuple(number(0)(label, item) for item in re.split("[,/]+", text))
@@ -281,6 +292,13 @@ def _placement(label: str, item: str) -> tuple[str, str]:
     if not (pattern and equals and buffer):
         raise InvalidParams(f"{label} must be PATTERN=TYPE, such as _exps=CPU, not {_shown(item)}")
     return pattern, buffer
+
+
+def _named(label: str, item: str) -> tuple[str, Path]:
+    name, equals, file = item.partition("=")
+    if not (name and equals and file):
+        raise InvalidParams(f"{label} must be NAME=FILE, such as sql=sql-lora.gguf, not {_shown(item)}")
+    return name, path(label, file)
 
 
 def _scaled(label: str, item: str) -> tuple[Path, float]:

@@ -251,9 +251,9 @@ def _lower(draft: Draft, name: str, most: int | None, why: str) -> None:
 
 
 def _lora(draft: Draft) -> None:
-    """Name adapters by their files; of the same name, the second is name-2."""
-    found = draft.get("aside.adapters", ())
-    if not found:
+    """Name adapters by their files; of the same name, the second is name-2. Those with names of their own are not applied."""
+    found, named = draft.get("aside.adapters", ()), draft.get("aside.named_adapters", ())
+    if not (found or named):
         return
     paths: dict[str, Path] = {}
     scales: dict[str, float] = {}
@@ -263,7 +263,13 @@ def _lora(draft: Draft) -> None:
         if name in paths:
             raise InvalidParams(f"two adapters would be called {name!r}; rename the file {on_one_line(path)}")
         paths[name], scales[name] = path, scale
-    draft.origin = draft.origins["aside.adapters"]
+    for name, path in named:
+        if name in paths:
+            raise InvalidParams(f"two adapters would be called {name!r}; give --lora-modules another name")
+        if name in draft.get("server.aliases", ()):
+            raise InvalidParams(f"--lora-modules: {name!r} is the model's own name; give the adapter another one")
+        paths[name] = path
+    draft.origin = draft.origins["aside.adapters" if found else "aside.named_adapters"]
     draft.put("engine.lora", {name: str(path) for name, path in paths.items()}, "--lora")
     draft.put("server.lora_scales", {} if draft.get("aside.unapplied") else scales, "--lora")
 

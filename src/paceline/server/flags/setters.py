@@ -90,6 +90,14 @@ def scaled_adapters(draft: Draft, value: Sequence[tuple[Path, float]], label: st
     draft.put("aside.adapters", (*draft.get("aside.adapters", ()), *value), label)
 
 
+def named_adapters(draft: Draft, value: Sequence[tuple[str, Path]], label: str) -> None:
+    """Add adapters with names of their own."""
+    for _, path in value:
+        if not draft.files.is_file(path):
+            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}")
+    draft.put("aside.named_adapters", (*draft.get("aside.named_adapters", ()), *value), label)
+
+
 def model(draft: Draft, value: Path | ModelReference, label: str) -> None:
     """Store the model's path, which is looked for when all flags are known, or its name."""
     draft.put("aside.model_path" if isinstance(value, Path) else "aside.model_name", value, label)

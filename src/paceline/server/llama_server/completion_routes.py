@@ -77,7 +77,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
     )
     request = await asyncio.to_thread(parse_request, body, parse_context, prompt_limits)
     check_num_prompts(engine, len(request.prompts), request.params.n)
-    options = merge_options(service.options(http), request.options)
+    options = merge_options(service.options(http, body.model), request.options)
     completion = _RunningCompletion(service, state, request, options)
     try:
         running_request = await start_request(

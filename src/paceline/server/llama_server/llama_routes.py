@@ -33,7 +33,7 @@ _MAX_ADAPTER_ENTRIES = 1000  # that one request may set
 
 def routes(service: Service) -> APIRouter:
     """Return the routes of completions, tokens, embeddings, reranking, slots, adapters and properties."""
-    state = LlamaServerState.of(service)
+    state = LlamaServerState(service)
     router = APIRouter()
     router.include_router(completion_routes.routes(service, state))
     router.include_router(slots.routes(service, state))
@@ -50,16 +50,17 @@ def _adapter_routes(state: LlamaServerState) -> APIRouter:
     @router.get("/lora-adapters", summary="The adapters and their scales")
     async def adapters() -> list[dict[str, Any]]:
         """List the adapters by id. `path` is the file's name alone."""
+        known = state.adapters
         return [
             {"id": index, "path": file, "scale": state.scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
-            for index, (name, file) in enumerate(zip(state.adapters.names, state.adapters.files, strict=True))
+            for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
         ]
 
     @router.post("/lora-adapters", summary="Set the adapters' scales")
     async def set_adapters(body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)]) -> dict[str, Any]:
         """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off."""
         warnings: list[str] = []
-        state.set_scales(parse_lora_scales(body, state.adapters.names, warnings))
+        state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
         return {"success": True} | ({"warnings": warnings} if warnings else {})
 
     return router

@@ -8,7 +8,6 @@ numbers, and its own saved files, which others cannot name. `LlamaServerState` i
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import re
 import time
@@ -21,6 +20,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.engine.adapters import adapter_paths
 from paceline.errors import InvalidParams, StateError
 from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import SlotView
@@ -36,15 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Names and files of the engine's LoRA adapters, by llama-server's ids."""
+    """Names and files of the engine's LoRA adapters, by llama-server's ids: their places in the order of loading."""
 
     names: tuple[str, ...]
     files: tuple[str, ...]
 
     @classmethod
-    def of(cls, lora: Any) -> Adapters:
-        """Return those of the option `lora`: a mapping of names to paths, or paths whose stems are the names."""
-        named = dict(lora) if isinstance(lora, Mapping) else {Path(path).stem: path for path in lora or ()}
+    def of(cls, service: Service) -> Adapters:
+        """Return the adapters of the moment; before the model is loaded, those that it will begin with."""
+        if service.is_loaded:
+            named = {one.name: one.path for one in service.engine().loras()}
+        else:
+            named = adapter_paths(service.settings.engine_options.get("lora", ()))
         return cls(tuple(named), tuple(Path(path).name for path in named.values()))
 
 
@@ -53,14 +56,13 @@ class LlamaServerState:
     """One per app. running: the settings of running requests by request id."""
 
     service: Service
-    adapters: Adapters
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     _slots: VirtualSlots | None = None
 
-    @classmethod
-    def of(cls, service: Service) -> LlamaServerState:
-        """Create the state of a service."""
-        return cls(service, Adapters.of(service.settings.engine_options.get("lora")))
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters of the moment."""
+        return Adapters.of(self.service)
 
     @property
     def slots(self) -> VirtualSlots:
@@ -73,10 +75,6 @@ class LlamaServerState:
     def scales(self) -> Mapping[str, float]:
         """Scales of adapters for requests without a `lora`; adapters without one are off."""
         return self.service.settings.lora_scales
-
-    def set_scales(self, scales: Mapping[str, float]) -> None:
-        """Set the scales, for all APIs."""
-        self.service.settings = dataclasses.replace(self.service.settings, lora_scales=dict(scales))
 
     def begin_slots(self, tenant: str, asked: int, num_prompts: int, num_choices: int) -> list[int]:
         """Return the slot of each sequence: the first choice of each prompt has the one asked for."""

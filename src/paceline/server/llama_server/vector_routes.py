@@ -36,7 +36,9 @@ def routes(service: Service) -> APIRouter:
         """
         if not can_embed(service):
             raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
-        options = RequestOptions(**vector_options(service, request), truncate=body.truncate, parse_special=True)
+        options = RequestOptions(
+            **vector_options(service, request, body.model), truncate=body.truncate, parse_special=True
+        )
         field, value = _input(body)
         ids = await tokenize_texts(service, field, value, options)
         rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
@@ -56,7 +58,7 @@ def routes(service: Service) -> APIRouter:
         documents = body.documents or body.texts
         if not isinstance(documents, list) or not documents:
             raise invalid_request('"documents" must be a non-empty string array', "documents")
-        options = RequestOptions(**vector_options(service, request), truncate=body.truncate)
+        options = RequestOptions(**vector_options(service, request, body.model), truncate=body.truncate)
         ids = await asyncio.to_thread(engine.pairs, body.query, documents, options)
         field = "texts" if body.documents is None else "documents"
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)

@@ -37,8 +37,9 @@ _ADMINISTRATION = (
 
 
 def is_model_name(service: Service, name: str) -> bool:
-    """Return whether a name, with or without Ollama's default tag, is one of the model's."""
-    return name in service.names or name.removesuffix(_LATEST) in service.names
+    """Return whether a name, with or without Ollama's default tag, is one of the model's or of its adapters'."""
+    names = service.known_names
+    return name in names or name.removesuffix(_LATEST) in names
 
 
 def routes(service: Service) -> APIRouter:
@@ -59,8 +60,8 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/tags", summary="The models")
     async def tags() -> Response:
-        """List the model under its first name."""
-        return json_response({"models": [_listed(service)]})
+        """List the model under its first name, and its LoRA adapters."""
+        return json_response({"models": _all_listed(service)})
 
     @router.get("/api/ps", summary="The models that are loaded")
     async def running() -> Response:
@@ -73,7 +74,7 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
             "size_vram": engine.model.size_bytes,
             "context_length": engine.limits.max_positions,
         }
-        return json_response({"models": [_listed(service) | more]})
+        return json_response({"models": [one | more for one in _all_listed(service)]})
 
     @router.post("/api/show", summary="Describe the model")
     async def show(body: OllamaModelBody) -> Response:
@@ -83,7 +84,10 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
             return ollama_error_response(ApiError(400, "invalid_request_error", None, "model is required"))
         if not is_model_name(service, name):
             return ollama_error_response(_not_found(service, name))
-        return json_response(await asyncio.to_thread(_shown, service, verbose=bool(body.verbose)))
+        shown = await asyncio.to_thread(_shown, service, verbose=bool(body.verbose))
+        if service.adapter_named(name) is not None:
+            shown["details"] |= {"parent_model": service.names[0]}
+        return json_response(shown)
 
     @router.get("/api/version", summary="The version of Ollama's API")
     async def version() -> Response:
@@ -116,6 +120,14 @@ def _refusal(reason: str) -> ApiError:
 def _not_found(service: Service, name: str) -> ApiError:
     message = f"model {name[:200]!r} not found; the one model here is {service.names[0]!r}"
     return ApiError(404, "not_found_error", "model_not_found", message)
+
+
+def _all_listed(service: Service) -> list[dict[str, Any]]:
+    """Return the model, and its LoRA adapters with it as their parent."""
+    model = _listed(service)
+    details = model["details"] | {"parent_model": model["name"]}
+    adapters = [{"name": one.name, "model": one.name, "details": details} for one in service.adapters()]
+    return [model, *(model | adapter for adapter in adapters)]
 
 
 def _listed(service: Service) -> dict[str, Any]:

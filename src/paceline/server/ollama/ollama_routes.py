@@ -13,9 +13,8 @@ from starlette.responses import Response
 
 from paceline.chat import Turn, next_turn
 from paceline.engine.arguments import embedding_options
-from paceline.engine.results import vectors
-from paceline.errors import InvalidParams, Unsupported
-from paceline.runtime.embedder import normalized
+from paceline.engine.results import checked_dimensions, vectors
+from paceline.errors import Unsupported
 from paceline.server.api_errors import invalid_request, ollama_error_event
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, encode_in_parts
 from paceline.server.ollama import ollama_models
@@ -121,7 +120,7 @@ async def _chat(
     make_turn: Callable[[], Turn],
 ) -> Response:
     streaming = body.stream is not False
-    options = service.options(request)
+    options = service.options(request, body.model)
     running = await start_chat(service, request, make_turn, parsed.chat, parsed.params, options, streaming=streaming)
     if streaming:
         return _lines(running, ChatLines(reply))
@@ -137,7 +136,7 @@ async def _complete(
     prompts: list[Any] = [body.prompt or ""]
     if body.suffix:
         prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, tokenizer)
-    options = {**service.options(request), "parse_special": True}
+    options = {**service.options(request, body.model), "parse_special": True}
     running = await start_request(service, request, prompts, parsed.params, options, streaming=streaming)
     if streaming:
         return _lines(running, CompletionLines(reply))
@@ -162,15 +161,14 @@ def _embedding_routes(service: Service) -> APIRouter:
         """Compute embeddings of length 1, as Ollama's endpoint."""
         began = time.monotonic()
         n_embd = service.engine().model.n_embd_out
-        if body.dimensions is not None and body.dimensions > n_embd:
-            raise InvalidParams(f"dimensions must be at most {n_embd}, which this model's vectors have")
+        checked_dimensions(body.dimensions, n_embd)
         texts: Any = body.input
         if isinstance(texts, list) and any(not isinstance(one, str) for one in texts):
             raise invalid_request("input must be a text or a list of texts", "input")
-        rows, num_tokens = await _vectors(service, request, "input", texts, truncates=body.truncate is not False)
-        found = vectors(rows, "l2", n_embd)
-        if body.dimensions is not None:
-            found = normalized(found[:, : body.dimensions].copy(), "l2")
+        rows, num_tokens = await _vectors(
+            service, request, body.model, "input", texts, truncates=body.truncate is not False
+        )
+        found = vectors(rows, "l2", n_embd, body.dimensions)
         warnings = [*option_warnings(body), *_model_warning(service, body)]
         members = {
             "model": body.model or service.names[0],
@@ -185,7 +183,7 @@ def _embedding_routes(service: Service) -> APIRouter:
     @router.post("/api/embeddings", summary="Turn a text into a vector: the older form")
     async def embeddings(body: OllamaEmbeddingsBody, request: Request) -> Response:
         """Compute the embedding of one text, not normalised; long texts are cut."""
-        rows, _ = await _vectors(service, request, "prompt", body.prompt or [], truncates=True)
+        rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
         warnings = [*option_warnings(body), *_model_warning(service, body)]
         vector = vectors(rows, "none", 0)[0].tolist() if rows else []
         return _json(encode_in_parts({"embedding": vector, **({"warnings": warnings} if warnings else {})}))
@@ -194,7 +192,7 @@ def _embedding_routes(service: Service) -> APIRouter:
 
 
 async def _vectors(
-    service: Service, request: Request, field: str, texts: Any, *, truncates: bool
+    service: Service, request: Request, model: str | None, field: str, texts: Any, *, truncates: bool
 ) -> tuple[list[Any], int]:
     """Return a vector for each text, and the number of tokens."""
     if not can_embed(service):
@@ -203,7 +201,7 @@ async def _vectors(
         raise Unsupported(f"the server was started with --pooling {service.settings.pooling}, which makes no embedding")
     if texts == []:
         return [], 0
-    options = embedding_options({**vector_options(service, request), "truncate": "right" if truncates else None})
+    options = embedding_options({**vector_options(service, request, model), "truncate": "right" if truncates else None})
     ids = await tokenize_texts(service, field, texts, options)
     rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
     return rows, sum(map(len, ids))

@@ -62,7 +62,7 @@ def routes(service: Service) -> APIRouter:
         base = service.sampling(CHAT_DEFAULTS)
         streaming = bool(body.stream)
         with _naming_field(body):
-            parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request))
+            parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request, body.model))
             running = await start_chat(
                 service,
                 request,
@@ -101,7 +101,7 @@ def routes(service: Service) -> APIRouter:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
         base = service.sampling(CHAT_DEFAULTS)
         with _naming_field(body):
-            num_tokens = await asyncio.to_thread(_count, service, body, base, service.options(request))
+            num_tokens = await asyncio.to_thread(_count, service, body, base, service.options(request, body.model))
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     return router

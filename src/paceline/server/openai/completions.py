@@ -45,7 +45,7 @@ def routes(service: Service) -> APIRouter:
         """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
         base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
         with naming_param(OpenAICompletionBody.model_fields):
-            parsed = await asyncio.to_thread(parse_completion, body, base, service.options(request))
+            parsed = await asyncio.to_thread(parse_completion, body, base, service.options(request, body.model))
             prompts = list_prompts(body, engine.tokenizer)
             check_num_prompts(engine, len(prompts), parsed.params.n)
             if body.suffix:

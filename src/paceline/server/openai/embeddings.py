@@ -14,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.arguments import embedding_options
-from paceline.engine.results import vectors
+from paceline.engine.results import check_prompt_name, checked_dimensions, vectors
 from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
-from paceline.runtime.embedder import normalized
 from paceline.server.api_errors import naming_param
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, encode_in_parts
 from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody, check_unknown_fields
@@ -46,10 +45,10 @@ def routes(service: Service) -> APIRouter:
         with naming_param(OpenAIEmbeddingBody.model_fields):
             warnings = (
                 *check_unknown_fields(body.model_extra or {}, OpenAIEmbeddingBody),
-                *model_warning(body, service.names),
+                *model_warning(body, service.known_names),
             )
             check_embedding_body(body, engine.model.n_embd_out)
-            options = parse_embedding_options(body, vector_options(service, request))
+            options = parse_embedding_options(body, vector_options(service, request, body.model))
             ids = await tokenize_texts(service, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, _pooling(body, service), options)
         name = service.names[0] if body.model is None else body.model
@@ -74,10 +73,8 @@ def check_embedding_body(body: OpenAIEmbeddingBody, n_embd: int) -> None:
     """Raise `InvalidParams` for an unknown encoding or pooling, or too many dimensions."""
     if body.encoding_format not in (None, "float", "base64"):
         raise InvalidParams(f'encoding_format must be "float" or "base64", not {body.encoding_format!r:.80}')
-    if body.dimensions is not None and body.dimensions > n_embd:
-        raise InvalidParams(
-            f"dimensions must be at most {n_embd}, which this model's vectors have, not {body.dimensions}"
-        )
+    checked_dimensions(body.dimensions, n_embd)
+    check_prompt_name(body.prompt_name)
     if body.pooling is not None and body.pooling not in _POOLINGS:
         raise InvalidParams(f"pooling must be one of {', '.join(_POOLINGS)}, not {body.pooling!r:.80}")
 
@@ -92,7 +89,7 @@ def parse_embedding_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any
 
 def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, members: Mapping[str, Any]) -> bytes:
     """Encode the response. members: those that do not follow from the vectors."""
-    found = truncate_vectors(vectors(rows, "l2", 0), body.dimensions)
+    found = vectors(rows, "l2", 0, body.dimensions)
     is_base64 = body.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": to_base64(row) if is_base64 else row.tolist()}
@@ -100,11 +97,6 @@ def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, 
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return encode_in_parts({"object": "list", "data": data, "usage": usage, **members})
-
-
-def truncate_vectors(found: Vectors, dimensions: int | None) -> Vectors:
-    """Return the first `dimensions` numbers of each vector, normalised again."""
-    return found if dimensions is None else normalized(np.ascontiguousarray(found[:, :dimensions]), "l2")
 
 
 def to_base64(vector: Vectors) -> str:

@@ -200,7 +200,57 @@ class OpenAIEmbeddingBody(EmbeddingFields):
         json_schema_extra={"enum": ["float", "base64"]},
     )
     dimensions: int | None = Field(None, ge=1, description="Only the first so many, brought back to length 1.")
+    prompt_name: str | None = Field(
+        None,
+        max_length=256,
+        description="A prefix of the model's file by its name; GGUF files carry none, so it is refused.",
+    )
     pooling: str | None = Field(None, description='paceline\'s own: "mean", "cls" or "last" in place of the model\'s.')
+
+
+class ClassifyBody(OpenAIBody):
+    """The body of /classify."""
+
+    input: Any = Field(description="A text, token ids, or a list of either; see /v1/embeddings.")
+    use_activation: bool | None = Field(None, description="False: the numbers of the model's head, not probabilities.")
+    truncate: Any = Field(default=None, description="paceline's own: as in RequestOptions.")
+
+
+class ScoreBody(OpenAIBody):
+    """The body of /score."""
+
+    text_1: Annotated[str | list[str], SkipValidation] = Field(description="A text, or as many as text_2 has.")
+    text_2: Annotated[str | list[str], SkipValidation] = Field(description="A text or a list of texts.")
+    use_activation: bool | None = Field(None, description="False: the number of a reranker's head, without sigmoid.")
+    truncate: Any = Field(default=None, description="paceline's own: as in RequestOptions, of text_2 with a reranker.")
+
+
+class LoraBody(BaseModel):
+    """Fields of vLLM's requests about LoRA adapters."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    lora_name: str = Field(min_length=1, max_length=256, description="The name that requests give as their model.")
+
+
+class LoadLoraBody(LoraBody):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_path: str = Field(
+        min_length=1, max_length=4096, description="A GGUF file of the server's machine, with an adapter for its model."
+    )
+    load_inplace: bool | None = Field(
+        None, description="Replace an adapter of this name; requests that run finish with the old one."
+    )
+
+
+class UnloadLoraBody(LoraBody):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_int_id: int | None = Field(None, description="vLLM's; without a meaning here.")
+    timeout_s: float = Field(
+        30.0, ge=0, le=86_400, description="paceline's own: how long requests that use it may take to end."
+    )
 
 
 # Other servers' names of fields.

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
 from paceline.server.api_errors import invalid_request
 from paceline.server.json_bodies import OPENAI_ERRORS
-from paceline.server.openai import chat_completions, completions, embeddings
+from paceline.server.openai import chat_completions, classification, completions, embeddings, lora_routes
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 
+if TYPE_CHECKING:
+    from paceline.engine.adapters import LoraAdapter
+
 
 def routes(service: Service) -> APIRouter:
-    """Return the routes /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings."""
+    """Return the routes of models, LoRA adapters, completions, chat completions, embeddings and classification."""
     router = APIRouter()
     router.include_router(_model_routes(service))
-    for module in (completions, chat_completions, embeddings):
+    for module in (completions, chat_completions, embeddings, classification, lora_routes):
         router.include_router(module.routes(service))
     return router
 
@@ -44,21 +48,24 @@ def _model_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
 
     async def models() -> dict[str, Any]:
-        """List the model under its first name, with facts of its file."""
+        """List the model under its first name, with facts of its file, and its LoRA adapters."""
         name = service.names[0]
-        page = {
-            "has_more": False,
-            "first_id": name,
-            "last_id": name,
-        }  # Anthropic's, as type, display_name and created_at
-        return {"models": [_listed_model(name)], "object": "list", "data": [model_body(service, name)], **page}
+        adapters = service.adapters()
+        listed = [_listed_model(name), *(_listed_model(one.name, parent=name) for one in adapters)]
+        data = [model_body(service, name), *(_adapter_body(service, one) for one in adapters)]
+        # Anthropic's, as type, display_name and created_at
+        page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
+        return {"models": listed, "object": "list", "data": data, **page}
 
     router.add_api_route("/v1/models", models, methods=["GET"], summary="The models")
     router.add_api_route("/models", models, methods=["GET"], summary="As /v1/models")
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def model(model_id: str) -> dict[str, Any]:
-        """Describe the model under one of its names; 404 for any other."""
+        """Describe the model under one of its names, or an adapter; 404 for any other."""
+        adapter = next((one for one in service.adapters() if one.name == model_id), None)
+        if adapter is not None:
+            return _adapter_body(service, adapter)
         if model_id not in service.names:
             message = f"there is no model {model_id[:200]!r} here; GET /v1/models lists those that there are"
             raise invalid_request(message, "model", "model_not_found", status=404)
@@ -80,10 +87,16 @@ def model_body(service: Service, name: str) -> dict[str, Any]:
     return body | {"meta": _meta(service) if service.is_loaded else None}
 
 
-def _listed_model(name: str) -> dict[str, Any]:
+def _adapter_body(service: Service, adapter: LoraAdapter) -> dict[str, Any]:
+    """Return the description of a LoRA adapter, with vLLM's members: its file's name as root, and the model as parent."""
+    body = model_body(service, adapter.name) | {"aliases": [], "tags": [], "meta": None}
+    return body | {"root": Path(adapter.path).name, "parent": service.names[0]}
+
+
+def _listed_model(name: str, parent: str = "") -> dict[str, Any]:
     """Return the model in Ollama's form of a list, as llama-server does; the members have no values there."""
     nothing = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
-    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+    details = {"parent_model": parent, "format": "gguf", "family": "", "families": [""]}
     return {
         "name": name,
         "model": name,

@@ -54,7 +54,7 @@ def response_options_of(
         include_usage=bool(stream and stream.include_usage),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
         clock=time.monotonic if body.timings_per_token else None,
-        warnings=(*parsed.warnings, *model_warning(body, service.names)),
+        warnings=(*parsed.warnings, *model_warning(body, service.known_names)),
         **kind,
     )
 

@@ -106,7 +106,7 @@ async def _parse(
 ) -> tuple[ResponsesRequest, EncodedItems]:
     """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored."""
     tenant = RequestContext.of(request.scope).tenant
-    base, options = service.sampling(CHAT_DEFAULTS), service.options(request)
+    base, options = service.sampling(CHAT_DEFAULTS), service.options(request, body.model)
     before = _previous(store, tenant, body.previous_response_id)
 
     def parse() -> tuple[ResponsesRequest, EncodedItems]:
@@ -172,7 +172,7 @@ def _head(
         pieces=service.engine().tokenizer.pieces(True),
         num_prompt=len(running.prompts[0]),
         num_top=params.logprobs,
-        warnings=(*asked.parsed.warnings, *model_warning(body, service.names), *warnings),
+        warnings=(*asked.parsed.warnings, *model_warning(body, service.known_names), *warnings),
         clock=time.monotonic if body.timings_per_token else None,
         keep=keep or no_store,
     )

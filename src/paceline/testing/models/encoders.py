@@ -13,16 +13,21 @@ from paceline.testing.models.vocabulary import SpecVocabulary, word_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class BertSpec(Sizes):
-    """BERT: bidirectional attention, no KV cache. With `pooling="rank"` it has a classifier and scores pairs."""
+    """BERT: bidirectional attention, no KV cache. With `pooling="rank"` it has a classifier and scores pairs.
+
+    class_labels: names of the classifier's outputs; none: one output without a name.
+    """
 
     architecture: ClassVar[str] = "bert"
     n_head_kv: int = 4
     n_ctx_train: int = 256
     pooling: Pooling | None = "mean"
+    class_labels: tuple[str, ...] = ()
     vocabulary: SpecVocabulary = field(default_factory=word_pieces)
 
     def metadata(self) -> dict[str, Value]:
-        return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False})
+        labels: dict[str, Value] = {"classifier.output_labels": list(self.class_labels)} if self.class_labels else {}
+        return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False, **labels})
 
     def tensors(self) -> Iterator[Tensor]:
         yield embedding(self)
@@ -34,8 +39,8 @@ class BertSpec(Sizes):
         if self.pooling == "rank":
             yield matrix("cls.weight", self.n_embd, self.n_embd)
             yield bias("cls.bias", self.n_embd)
-            yield matrix("cls.output.weight", 1, self.n_embd, gain=3.0)
-            yield bias("cls.output.bias", 1)
+            yield matrix("cls.output.weight", max(1, len(self.class_labels)), self.n_embd, gain=3.0)
+            yield bias("cls.output.bias", max(1, len(self.class_labels)))
 
     def _layer(self, block: str) -> Iterator[Tensor]:
         yield from attention(self, block, biases=True)

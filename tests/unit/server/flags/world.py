@@ -104,6 +104,11 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         {"engine.lora": {"a": "a.gguf", "b": "x/b.gguf"}, "server.lora_scales": {"a": 1, "b": 1}},
     ),
     "--lora-scaled": (["a.gguf:0.5"], {"engine.lora": {"a": "a.gguf"}, "server.lora_scales": {"a": 0.5}}),
+    "--lora-modules": (
+        ["s=a.gguf,t=x/b.gguf"],
+        {"engine.lora": {"s": "a.gguf", "t": "x/b.gguf"}, "server.lora_scales": {}},
+    ),
+    "--enable-lora-loading": ([], {"server.lora_loading": True}),
     "--lora-init-without-apply": (["--lora", "a.gguf"], {"engine.lora": {"a": "a.gguf"}, "server.lora_scales": {}}),
     "--override-kv": (
         ["a=int:1,b=bool:true,c=str:x,d=float:0.5"],

@@ -8,7 +8,7 @@ import pytest
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.server.llama_server.completion_request import brief_settings, full_settings
 from paceline.server.llama_server.sampling_fields import BANNED_BIAS, RANDOM_SEED
-from paceline.server.llama_server.slots import Adapters, SlotContent, VirtualSlots
+from paceline.server.llama_server.slots import SlotContent, VirtualSlots
 from paceline.server.llama_server.vector_routes import normalize_as
 
 
@@ -81,10 +81,3 @@ def test_grammars_and_schemas_are_shown() -> None:
     assert "json_schema" not in shown
     shown = full_settings(SamplingParams(json_schema={"type": "object"}), (), stream=False, others={})
     assert (shown["grammar"], shown["json_schema"]) == ("", {"type": "object"})
-
-
-def test_adapters_are_numbered_as_they_were_given() -> None:
-    """Named by their keys or by their files; of a path only the file's name is shown."""
-    assert Adapters.of(None) == Adapters((), ())
-    assert Adapters.of(["x/a.gguf", "b.gguf"]) == Adapters(("a", "b"), ("a.gguf", "b.gguf"))
-    assert Adapters.of({"n": "x/a.gguf"}) == Adapters(("n",), ("a.gguf",))

@@ -1,0 +1,134 @@
+"""The LoRA adapters of an engine, by the names that requests use. Any thread.
+
+Each load gets a key that no other load of this engine has: backend, KV cache and worker know adapters by their keys alone, so a
+name that is loaded again with another file shares nothing with the earlier one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline import validation
+from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, InvalidType
+from paceline.request import RequestOptions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A LoRA adapter that requests may use.
+
+    Attributes:
+        name: The name that requests use.
+        path: Its file; empty where the backend has none.
+        key: What the engine calls it: unique over all loads, the name where that was never used before.
+    """
+
+    name: str
+    path: str
+    key: str
+
+
+def adapter_paths(lora: object) -> dict[str, Any]:
+    """Return the files of the option `lora` by name: a mapping of names to paths, or paths whose stems are the names."""
+    if isinstance(lora, Mapping):
+        return {validation.text("lora: the name", name): path for name, path in lora.items()}
+    if not isinstance(lora, Sequence) or isinstance(lora, (str, bytes)):
+        raise InvalidType(f"lora must be a list of paths or a mapping of names to paths, not {type(lora).__name__}")
+    named = {validation.path("lora", path).stem: path for path in lora}
+    if len(named) < len(lora):
+        raise InvalidParams("lora has two files of the same name; give a mapping of names to paths")
+    return named
+
+
+def absolute(path: Any) -> str:
+    """Return a path that stays right in a process with another working directory."""
+    return str(Path(path).absolute())
+
+
+def check_adapter_file(path: Path) -> None:
+    """Raise `AdapterError` where there is no readable file; what is in it, the backend checks."""
+    if not path.exists():
+        raise AdapterError(f"there is no adapter file {path}")
+    if not path.is_file():
+        raise AdapterError(f"the adapter {path} is no file; give the path of a GGUF file")
+
+
+class AdapterRegistry:
+    """The adapters that requests may name, and the names of loads that are under way."""
+
+    def __init__(self, names: Iterable[str] = (), paths: Mapping[str, Any] | None = None) -> None:
+        """names: those that the engine has from its start, whose keys are their names. paths: their files, where known."""
+        known = {} if paths is None else paths
+        self._lock = threading.Lock()
+        self._adapters = {name: LoraAdapter(name, str(known.get(name, "")), name) for name in names}
+        self._keys = set(self._adapters)
+        self._loading: set[str] = set()
+
+    def all(self) -> tuple[LoraAdapter, ...]:
+        """Return the adapters in the order in which they were loaded."""
+        with self._lock:
+            return tuple(self._adapters.values())
+
+    def find(self, name: str) -> LoraAdapter:
+        """Return the adapter of a name. Raises `AdapterNotFound`."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise AdapterNotFound(f"there is no adapter {name!r}; {self._known()}")
+        return adapter
+
+    def resolve(self, options: RequestOptions) -> RequestOptions:
+        """Return the options with the keys of their adapters in place of the names. Raises `InvalidParams` for unknown ones."""
+        if not options.lora:
+            return options
+        keys = {}
+        for name, scale in options.lora:
+            adapter = self._adapters.get(name)
+            if adapter is None:
+                raise InvalidParams(f"lora: there is no adapter {name!r}; {self._known()}")
+            keys[adapter.key] = scale
+        return dataclasses.replace(options, lora=keys)
+
+    def begin(self, name: str, *, in_place: bool) -> str:
+        """Return the key of a new load, and reserve the name. Raises `InvalidParams` for a name that is taken."""
+        if not validation.text("name", name):
+            raise InvalidParams("name must not be empty")
+        with self._lock:
+            if name in self._loading:
+                raise InvalidParams(f"name: an adapter {name!r} is being loaded")
+            if name in self._adapters and not in_place:
+                raise InvalidParams(f"name: there is an adapter {name!r} already; unload it, or load in place of it")
+            self._loading.add(name)
+            key, number = name, 2
+            while key in self._keys:
+                key, number = f"{name}#{number}", number + 1
+            self._keys.add(key)
+            return key
+
+    def cancel(self, name: str) -> None:
+        """Release the name of a load that failed."""
+        with self._lock:
+            self._loading.discard(name)
+
+    def add(self, adapter: LoraAdapter) -> LoraAdapter | None:
+        """Add what was loaded, and return the adapter that had this name."""
+        with self._lock:
+            self._loading.discard(adapter.name)
+            replaced = self._adapters.pop(adapter.name, None)
+            self._adapters[adapter.name] = adapter
+            return replaced
+
+    def remove(self, adapter: LoraAdapter) -> bool:
+        """Remove an adapter; return whether it was still there."""
+        with self._lock:
+            if self._adapters.get(adapter.name) is not adapter:
+                return False
+            del self._adapters[adapter.name]
+            return True
+
+    def _known(self) -> str:
+        names = ", ".join(map(repr, tuple(self._adapters)))
+        return f"known are {names or 'none; give them to the engine with lora=[...], or load one'}"

@@ -1,0 +1,85 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them. On the event loop, the engine in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
+
+from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, PacelineError
+from paceline.server.api_errors import ApiException, api_error_of, invalid_request, naming_param, not_supported
+from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute
+from paceline.server.openai.openai_bodies import LoadLoraBody, UnloadLoraBody
+from paceline.server.service import Service
+
+_MAX_CALLS = 4  # at once: an unload may wait for long, and other routes need the threads of the loop
+_PARAMS = {"name": "lora_name", "path": "lora_path", "in_place": "load_inplace"}
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["LoRA"], route_class=JsonRoute, responses=OPENAI_ERRORS)
+    threads = ThreadPoolExecutor(_MAX_CALLS, "paceline-lora")
+
+    @router.post("/v1/load_lora_adapter", summary="Load a LoRA adapter", response_class=PlainTextResponse)
+    async def load(body: LoadLoraBody) -> Response:
+        """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
+        _check_allowed(service)
+        engine, name = service.engine(), body.lora_name
+        if name in service.names or name.removesuffix(":latest") in service.names:
+            raise invalid_request(f"lora_name: {name!r:.200} is the model's own name; take another one", "lora_name")
+        try:
+            await _call(threads, lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
+        except AdapterError as error:
+            is_there = await asyncio.to_thread(Path(body.lora_path).is_file)
+            raise _with_status(error, 400 if is_there else 404, "lora_path") from error
+        return PlainTextResponse(f"Success: the LoRA adapter {name!r} is loaded")
+
+    @router.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter", response_class=PlainTextResponse)
+    async def unload(body: UnloadLoraBody) -> Response:
+        """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.
+
+        409 if they do not end within `timeout_s`; then the adapter stays. Needs --enable-lora-loading.
+        """
+        _check_allowed(service)
+        engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
+        if name in scales:  # else requests that name no adapter would be refused, too
+            service.set_lora_scales({one: scale for one, scale in scales.items() if one != name})
+        try:
+            await _call(threads, lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
+        except BaseException:
+            if name in scales and any(one.name == name for one in engine.loras()):
+                service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
+            raise
+        return PlainTextResponse(f"Success: the LoRA adapter {name!r} is unloaded")
+
+    return router
+
+
+async def _call(threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+    """Call the engine in a thread. Raises with the field at fault, and the status of adapters that are not there or in use."""
+    try:
+        with naming_param(LoadLoraBody.model_fields, **_PARAMS):
+            await asyncio.get_running_loop().run_in_executor(threads, function)
+    except AdapterNotFound as error:
+        raise _with_status(error, 404, "lora_name") from error
+    except AdapterInUse as error:
+        raise _with_status(error, 409, "lora_name") from error
+
+
+def _with_status(error: PacelineError, status: int, param: str) -> ApiException:
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    return ApiException(replace(api_error_of(error), status=status, type=kind, param=param, retry_after_s=None))
+
+
+def _check_allowed(service: Service) -> None:
+    if not service.settings.lora_loading:
+        raise not_supported(
+            "This server does not load adapters while it runs. Start it with `--enable-lora-loading`, for clients that may "
+            "have it read any file"
+        )
