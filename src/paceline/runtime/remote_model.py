@@ -51,7 +51,7 @@ class RemoteModel(Model):
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Set the facts that `model_facts` returned in the other process; call it once, before they are read."""
-        self._facts = dict(facts)
+        self._facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
     @property
     def memory_class(self) -> MemoryClass:
