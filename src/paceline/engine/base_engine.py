@@ -132,7 +132,7 @@ class BaseEngine(ABC):
                 f"within {timeout_s} s; try again later, or cancel them"
             )
         if not self._adapters.remove(adapter):
-            raise AdapterNotFound(f"the adapter {name!r} was unloaded by another call")
+            raise AdapterNotFound(f"the adapter {name!r} was unloaded or replaced by another call")
         self._free_adapter(adapter.key)
 
     def loras(self) -> tuple[LoraAdapter, ...]:

@@ -52,7 +52,7 @@ def routes(service: Service) -> APIRouter:
             service.set_lora_scales({one: scale for one, scale in scales.items() if one != name})
         try:
             await _call(threads, lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
-        except BaseException:
+        except Exception:
             if name in scales and any(one.name == name for one in engine.loras()):
                 service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
             raise
