@@ -61,14 +61,14 @@ class MemorySampler(threading.Thread):
         super().__init__(daemon=True)
         self.base = tree_bytes(os.getpid())
         self.samples: list[int] = []
-        self._stop = threading.Event()
+        self._ending = threading.Event()
 
     def run(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while not self._ending.wait(SAMPLE_S):
             self.samples.append(tree_bytes(os.getpid()))
 
     def end(self) -> None:
-        self._stop.set()
+        self._ending.set()
         self.join()
 
 
@@ -98,7 +98,7 @@ async def client(models: AsyncModelManager, tally: Tally, rng: random.Random, un
     while time.monotonic() < until_s:
         name = rng.choices(models.names(), weights=(5, 3, 2))[0]
         kind = rng.choice(("stream", "stream", "complete", "leave"))
-        prompt = [rng.randrange(5, 500) for _ in range(rng.choice((8, 64, 256)))]
+        prompt = [rng.randrange(5, 256) for _ in range(rng.choice((8, 64, 256)))]
         num_tokens = rng.choice((8, 32, 64))
         began = time.monotonic()
         try:
