@@ -34,7 +34,7 @@ from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
-from paceline.errors import Aborted, EngineStopped, InvalidParams, Unsupported
+from paceline.errors import Aborted, EngineStopped, Unsupported
 from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
@@ -126,33 +126,33 @@ class WorkerEngine(BaseEngine):
         self._clock = MonotonicClock()
         start_s = self._clock.now()
         setup = worker_setup(model, options, None if config.trace is None else start_s)
-        self._front: FrontModel
-        restarts = RestartLimits()
-        if trial is None:
-            self._front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides"))
-        else:
-            self._front, restarts = trial.model, trial.restarts
+        restarts = RestartLimits() if trial is None else trial.restarts
+        if trial is not None:
             setup = messages.replaced(setup, trial.backend, dict(trial.backend_options))
-        self.tokenizer, self.model = self._front.tokenizer, self._front.model
-        self.sampling_defaults = self._front.sampling_defaults
-        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
-        self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
-        self._router = OutputRouter(self._inbox)
         if config.max_restarts is not None:
             restarts = replace(restarts, max_restarts=config.max_restarts)
         policy = Policy(
             on_engine_death=config.on_engine_death or "replay", restarts=restarts, sleep_idle_s=config.sleep_idle_s
         )
+        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
+        self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
+        self._router = OutputRouter(self._inbox)
         watch = self._watch(start_s)
         self._supervisor = Supervisor(setup, policy, self._inbox, self._router, self._clock, watch)
         self._thread = self._supervisor
         weakref.finalize(self, self._supervisor.abandon).atexit = False
-        try:
+        front: FrontModel | None = None
+        try:  # the worker starts meanwhile
+            front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides")) if trial is None else trial.model
             ready = self._loaded(arguments.model)
         except BaseException:
             self.close()
-            self._front.close()
+            if front is not None:
+                front.close()
             raise
+        self._front = front
+        self.tokenizer, self.model = front.tokenizer, front.model
+        self.sampling_defaults = front.sampling_defaults
         self._take_limits(ready)
         self._front.describe(ready.facts)
         self._adapters = AdapterRegistry(ready.adapters, adapter_paths(arguments.lora))
@@ -182,11 +182,7 @@ class WorkerEngine(BaseEngine):
 
     def _watch(self, trace_start_s: float) -> RequestsWatch:
         """Metrics, and the trace that the options ask for. Raises `InvalidParams` where its file cannot be opened."""
-        try:
-            recorder = open_trace(self.config, trace_start_s)
-        except InvalidParams:
-            self._front.close()
-            raise
+        recorder = open_trace(self.config, trace_start_s)
         trace = None if recorder is None else FrontTrace(recorder)
         instruments = Instruments(() if trace is None else (trace,), own=self.metrics)
         return RequestsWatch(instruments, self._clock, trace)
