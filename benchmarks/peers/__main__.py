@@ -110,6 +110,8 @@ def run_workloads(options: argparse.Namespace) -> None:
     ]
     if unknown := set(workloads) - set(WORKLOADS):
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}: python -m benchmarks.peers list")
+    if options.model and (named := [one for one in workloads if WORKLOADS[one].num_adapters]):
+        raise SystemExit(f"{', '.join(named)}: {options.model} has no LoRA adapters")
     if others := {name for name in options.servers if name.partition("@")[0] not in NAMES}:
         raise SystemExit(f"no server {', '.join(sorted(others))}: choose from {', '.join(NAMES)}, with @ and a variant")
     results = Results(_folder(options))

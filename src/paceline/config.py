@@ -29,7 +29,7 @@ class EngineConfig:
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
             was loaded before: if there is one).
         max_tick_ms: Longest tick of "paced" while no sequence decodes, so that admission and cancelling stay prompt; also the
-            most that its target yields to while several prompts wait.
+            most that its target yields to while too much time is lost to small batches.
         max_queue: Requests that may be open beyond num_slots of them. Open requests are those that have not ended, waiting
             or running, embeddings included, each counted once whatever its n. Beyond: `QueueFull`.
         max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length.

@@ -129,21 +129,24 @@ def test_paced_gives_every_decoder_its_row_where_the_budget_has_room(view: Sched
 
 @given(views(), BUDGETS)
 def test_paced_is_within_the_target_or_gives_the_least_share(view: SchedulerView, budget: int) -> None:
-    """The tick is expected to take at most the target, or twice what decoding alone takes; else 16 tokens of prompts.
+    """The tick is expected to take at most the target, or what leaves decoding three tenths of it; else 16 tokens of prompts.
 
-    Where too much time was lost, it may take as long as a tick without decoding; a tile beside decoding a quarter more than
-    all that. And one token more would not have fitted into the target, unless budget or prompts
-    were at their end.
+    The latter up to a tick without decoding, or twice what decoding alone takes. Where too much time was lost, it may take
+    what makes that a hundredth, up to a tick without decoding; a tile beside decoding a quarter more than all that. And one
+    token more would not have fitted into the target, unless budget or prompts were at their end.
     """
     tokens = planned(Paced(), view, budget)
     num_decode, num_prefill = (tokens_of(tokens, view, is_decoding=is_decoding) for is_decoding in (True, False))
     limit_s = view.max_tick_s
     if num_decode:
-        limit_s = max(view.itl_target_s, 2 * view.cost.seconds(num_decode, view.num_cells, num_decode))
+        decode_s = view.cost.seconds(num_decode, view.num_cells, num_decode)
+        shared_s = min(decode_s / (1 - 0.7), max(view.max_tick_s, 2 * decode_s))
+        limit_s = max(view.itl_target_s, shared_s)
     num_outputs = max(1, num_decode)
     if num_prefill > 16:
         is_tile = num_decode > 0 and num_decode + num_prefill == TILE_TOKENS
-        most_s = (max(limit_s, view.max_tick_s) if view.lost_share > 0.01 else limit_s) * (1.25 if is_tile else 1.0)
+        yielding_s = min(view.max_tick_s, view.lost_tick_s / 0.01) if view.lost_share > 0.01 else 0.0
+        most_s = max(limit_s, yielding_s) * (1.25 if is_tile else 1.0)
         assert view.cost.seconds(num_decode + num_prefill, view.num_cells + num_prefill, num_outputs) <= most_s
     most = min(budget - num_decode, wanted(view, is_decoding=False))
     if num_prefill < most:

@@ -71,8 +71,8 @@ class LlamaBackend:
         """Time passes of growing size, for half a second, so that the scheduler begins with measurements.
 
         Some hold a token of each of several sequences with its logits, at most `num_slots`, the others a piece of a prompt.
-        Leaves the context empty. The first pass warms up and does not count. This takes at most one pass beyond the budget; a
-        pass that would not fit by the time of the one before is skipped.
+        Leaves the context empty. The first pass warms up and does not count. It ends before a pass that would not fit, by the
+        time of the one before, and so takes at most one pass beyond the budget.
         """
         context = self._context
         if context is None:

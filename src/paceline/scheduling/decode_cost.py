@@ -2,8 +2,8 @@
 
 The tick cost model is smooth. Kernels are not: they compute tiles of rows, so that seven rows may take longer than eight. Here
 each number of rows has its own time, as it was seen. Between numbers that were seen it is interpolated. Above them each row is
-taken to cost no more than a prompt token, the least that it can: too low an expectation makes larger batches worth trying,
-which shows what they take, while too high a one would never be put to the test.
+taken to cost no more than a prompt token, the least that it can: too low an expectation makes larger batches worth trying, and
+the first of them that only decodes shows what they take; too high a one would never be put to the test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from bisect import bisect_left, insort
 
 from paceline.scheduling.cost_model import TILE_TOKENS, TickCostModel
 
-_GAIN = 0.15  # of a new time, once there have been some
+_NUM_SETTLED = 7  # passes after which a time is known well
+_GAIN = 1 / _NUM_SETTLED  # of a new time from then on
 _CREDIBLE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
 _SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
 _LEAST_S = 1e-6
@@ -52,19 +53,25 @@ class DecodeCost:
         model = self._cost_model
         without_cells = model.mean_seconds(num_rows, 0, num_rows) / model.mean_seconds(num_rows, num_cells, num_rows)
         found_s = max(seconds, _LEAST_S) * without_cells
-        before_s = self._seconds.get(num_rows)
-        if before_s is None:
-            insort(self._sizes, num_rows)
-            self._seconds[num_rows], self._num_seen[num_rows] = found_s, 1
+        if not self._sizes:
+            self._note(num_rows, found_s)
             return
-        ratio = math.log(found_s / before_s)
-        ratio -= self._follow_speed(ratio)
-        self._num_seen[num_rows] += 1
-        gain = max(_GAIN, 1 / self._num_seen[num_rows])
-        self._seconds[num_rows] *= math.exp(gain * min(max(ratio, -_CREDIBLE), _CREDIBLE))
+        expected_s = self.seconds(num_rows)
+        ratio = min(max(math.log(found_s / expected_s), -_CREDIBLE), _CREDIBLE)
+        num_seen = self._num_seen.get(num_rows, 0)
+        if num_seen >= _NUM_SETTLED:  # else it says more about the number of rows than about the machine
+            ratio -= self._follow_speed(ratio)
+            expected_s = self._seconds[num_rows]
+        self._note(num_rows, expected_s * math.exp(max(_GAIN, 1 / (num_seen + 1)) * ratio))
+
+    def _note(self, num_rows: int, seconds: float) -> None:
+        if num_rows not in self._seconds:
+            insort(self._sizes, num_rows)
+        self._seconds[num_rows] = seconds
+        self._num_seen[num_rows] = self._num_seen.get(num_rows, 0) + 1
 
     def _follow_speed(self, ratio: float) -> float:
-        """Scale all times to the machine's speed, by the median of three passes; return the logarithm of the step."""
+        """Scale all times to the machine's speed, by the median of three ratios; return the logarithm of the step."""
         self._recent = [*self._recent[-2:], ratio]
         if len(self._recent) < 3:
             return 0.0

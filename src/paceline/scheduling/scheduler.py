@@ -276,10 +276,10 @@ class Scheduler:
             self._relieve_pressure(now_s)
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
-        """Correct the cost model by a pass; of those that only decode, every eighth is enough. Sum up the lost time."""
+        """Correct the costs by a pass, and sum up the lost time; for the cost model every eighth that only decodes is enough."""
         self._lost_time.observe(output.step_s, plan.lost_s)
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
-        if plan.lost_s is None and num_tokens == len(plan.rows):  # it only decoded
+        if not plan.lora and num_tokens == len(plan.rows) and all(row.draws for row in plan.rows):
             self._decode_cost.observe(len(plan.rows), plan.num_cells + num_tokens, output.step_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.draws or len(row.targets) for row in plan.rows])

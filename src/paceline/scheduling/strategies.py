@@ -93,7 +93,7 @@ class Paced:
     The target yields where keeping it would cost too much, and by no more than that:
 
     - Prompts get at least `prefill_share` of the time: where decoding alone takes too much of the target, the tick is as long
-      as that needs.
+      as that needs, up to `view.max_tick_s`; beyond that they get half of it.
     - Prompts in pieces cost throughput: with each piece sequences decode that are fewer than could, and a row of a small batch
       is dearer than one of a large batch. While more than 1 - `efficiency` of the time is lost so (`view.lost_share`), a
       tick is so long that what it loses is no larger part of it, up to `view.max_tick_s`.
@@ -114,7 +114,7 @@ class Paced:
         self,
         *,
         efficiency: float = 0.99,
-        prefill_share: float = 0.5,
+        prefill_share: float = 0.7,
         least_tokens: int = 16,
         patience: int = 8,
         stretch: float = 1.25,
@@ -164,7 +164,8 @@ class Paced:
         if not num_decode:
             return view.max_tick_s
         decode_s = view.cost.seconds(num_decode, view.num_cells, num_decode)
-        limit_s = max(view.itl_target_s, decode_s / (1 - self._prefill_share))
+        shared_s = min(decode_s / (1 - self._prefill_share), max(view.max_tick_s, 2 * decode_s))
+        limit_s = max(view.itl_target_s, shared_s)
         most_lost = 1 - self._efficiency
         if view.lost_share <= most_lost:
             return limit_s

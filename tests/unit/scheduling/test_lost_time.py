@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 
-from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.strategies import DecodeMaximal
@@ -117,6 +117,31 @@ def test_passes_that_only_decode_are_learnt_from(monkeypatch: pytest.MonkeyPatch
     world.submit("x" * 300, max_tokens=50, ignore_eos=True)
     world.tick(6)
     assert len(learnt) == 5
+
+
+def test_single_tokens_of_a_prompt_are_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt in chunks of one token is not taken for rows that decode, but for its last one, which draws."""
+    learnt: list[int] = []
+    monkeypatch.setattr(DecodeCost, "observe", lambda _, num_rows, num_cells, seconds: learnt.append(num_rows))
+    world = World(strategy="decode_maximal", num_cells=2048, limits={"chunk_size": 1})
+    world.submit("x" * 20, max_tokens=3, ignore_eos=True)
+    world.tick(19)
+    assert learnt == []
+    world.tick(4)
+    assert learnt == [1, 1, 1]
+
+
+def test_measured_passes_are_learnt_from() -> None:
+    """Before the first request: passes that decode by their rows, and all of them by the cost model."""
+    world = World(num_cells=2048)
+    passes = [MeasuredPass(1, 1, 0.03, 1), MeasuredPass(8, 8, 0.1, 8), MeasuredPass(64, 64, 0.4, 0)]
+    before_s = world.scheduler.cost_model.mean_seconds(64, 64, 0)
+    seen: list[tuple[int, int, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeCost, "observe", lambda _, *measured: seen.append(measured))
+        world.scheduler.calibrate(passes)
+    assert seen == [(1, 1, 0.03), (8, 8, 0.1)]
+    assert abs(world.scheduler.cost_model.mean_seconds(64, 64, 0) - 0.4) < abs(before_s - 0.4)
 
 
 def test_a_failure_of_ours_is_no_strategys(monkeypatch: pytest.MonkeyPatch) -> None:

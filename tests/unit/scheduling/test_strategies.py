@@ -196,12 +196,21 @@ def test_paced_counts_the_cells_that_the_prompt_itself_takes() -> None:
     assert cost.seconds(1 + tokens, 500 + tokens) <= 0.25 < cost.seconds(2 + tokens, 501 + tokens)
 
 
-def test_paced_gives_prompts_half_of_the_time_where_decoding_alone_is_too_slow() -> None:
-    """With 300 decoders, 310 ms alone, a tick takes 620 ms, whatever the target; another share makes it another time."""
+def test_paced_gives_prompts_their_share_of_the_time_where_decoding_alone_is_too_slow() -> None:
+    """With 300 decoders, 310 ms alone, a tick takes a second, whatever the target; another share makes it another time."""
     decoders = [decoder(key) for key in range(300)]
-    assert planned(Paced(), 2048, *decoders, prompt(300, 1000))[300] == 310
+    shares = planned(Paced(), 2048, *decoders, *(prompt(300 + one, 400) for one in range(3)))
+    assert sum(shares.values()) == 300 + 690
+    assert planned(Paced(prefill_share=0.5), 2048, *decoders, prompt(300, 1000))[300] == 310
     assert planned(Paced(prefill_share=0.2), 2048, *decoders, prompt(300, 1000))[300] == 77
     assert planned(Paced(prefill_share=0), 2048, *decoders, prompt(300, 1000))[300] == 16
+
+
+def test_paced_gives_prompts_half_of_the_time_where_decoding_alone_takes_long_ticks() -> None:
+    """With 600 decoders, 610 ms alone, a tick takes twice that, which is beyond `max_tick_s`."""
+    decoders = [decoder(key) for key in range(600)]
+    shares = planned(Paced(), 2048, *decoders, *(prompt(600 + one, 400) for one in range(3)))
+    assert sum(shares.values()) == 600 + 610
 
 
 WEIGHTS = TrialCost(pass_s=0.024, token_s=0.002, cell_s=0.0, output_s=0.006)
@@ -211,8 +220,8 @@ WEIGHTS = TrialCost(pass_s=0.024, token_s=0.002, cell_s=0.0, output_s=0.006)
 def test_paced_keeps_the_target_where_no_time_was_lost() -> None:
     """However many prompts wait: ticks become longer by what was lost, not by what might be."""
     sequences = [decoder(0), *(prompt(key, 400) for key in range(1, 9))]
-    tokens = planned(Paced(), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.1)
-    assert sum(tokens.values()) == 1 + (100 - 24 - 8) // 2
+    tokens = planned(Paced(), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.15)
+    assert sum(tokens.values()) == 1 + (150 - 24 - 8) // 2
 
 
 BESIDE = (decoder(0), prompt(1, 1000))

@@ -146,9 +146,11 @@ class WorkerEngine(BaseEngine):
             front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides")) if trial is None else trial.model
             ready = self._loaded(arguments.model)
         except BaseException:
-            self.close()
-            if front is not None:
-                front.close()
+            try:
+                self.close()
+            finally:
+                if front is not None:
+                    front.close()
             raise
         self._front = front
         self.tokenizer, self.model = front.tokenizer, front.model
