@@ -40,10 +40,11 @@ class RawCommand(TyperCommand):
 
 def serve(ctx: typer.Context) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI and of llama-server. Takes llama-server's flags."""
-    from paceline.server.flags import DiskFiles, resolve
+    from paceline.server.flags import DiskFiles, ModelPresets, resolve
     from paceline.server.flags.display import config_sections, help_sections
 
-    resolved = resolve(ctx.args, os.environ, DiskFiles(terminal.note))
+    files = DiskFiles(terminal.note)
+    resolved = resolve(ctx.args, os.environ, files)
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -59,7 +60,8 @@ def serve(ctx: typer.Context) -> None:
             set_up_logging(resolved.settings)
             from paceline.server.serving import serve as run
 
-            raise typer.Exit(run(resolved.settings))
+            presets = ModelPresets(resolved, files) if resolved.is_router else None
+            raise typer.Exit(run(resolved.settings, presets))
 
 
 def _write(sections: Iterable[Section]) -> None:

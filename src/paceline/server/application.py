@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -26,16 +26,18 @@ from paceline.server.api_errors import (
     llama_error_body,
 )
 from paceline.server.exposition import metrics_routes
+from paceline.server.in_flight import ByteBudget
 from paceline.server.json_bodies import LLAMA_ERRORS
 from paceline.server.llama_server import llama_routes, stream_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
-from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
+from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.ollama import ollama_routes
 from paceline.server.openai import openai_routes
-from paceline.server.pages import document_routes, start_page_routes
+from paceline.server.pages import document_routes, server_facts, start_page_routes
 from paceline.server.request_context import route_path
 from paceline.server.responses_api import responses_routes
+from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
 
@@ -63,42 +65,77 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
-        middleware=_middleware(service),
+        middleware=server_middleware(service),
         lifespan=lifespan,
         responses=LLAMA_ERRORS,
     )
     app.state.service = service
+    add_error_handlers(app, service.api_error_of)
+    for own_routes in (
+        health_routes(service),
+        start_page_routes(settings, lambda: server_facts(service)),
+        openai_routes.cancel_routes(service),
+        stream_routes.routes(service.resumable_streams),
+    ):
+        app.include_router(own_routes)
+    add_model_routes(app, service)
+    if settings.docs:
+        app.router.routes[:0] = document_routes(app)
+    build_routes(app)
+    return app
+
+
+def model_app(service: Service) -> FastAPI:
+    """Return the application of one of several models: its routes without middleware. The service is closed elsewhere."""
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(ErrorBoundary)], responses=LLAMA_ERRORS
+    )
+    app.state.service = service
+    add_error_handlers(app, service.api_error_of)
+    add_model_routes(app, service)
+    build_routes(app)
+    return app
+
+
+def add_error_handlers(app: FastAPI, api_error_of: Callable[[BaseException], ApiError]) -> None:
+    """Have errors of routes reported in the shape of the route's API."""
 
     async def handle_error(request: Request, error: Exception) -> Response:
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return error_response(service.api_error_of(error), route_path(request.scope), headers)
+        return error_response(api_error_of(error), route_path(request.scope), headers)
 
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
 
-    async def wake(request: Request) -> None:  # a POST to a model's routes wakes a sleeping engine
+
+def add_model_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes that need the model. A POST to one of them wakes a sleeping engine."""
+
+    async def wake(request: Request) -> None:
         if request.method == "POST":
             service.wake()
 
-    not_the_models = (openai_routes.cancel_routes, stream_routes.routes, metrics_routes)
-    for own_routes in (health_routes, start_page_routes, *not_the_models):
-        app.include_router(own_routes(service))
-    sleeps = bool(settings.engine_options.get("sleep_idle_s"))
+    app.include_router(metrics_routes(service))
+    sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
     for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
         app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
-    if settings.docs:
-        app.router.routes[:0] = document_routes(app)
-    _build_routes(app)
-    return app
 
 
-def _build_routes(app: FastAPI) -> None:
+def build_routes(app: FastAPI) -> None:
     """Have FastAPI build the routers' routes now, which it otherwise does, slowly, at the first request."""
     for route in app.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
-def _middleware(service: Service) -> list[Middleware]:
+class ServedState(LimitedServer, Protocol):
+    """What the middleware needs to know of a server."""
+
+    settings: ServerSettings
+    http_metrics: HttpMetrics
+    body_budget: ByteBudget
+
+
+def server_middleware(service: ServedState) -> list[Middleware]:
     """Return the middleware from the outermost to the innermost."""
     settings = service.settings
     cors = Middleware(

@@ -33,6 +33,7 @@ from paceline.server.server_metrics import (
     HTTP_HELP,
     LLAMA_METRICS,
     LLAMA_RATES,
+    ROUTER_HELP,
     SECONDS,
     STREAMS,
     HttpMetrics,
@@ -65,10 +66,11 @@ HELP = {
     **{metric.name: metric.help for metric in metric_table.METRICS},
     **{name: text for name, (text, _) in _OF_HEARTBEAT.items()},
     **HTTP_HELP,
+    **ROUTER_HELP,
     **{metric.name: metric.help for metric in (*LLAMA_METRICS, *LLAMA_RATES)},
 }
 
-_METRICS_OFF = ApiError(
+METRICS_OFF = ApiError(
     501, "not_supported_error", "metrics_off", "metrics are disabled; start the server without --no-metrics"
 )
 _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
@@ -107,11 +109,15 @@ class Exposition:
     def _samples(self) -> Iterator[Sample]:
         snapshot = self._stats()
         yield from snapshot
-        heartbeat = self._heartbeat()
-        for name, (_, value) in _OF_HEARTBEAT.items():
-            yield Sample(name, "gauge", (), value(heartbeat))
+        yield from heartbeat_samples(self._heartbeat())
         yield from self._http.samples()
         yield from self._llama.samples(snapshot)
+
+
+def heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
+    """Yield what a heartbeat says as gauges."""
+    for name, (_, value) in _OF_HEARTBEAT.items():
+        yield Sample(name, "gauge", (), value(heartbeat))
 
 
 class _Samples(Collector):
@@ -163,6 +169,11 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 _START = SpelledHeader(b"Process-Start-Time-Unix")
 
 
+def start_time_header(created: int) -> tuple[bytes, bytes]:
+    """Return llama-server's header with the start of the server, in Unix seconds."""
+    return (_START, b"%d" % created)
+
+
 def metrics_routes(service: Service) -> APIRouter:
     """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
     router = APIRouter(tags=["observability"])
@@ -177,11 +188,11 @@ def metrics_routes(service: Service) -> APIRouter:
     async def metrics(request: Request) -> Response:
         """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
         if not service.settings.metrics:
-            raise ApiException(_METRICS_OFF)
+            raise ApiException(METRICS_OFF)
         service.engine()
         scraped = await asyncio.to_thread(exposition.scrape, request.headers.get("accept", ""))
         response = Response(scraped.body, headers={"content-type": scraped.content_type})
-        response.raw_headers.append((_START, b"%d" % service.created))
+        response.raw_headers.append(start_time_header(service.created))
         return response
 
     return router
@@ -199,6 +210,11 @@ there is one and the system reports them: memory, processor time, open file desc
 This page is generated from `src/paceline/server/exposition.py`.
 """
 
+_SEVERAL = """\
+A server with several models has all metrics of every loaded model with the label `model`, and these of every model.
+`/metrics?model=NAME` has those of one model, as a server of that model would have them. Neither loads a model.
+"""
+
 _LLAMA = """\
 llama-server's names, from the same counters. They mean what they mean there, with these differences: `n_tokens_max` is a gauge,
 since it is no sum, and covers requests that have ended; `tokens_predicted_seconds_total` adds up the time between the tokens
@@ -214,12 +230,18 @@ def markdown() -> str:
     server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
     llama = [(one.name, one.kind, one.help) for one in LLAMA_METRICS]
     llama += [(one.name, "gauge", one.help) for one in LLAMA_RATES]
+    router = [(name, "gauge", text) for name, text in ROUTER_HELP.items()]
     return "\n".join(
         [
             _INTRODUCTION,
             "## The server's own",
             "",
             *_table(server),
+            "",
+            "## Several models",
+            "",
+            _SEVERAL,
+            *_table(router),
             "",
             "## `llamacpp:*`",
             "",

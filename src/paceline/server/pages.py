@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
@@ -17,33 +17,35 @@ from starlette.routing import Route
 
 from paceline import __version__
 from paceline.server.service import Service
+from paceline.server.settings import ServerSettings
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def start_page_routes(service: Service) -> APIRouter:
-    """Return /."""
+def start_page_routes(settings: ServerSettings, facts: Callable[[], list[tuple[str, str]]]) -> APIRouter:
+    """Return /. facts: about the server, by their names."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
     async def start_page(request: Request) -> HTMLResponse:
-        if not service.settings.start_page:
+        if not settings.start_page:
             raise HTTPException(404)
         root = request.scope.get("root_path", "")
         links = {"/health": "health", "/v1/models": "models"}
-        if service.settings.docs:
+        if settings.docs:
             links["/docs"] = "API documentation"
-        if service.settings.metrics:
+        if settings.metrics:
             links["/metrics"] = "metrics"
-        facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(service))
+        listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts())
         shown = " · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items())
-        html = _page("paceline", f"<h1>paceline</h1><dl>{facts}</dl><p>{shown}</p>")
+        html = _page("paceline", f"<h1>paceline</h1><dl>{listed}</dl><p>{shown}</p>")
         return HTMLResponse(html, headers=_HEADERS)
 
     return router
 
 
-def _facts(service: Service) -> list[tuple[str, str]]:
+def server_facts(service: Service) -> list[tuple[str, str]]:
+    """Return what the page says of a server with one model."""
     facts = [("version", __version__), ("model", ", ".join(service.names))]
     if service.is_loaded:
         config = service.engine().config

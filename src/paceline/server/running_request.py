@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 
 from paceline.completion import Completion, completion_of
@@ -20,7 +21,7 @@ from paceline.scheduling.sequence import Request
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
-from paceline.streaming import StreamChannel, StreamChunk
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -154,12 +155,10 @@ class RunningRequest:
         """Yield all chunks that are available, whenever there are any, up to every prompt's terminal chunk."""
         if len(self._channels) == 1:
             async for batch in _read_one(self._channels[0]):
-                self._note(batch)
-                yield batch
+                yield self._noted(batch)
             return
         async for batch in _read_all(self._channels):
-            self._note(batch)
-            yield batch
+            yield self._noted(batch)
 
     async def collect(self) -> list[Completion]:
         """Wait for the completions, in the order of the prompts.
@@ -187,10 +186,21 @@ class RunningRequest:
         self._watcher.close()
         self.close()
 
-    def _note(self, batch: ChunkBatch) -> None:
+    def _noted(self, batch: ChunkBatch) -> ChunkBatch:
+        """Note what has finished; give endings by the engine's shutdown the reason that the service has for it."""
         for _, chunk in batch:
             if chunk.usage is not None and chunk.finish_reason is not None:
                 self._context.finished.append((chunk.finish_reason, chunk.usage))
+        why = self._service.closing_error
+        if why is None:
+            return batch
+        return [
+            (
+                index,
+                msgspec.structs.replace(chunk, error=why) if chunk.finish_reason is FinishReason.SHUTDOWN else chunk,
+            )
+            for index, chunk in batch
+        ]
 
 
 C = TypeVar("C")

@@ -36,6 +36,19 @@ HTTP_HELP: Final = {
 }
 
 
+MODEL_LOADED: Final = "paceline_model_loaded"
+MODEL_USERS: Final = "paceline_model_users"
+MODEL_WAITING: Final = "paceline_model_waiting"
+MODEL_BYTES: Final = "paceline_model_memory_bytes"
+
+ROUTER_HELP: Final = {
+    MODEL_LOADED: "1 while the model is loaded, also while its process sleeps; else 0.",
+    MODEL_USERS: "HTTP requests that use the model now.",
+    MODEL_WAITING: "HTTP requests that wait until the model is loaded.",
+    MODEL_BYTES: "Resident memory of the model's worker process; 0 without one.",
+}
+
+
 class HttpMetrics:
     """Counters of one server."""
 

@@ -35,6 +35,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
 from paceline.server.request_context import RequestContext
+from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings
@@ -62,19 +63,39 @@ class Front(Protocol):
         """End the engine."""
 
 
-class Service:
-    """The state of one app. settings: as resolved. created: Unix seconds. names: of the model, the first is its id."""
+class KeptForClients:
+    """What clients come back for by an id: streams to resume, stored responses. Several models of a server share it."""
 
-    def __init__(self, settings: ServerSettings, llm: Front | None = None) -> None:
-        """llm: None for an `AsyncLLM` made of the settings. Raises `InvalidParams` for invalid engine options."""
+    def __init__(self, settings: ServerSettings) -> None:
+        self.resumable_streams = ResumableStreams()
+        self.response_store = ResponseStore(
+            settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
+        )
+
+
+class Service:
+    """The state of one model's app. settings: as resolved. created: Unix seconds. names: the first is the model's id.
+
+    closing_error: why its engine is being closed while the server goes on; streams that end by it report this.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, llm: Front | None = None, *, kept: KeptForClients | None = None
+    ) -> None:
+        """llm: None for an `AsyncLLM` made of the settings. kept: None for one of its own.
+
+        Raises `InvalidParams` for invalid engine options.
+        """
         self.settings = settings
         self.created = int(time.time())
         self.names = _names(settings)
         self._completion_rate = CompletionRate()
         self.request_registry, self.in_flight = RequestRegistry(self._completion_rate), InFlight()
-        self.resumable_streams = ResumableStreams()
+        self.kept = KeptForClients(settings) if kept is None else kept
+        self.resumable_streams, self.response_store = self.kept.resumable_streams, self.kept.response_store
+        self.closing_error: PacelineError | None = None
         self.http_metrics = HttpMetrics()
-        self.body_budget = ByteBudget(_max_body_bytes(settings))
+        self.body_budget = ByteBudget(max_body_bytes(settings))
         self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
@@ -144,6 +165,14 @@ class Service:
     def is_loaded(self) -> bool:
         """Whether the model is loaded."""
         return self._is_loaded
+
+    def ready_line(self, seconds: float) -> str:
+        """Return what to print when the model is loaded, after so many seconds."""
+        return f"{self.names[0]} is ready after {seconds:.1f} s ({self.engine().config.num_slots} slots)"
+
+    async def ended(self) -> BaseException | None:
+        """Wait for the engine's end; return the reason if it gave up by itself."""
+        return await asyncio.wrap_future(self.engine().ended)
 
     # ---- for routes
 
@@ -279,6 +308,7 @@ def _names(settings: ServerSettings) -> tuple[str, ...]:
     return ("paceline-demo",) if settings.model is None else (settings.model.name,)
 
 
-def _max_body_bytes(settings: ServerSettings) -> int:
+def max_body_bytes(settings: ServerSettings) -> int:
+    """Return the most bytes that the bodies of all requests in flight may have."""
     total = settings.max_total_body_bytes
     return _DEFAULT_BODIES * settings.max_body_bytes if total is None else total

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,7 +29,9 @@ from fastapi import FastAPI
 from paceline.server.api_errors import api_error_of
 from paceline.server.application import build_app
 from paceline.server.connection import Connection
-from paceline.server.service import Service
+from paceline.server.flags import ModelPresets
+from paceline.server.in_flight import InFlight
+from paceline.server.router.router_application import build_router_app
 from paceline.server.settings import ServerSettings, is_socket_path
 
 FAILED = 1
@@ -41,12 +43,13 @@ _THREADS = 64  # a few long prompts being tokenised would occupy all of asyncio'
 _FLUSH_S = 5.0  # for ended streams to send their last chunk
 
 
-def serve(settings: ServerSettings) -> int:
+def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
     """Serve until a signal; return the exit code: 0, 1 where it cannot start, 70 where the engine gave up.
 
-    Raises `InvalidParams` for invalid engine options, before any socket is opened.
+    presets: the models of a router; None where there is one model. Raises `InvalidParams` for invalid engine options or
+    presets, before any socket is opened.
     """
-    app = build_app(settings)
+    app = build_app(settings) if presets is None else build_router_app(settings, presets)
     try:
         config = uvicorn_config(app, settings)
         config.load()
@@ -98,11 +101,39 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
+class Served(Protocol):
+    """What is served: the `Service` of one model, or the router of several. loaded: set when it is ready, or has failed."""
+
+    settings: ServerSettings
+    in_flight: InFlight
+    loaded: asyncio.Event
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it cannot serve; None where it can."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether requests can run."""
+
+    def ready_line(self, seconds: float) -> str:
+        """Return what to print when it is ready, after so many seconds."""
+
+    async def ended(self) -> BaseException | None:
+        """Wait for its end; return the reason if it gave up by itself."""
+
+    def drain(self) -> None:
+        """Reject new requests from now on."""
+
+    async def aclose(self) -> None:
+        """End running requests, and free what they use."""
+
+
 class Serving:
     """One run of a server, from its sockets to its shutdown."""
 
     def __init__(self, app: FastAPI, config: uvicorn.Config, listeners: Listeners) -> None:
-        self._service: Service = app.state.service
+        self._service: Served = app.state.service
         self._settings = self._service.settings
         self._server = UvicornServer(config)
         self._listeners = listeners
@@ -141,7 +172,7 @@ class Serving:
         """Shut down where the model cannot be loaded or the engine gives up, for the service manager to act on."""
         await self._announce()
         if self._service.failure is None:
-            reason = await asyncio.wrap_future(self._service.engine().ended)
+            reason = await self._service.ended()
             if reason is not None:
                 _print(f"ending: {reason}")
                 self._code = ENGINE_ENDED
@@ -162,8 +193,7 @@ class Serving:
         await self._service.loaded.wait()
         if self._service.failure is None:
             _freeze_garbage()
-            slots = self._service.engine().config.num_slots
-            _print(f"{self._service.names[0]} is ready after {time.monotonic() - began:.1f} s ({slots} slots)")
+            _print(self._service.ready_line(time.monotonic() - began))
             return
         _print(f"cannot load the model: {api_error_of(self._service.failure).message}")
         self._code = FAILED

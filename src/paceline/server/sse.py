@@ -204,6 +204,11 @@ class StreamReplay(Response):
 LOST = ApiError(400, "invalid_request_error", "offset_lost", "Stream offset lost, please restart")
 
 
+def stream_start(framing: Framing) -> Message:
+    """Return the message that begins a response with events, for a stream that begins before its request runs."""
+    return _start(framing.media_type, ())
+
+
 def _start(media_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Message:
     kind = (b"content-type", media_type)
     return {"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS, *headers]}

@@ -28,7 +28,8 @@ class Server:
         self.settings: ServerSettings | None = None
         self.code = 0
 
-    def serve(self, settings: ServerSettings) -> int:
+    def serve(self, settings: ServerSettings, presets: object = None) -> int:
+        assert presets is None
         self.settings = settings
         return self.code
 

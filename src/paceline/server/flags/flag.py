@@ -153,8 +153,14 @@ class Files(Protocol):
     def is_folder(self, path: Path) -> bool:
         """Return whether there is such a folder."""
 
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of what is in a folder, sorted. Raises `OSError`."""
+
     def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
         """Return the path of a model that is given by name. Raises as `paceline.hub.local_model`."""
+
+    def cached_models(self) -> Mapping[str, Path]:
+        """Return the models in the caches of this machine that have a name, by that name."""
 
     def trained_context(self, model: Path | None) -> int:
         """Return the tokens that a model (None: the demo model) was trained with. Raises `ModelLoadError`."""
@@ -185,6 +191,18 @@ class DiskFiles:
         except KeyboardInterrupt:
             self._note("the download was stopped; the next start continues it")
             raise
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of what is in a folder, sorted. Raises `OSError`."""
+        return sorted(path.name for path in folder.iterdir())
+
+    def cached_models(self) -> dict[str, Path]:
+        """Return the models of the hub's caches and of Ollama's, by the names that requests use."""
+        from paceline.hub.found_models import find_models
+        from paceline.hub.hub_settings import hub_settings
+
+        named = (found for found in find_models(hub_settings()) if found.name.startswith(("hf:", "ollama:")))
+        return {found.name.removeprefix("hf:"): found.path for found in named}
 
     def trained_context(self, model: Path | None) -> int:
         """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""

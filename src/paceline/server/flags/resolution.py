@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from paceline.config import CONFIG_NAMES, EngineConfig
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, PacelineError
 from paceline.hub import HubReference, ModelReference, UrlReference
 from paceline.params import SamplingParams
 from paceline.server.flags.flag import (
@@ -44,13 +44,32 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 class Resolved:
     """The result. prints: what to print in place of serving. notes: to print before the server starts.
 
-    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults.
+    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults. sources: all
+    that was given, the weakest source first, for the presets of models. is_router: whether several models are served. offline, hf_token: for downloads of these.
     """
 
     settings: ServerSettings
     prints: Literal["help", "version", "config"] | None = None
     notes: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    is_router: bool = False
+    sources: tuple[Sequence[GivenFlag], ...] = field(default=(), repr=False)
+    offline: bool = False
+    hf_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """One of several models. reference: its name in the hub and so on, None where settings have a path.
+
+    offline, hf_token: for its download.
+    """
+
+    settings: ServerSettings
+    reference: ModelReference | None
+    offline: bool
+    hf_token: str | None
+    notes: tuple[str, ...]
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Resolved:
@@ -69,12 +88,42 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     draft.notes += [*notes, *odd_variables(environ)]
     for given in chosen:
         _apply(draft, given)
-    reference = _model(draft)
+    is_router = _is_router(draft)
+    reference = None if is_router else _model(draft)
     _check_together(draft)
     if reference is not None:
         _download(draft, *reference, downloads=prints is None)
+    if not is_router:
+        _read_model(draft)
+    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
+    return Resolved(
+        _settings(draft),
+        prints,
+        tuple(draft.notes),
+        draft.origins,
+        is_router=is_router,
+        sources=(config, variables, arguments),
+        offline=offline,
+        hf_token=token,
+    )
+
+
+def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: Files, name: str) -> ResolvedModel:
+    """Resolve one of several models, by the sources that hold for it, the weakest first. name: what requests call it.
+
+    Nothing is downloaded, and its file need not be there. Raises as `resolve`.
+    """
+    chosen, notes = strongest(sources)
+    draft = Draft(files)
+    draft.notes += notes
+    for given in chosen:
+        _apply(draft, given)
+    reference = _model_of_preset(draft, name)
+    draft.put("server.aliases", tuple(dict.fromkeys((name, *draft.get("server.aliases", ())))), "--alias")
+    _check_together(draft)
     _read_model(draft)
-    return Resolved(_settings(draft), prints, tuple(draft.notes), draft.origins)
+    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
+    return ResolvedModel(_settings(draft), reference, offline, token, tuple(draft.notes))
 
 
 def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "config"] | None:
@@ -170,6 +219,38 @@ def _download(draft: Draft, target: str, reference: ModelReference, *, downloads
     draft.put("server.model", found, label)
 
 
+_OF_ROUTER: Final = ("models_preset", "models_dir", "models_max", "models_memory", "models_autoload")
+
+
+def _is_router(draft: Draft) -> bool:
+    """Return whether several models are to be served: one of their flags is given, and no model."""
+    given = [draft.origins[f"server.{name}"] for name in _OF_ROUTER if f"server.{name}" in draft.origins]
+    path = draft.get("aside.model_path")
+    if not given or (_named_model(draft) is None and path is None):
+        return bool(given)
+    if any(origin.kind != "environment" for origin in given):
+        draft.notes.append(f"{given[0].name} has no effect: a model is named, which is the only one that is served")
+    return False
+
+
+def _model_of_preset(draft: Draft, name: str) -> ModelReference | None:
+    """Store the path of a preset's model, or return its name. Raises `InvalidParams` where it has none, or two."""
+    named, path = _named_model(draft), draft.get("aside.model_path")
+    if named is None:
+        if path is None:
+            raise InvalidParams(
+                f"the preset [{name}] names no model; give it model = FILE or hf-repo = USER/REPO:QUANT"
+            )
+        draft.put("server.model", path, "model")
+        return None
+    target, reference = named
+    if path is not None:
+        raise InvalidParams(
+            f"{draft.origins['aside.model_path'].name} and {draft.origins[target].name} name two models; give one of them"
+        )
+    return reference
+
+
 def _named_model(draft: Draft) -> tuple[str, ModelReference] | None:
     """Return the model that is given by name, and by which target. Raises `InvalidParams` where there are two."""
     targets = ("aside.repository", "aside.model_url", "aside.model_name")
@@ -219,9 +300,12 @@ def _context(draft: Draft) -> None:
     per_slot = draft.get("aside.cells_per_slot")
     if draft.get("aside.as_trained"):
         asked = draft.origins["engine.n_ctx"].name
-        if _named_model(draft) is not None and draft.get("server.model") is None:
-            return  # only printed: the file may not be there
-        trained = draft.files.trained_context(draft.get("server.model"))
+        model = draft.get("server.model")
+        if model is None and _named_model(draft) is not None:
+            model = _cached_file(draft)
+            if model is None:
+                return  # the file is not there yet
+        trained = draft.files.trained_context(model)
         draft.derive("engine.n_ctx", trained, f"{asked} 0, as many as the model was trained with")
     elif per_slot is not None and draft.get("engine.n_ctx") is None:
         num_slots = draft.get("engine.num_slots", EngineConfig().num_slots)
@@ -231,6 +315,17 @@ def _context(draft: Draft) -> None:
         draft.notes.append(
             f"{draft.origins['aside.cells_per_slot'].name}: all slots share the cells, so a sequence may use more than {per_slot}"
         )
+
+
+def _cached_file(draft: Draft) -> Path | None:
+    """Return the file of a model that is given by name, if a cache has it."""
+    named = _named_model(draft)
+    if named is None or isinstance(named[1], UrlReference):
+        return None
+    try:
+        return draft.files.download(named[1], None, offline=True, hf_token=None)
+    except PacelineError:
+        return None
 
 
 def _batches(draft: Draft) -> None:

@@ -67,12 +67,10 @@ _PLACED = Ignore("threads are placed by the operating system; start the server u
 _STEERING = Reject("control vectors are not supported yet; leave it out")
 _HUB = Reject("this shortcut is not supported; name the repository of the model with -hf")
 _DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging Face Hub with -hf")
-_SPECULATION = Reject("speculative decoding is not supported yet; leave out everything about drafts")
+SPECULATION: Final = Reject("speculative decoding is not supported yet; leave out everything about drafts")
 _REMOVED = Reject("llama-server has removed it, and speculative decoding is not supported yet; leave it out")
 _IMAGES = Reject("images, sound and video are not supported yet; leave it out")
 _NO_IMAGES = Ignore("it is about images and video, which are not supported yet")
-_ROUTER = Reject("one server serves one model; start one for each, and name it with -m")
-_NO_ROUTER = Ignore("one server serves one model")
 _TOOLS = Reject("the server runs no tools; let the client run them")
 _PAGES = Reject("the server serves no files; put a web server beside it")
 _NO_PAGES = Ignore("there is no user interface in a browser")
@@ -641,15 +639,15 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
     "Speculation": (
-        Flag("--spec-type", "TYPE,...", read.text, _SPECULATION, "How drafts are made; none is the default.",
+        Flag("--spec-type", "TYPE,...", read.text, SPECULATION, "How drafts are made; none is the default.",
              env="LLAMA_ARG_SPEC_TYPE", actions={"none": NO_OP}),
-        *(_value(names, _SPECULATION, "About drafts.", env=env) for names, env in _DRAFTS),
-        _switch("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", _SPECULATION, "About drafts.",
+        *(_value(names, SPECULATION, "About drafts.", env=env) for names, env in _DRAFTS),
+        _switch("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", SPECULATION, "About drafts.",
                 env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
         _switch("--spec-draft-backend-sampling",
                 Ignore("it is about drafts, and speculative decoding is not supported yet"), "About drafts.",
                 env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING", off="--no-spec-draft-backend-sampling"),
-        _switch("--spec-default", _SPECULATION, "Drafts as llama-server makes them."),
+        _switch("--spec-default", SPECULATION, "Drafts as llama-server makes them."),
         *(_value(names, _REMOVED, "About drafts.", env=env) for names, env in _REMOVED_NAMES),
     ),
     "Images and video": (
@@ -673,11 +671,20 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _value("--media-path", _IMAGES, "Folder of media files.", metavar="FOLDER"),
     ),
     "Several models, tools, web pages": (
-        _value("--models-dir", _ROUTER, "A folder of models.", env="LLAMA_ARG_MODELS_DIR", metavar="FOLDER"),
-        _value("--models-preset", _ROUTER, "A file of models.", env="LLAMA_ARG_MODELS_PRESET", metavar="FILE"),
-        _value("--models-max", _NO_ROUTER, "Models at once.", env="LLAMA_ARG_MODELS_MAX"),
-        _switch("--models-autoload", _NO_ROUTER, "Load models on request.", env="LLAMA_ARG_MODELS_AUTOLOAD",
-                off="--no-models-autoload"),
+        Flag("--models-preset", "FILE", read.path, Store("server.models_preset"),
+             "Serve the models of this file by name: llama-server's presets (.ini), or .toml. Any flag of this group, without a "
+             "model, serves several.", env="LLAMA_ARG_MODELS_PRESET", default="none"),
+        Flag("--models-dir", "FOLDER", read.path, Store("server.models_dir"),
+             "Serve the GGUF files of this folder by name; of its folders, the model in each.",
+             env="LLAMA_ARG_MODELS_DIR", default="none"),
+        Flag("--models-max", "N", read.integer(0), Store("server.models_max"),
+             "Models that are loaded at once; 0: no limit. The one used least recently is unloaded for another.",
+             env="LLAMA_ARG_MODELS_MAX"),
+        Flag("--models-memory", "MIB", read.integer(1),
+             Store("server.models_memory", convert=lambda mib: mib << 20),
+             "Memory that the loaded models may take together, in MiB.", default="no limit", ours=True),
+        Flag("--models-autoload", SWITCH, read.switch, Store("server.models_autoload"),
+             "Load a model when a request names it.", env="LLAMA_ARG_MODELS_AUTOLOAD", off="--no-models-autoload"),
         _value("--tools", _TOOLS, "Tools that the server runs.", env="LLAMA_ARG_TOOLS", metavar="NAME,..."),
         _value("--tools-runtime", _TOOLS, "Where tools run.", env="LLAMA_ARG_TOOLS_RUNTIME", metavar="TEXT"),
         _value("--mcp-servers-config", _TOOLS, "MCP servers.", env="LLAMA_ARG_MCP_SERVERS_CONFIG", metavar="FILE"),

@@ -40,7 +40,8 @@ class LlamaBody(BaseModel):
     def ignored(self) -> list[str]:
         """Return a sentence for each unknown field that is not null."""
         extra = self.model_extra or {}
-        return cap_warnings([_unknown(name) for name, value in extra.items() if value is not None])
+        unknown = [name for name, value in extra.items() if value is not None and name not in _OF_ROUTERS]
+        return cap_warnings([_unknown(name) for name in unknown])
 
 
 def cap_warnings(sentences: list[str]) -> list[str]:
@@ -51,6 +52,9 @@ def cap_warnings(sentences: list[str]) -> list[str]:
 
 def _unknown(name: str) -> str:
     return f"{name!r:.80} is no field that is known here and was ignored"
+
+
+_OF_ROUTERS = ("model",)  # names the model where there are several
 
 
 class LoraScale(LlamaBody):

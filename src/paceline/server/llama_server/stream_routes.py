@@ -15,8 +15,7 @@ from starlette.responses import Response
 from paceline.server.api_errors import ApiException, invalid_request
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, Responses
 from paceline.server.request_context import RequestContext
-from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream
-from paceline.server.service import Service
+from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
 from paceline.server.sse import LOST, StreamReplay
 
 _MAX_IDS = 10_000  # of one lookup
@@ -32,10 +31,9 @@ class LookupBody(BaseModel):
     conversation_ids: list[str] = Field(default=[], max_length=_MAX_IDS)
 
 
-def routes(service: Service) -> APIRouter:
+def routes(streams: ResumableStreams) -> APIRouter:
     """Return the routes, which do not wake a sleeping engine."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute, responses=OPENAI_ERRORS)
-    streams = service.resumable_streams
 
     @router.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
     async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining, error_response
-from paceline.server.in_flight import ByteBudget, ByteReservation
+from paceline.server.in_flight import ByteBudget, ByteReservation, InFlight
 from paceline.server.request_context import route_path
-from paceline.server.service import Service
 
 _CLOSE = {"connection": "close"}
 _UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
@@ -38,13 +38,23 @@ def _head_bytes(scope: Scope) -> int:
     return len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
+class LimitedServer(Protocol):
+    """What `RequestLimit` needs to know of a server."""
+
+    in_flight: InFlight
+    is_draining: bool
+
+    def retry_after_s(self) -> int:
+        """Estimate the seconds until the requests that wait now have started."""
+
+
 class RequestLimit:
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
     While it drains, running requests can still be cancelled.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, max_requests: int) -> None:
+    def __init__(self, app: ASGIApp, service: LimitedServer, max_requests: int) -> None:
         self._app, self._service, self._max_requests = app, service, max_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -68,13 +68,7 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
         """List the model if it is loaded; it stays so."""
         if not service.is_loaded:
             return json_response({"models": []})
-        engine = service.engine()
-        more = {
-            "expires_at": _FOREVER,
-            "size_vram": engine.model.size_bytes,
-            "context_length": engine.limits.max_positions,
-        }
-        return json_response({"models": [one | more for one in _all_listed(service)]})
+        return json_response({"models": loaded_models(service)})
 
     @router.post("/api/show", summary="Describe the model")
     async def show(body: OllamaModelBody) -> Response:
@@ -84,7 +78,7 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
             return ollama_error_response(ApiError(400, "invalid_request_error", None, "model is required"))
         if not is_model_name(service, name):
             return ollama_error_response(_not_found(service, name))
-        shown = await asyncio.to_thread(_shown, service, verbose=bool(body.verbose))
+        shown = await asyncio.to_thread(shown_model, service, verbose=bool(body.verbose))
         if service.adapter_named(name) is not None:
             shown["details"] |= {"parent_model": service.names[0]}
         return json_response(shown)
@@ -124,13 +118,13 @@ def _not_found(service: Service, name: str) -> ApiError:
 
 def _all_listed(service: Service) -> list[dict[str, Any]]:
     """Return the model, and its LoRA adapters with it as their parent."""
-    model = _listed(service)
+    model = listed_model(service)
     details = model["details"] | {"parent_model": model["name"]}
     adapters = [{"name": one.name, "model": one.name, "details": details} for one in service.adapters()]
     return [model, *(model | adapter for adapter in adapters)]
 
 
-def _listed(service: Service) -> dict[str, Any]:
+def listed_model(service: Service) -> dict[str, Any]:
     """Return an entry of a list of models. Before it is loaded there are no facts."""
     name = service.names[0]
     size, digest = 0, ""
@@ -145,6 +139,13 @@ def _listed(service: Service) -> dict[str, Any]:
         "digest": digest,
         "details": _details(service),
     }
+
+
+def loaded_models(service: Service) -> list[dict[str, Any]]:
+    """Return the entries of a list of loaded models: the model, and its LoRA adapters."""
+    engine = service.engine()
+    more = {"expires_at": _FOREVER, "size_vram": engine.model.size_bytes, "context_length": engine.limits.max_positions}
+    return [one | more for one in _all_listed(service)]
 
 
 def _details(service: Service) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _parameter_size(number: int) -> str:
     return str(number)
 
 
-def _shown(service: Service, *, verbose: bool) -> dict[str, Any]:
+def shown_model(service: Service, *, verbose: bool) -> dict[str, Any]:
     """Return the description of the model. Takes time: not on the event loop."""
     engine = service.engine()
     try:
@@ -178,7 +179,7 @@ def _shown(service: Service, *, verbose: bool) -> dict[str, Any]:
         "template": "" if chat_format is None else chat_format.source,
         "details": _details(service),
         "model_info": {
-            **_model_info(engine.model.metadata, verbose=verbose),
+            **model_info(engine.model.metadata, verbose=verbose),
             "general.parameter_count": engine.model.n_params,
         },
         "capabilities": _capabilities(service, chat_format),
@@ -186,7 +187,7 @@ def _shown(service: Service, *, verbose: bool) -> dict[str, Any]:
     }
 
 
-def _model_info(metadata: Mapping[str, str], *, verbose: bool) -> dict[str, Any]:
+def model_info(metadata: Mapping[str, str], *, verbose: bool) -> dict[str, Any]:
     """Return the metadata with numbers as numbers. Long values, and the tokenizer's, only if it is verbose."""
     return {
         name: _value(text)

@@ -51,7 +51,7 @@ def _model_routes(service: Service) -> APIRouter:
         """List the model under its first name, with facts of its file, and its LoRA adapters."""
         name = service.names[0]
         adapters = service.adapters()
-        listed = [_listed_model(name), *(_listed_model(one.name, parent=name) for one in adapters)]
+        listed = [ollama_listing(name), *(ollama_listing(one.name, parent=name) for one in adapters)]
         data = [model_body(service, name), *(_adapter_body(service, one) for one in adapters)]
         # Anthropic's, as type, display_name and created_at
         page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
@@ -84,7 +84,7 @@ def model_body(service: Service, name: str) -> dict[str, Any]:
     created_at = datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     body |= {"type": "model", "display_name": name, "created_at": created_at}
     body |= {"aliases": list(dict.fromkeys(settings.aliases)), "tags": list(dict.fromkeys(settings.tags))}
-    return body | {"meta": _meta(service) if service.is_loaded else None}
+    return body | {"meta": model_facts(service) if service.is_loaded else None}
 
 
 def _adapter_body(service: Service, adapter: LoraAdapter) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _adapter_body(service: Service, adapter: LoraAdapter) -> dict[str, Any]:
     return body | {"root": Path(adapter.path).name, "parent": service.names[0]}
 
 
-def _listed_model(name: str, parent: str = "") -> dict[str, Any]:
+def ollama_listing(name: str, parent: str = "") -> dict[str, Any]:
     """Return the model in Ollama's form of a list, as llama-server does; the members have no values there."""
     nothing = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
     details = {"parent_model": parent, "format": "gguf", "family": "", "families": [""]}
@@ -108,7 +108,8 @@ def _listed_model(name: str, parent: str = "") -> dict[str, Any]:
     }
 
 
-def _meta(service: Service) -> dict[str, Any]:
+def model_facts(service: Service) -> dict[str, Any]:
+    """Return what llama-server lists of a loaded model."""
     engine = service.engine()
     model = engine.model
     return {

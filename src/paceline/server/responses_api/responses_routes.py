@@ -34,13 +34,9 @@ _NOT_STORED = "store: this server keeps no responses; --responses-store N switch
 
 def routes(service: Service) -> APIRouter:
     """Return the routes that make responses, count their tokens, and hand out those that are stored."""
-    settings = service.settings
-    store = ResponseStore(
-        settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
-    )
     router = APIRouter()
-    router.include_router(_create_routes(service, store))
-    router.include_router(_stored_routes(store))
+    router.include_router(_create_routes(service, service.response_store))
+    router.include_router(stored_routes(service.response_store))
     return router
 
 
@@ -211,7 +207,8 @@ class _TurnMaker:
         return len(ids) <= self._max_positions - reserved
 
 
-def _stored_routes(store: ResponseStore) -> APIRouter:
+def stored_routes(store: ResponseStore) -> APIRouter:
+    """Return the routes that hand out stored responses, which need no model."""
     router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
 
     def stored(request: Request, response_id: str) -> StoredResponse:

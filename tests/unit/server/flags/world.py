@@ -22,6 +22,7 @@ class FakeFiles:
     ) -> None:
         self.contents = {"m.gguf": b"", **(contents or {})}
         self.folders = folders
+        self.cached: dict[str, Path] = {}
 
     def read(self, path: Path) -> bytes:
         found = self.contents.get(str(path))
@@ -38,6 +39,17 @@ class FakeFiles:
     def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
         """A path that has all of it."""
         return Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
+
+    def names(self, folder: Path) -> list[str]:
+        """The files whose paths are in the folder."""
+        paths = [Path(path) for path in (*self.contents, *self.folders)]
+        found = sorted(path.name for path in paths if path.parent == folder)
+        if not found:
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        return found
+
+    def cached_models(self) -> Mapping[str, Path]:
+        return self.cached
 
     def trained_context(self, model: Path | None) -> int:
         return TRAINED
@@ -239,6 +251,11 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--log-level": (["error"], {"server.log_level": "error"}),
     "--log-disable": ([], {"server.log_level": "off"}),
     "--log-file": (["x.log"], {"server.log_file": Path("x.log")}),
+    "--models-preset": (["p.ini"], {"server.models_preset": Path("p.ini")}),
+    "--models-dir": (["models"], {"server.models_dir": Path("models")}),
+    "--models-max": (["2"], {"server.models_max": 2}),
+    "--models-memory": (["3"], {"server.models_memory": 3 << 20}),
+    "--models-autoload": ([], {"server.models_autoload": True}),
     "--log-jsonl": ([], {"server.log_json": True}),
 }
 

@@ -1,0 +1,248 @@
+"""Find the models of a server that serves several: in a file of presets, a folder and the caches of this machine.
+
+The precedence is llama-server's: command line, section of the model, section [*], environment and file of `--config`.
+Blocking; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from paceline.errors import InvalidParams, PacelineError
+from paceline.hub import ModelReference, parse_hub_reference
+from paceline.server.flags.flag import Files, Reject, Store, on_one_line
+from paceline.server.flags.preset_file import ALL_MODELS, PresetSection, read_presets
+from paceline.server.flags.resolution import Resolved, resolve_model
+from paceline.server.flags.sources import GivenFlag
+from paceline.server.flags.table import BY_NAME, SPECULATION
+from paceline.server.settings import ServerSettings
+
+ModelSource = Literal["preset", "models_dir", "cache"]
+
+STOP_TIMEOUT_S: Final = 10.0
+"""Seconds that running requests of a model get when it is unloaded, as in llama-server."""
+
+_SERVERS_OWN: Final = frozenset(
+    f"server.{name}"
+    for name in (
+        *("hosts", "port", "api_keys", "allowed_hosts", "ssl_keyfile", "ssl_certfile", "root_path", "docs", "metrics"),
+        *("cors_origins", "cors_methods", "cors_headers", "cors_credentials", "start_page", "body_timeout_s"),
+        *("max_body_bytes", "max_total_body_bytes", "max_header_bytes", "max_connections", "keep_alive_s", "drain_s"),
+        *("responses_store", "responses_store_bytes", "responses_store_total_bytes", "heartbeat_s"),
+        *("log_level", "log_json", "log_file"),
+        *("models_preset", "models_dir", "models_max", "models_memory", "models_autoload"),
+    )
+)
+_MODELS_OWN: Final = frozenset(("aside.model_path", "aside.model_name", "aside.repository", "aside.repository_file"))
+_NAMES: Final = frozenset(("aside.model_url", "server.aliases", "server.tags", "server.model"))
+_DRAFT_REPOSITORY: Final = "--spec-draft-hf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPreset:
+    """A model and the settings that it is served with.
+
+    name: what requests call it; settings.aliases begin with it. reference: the model's name in the hub and so on; None where
+    settings.model is its path, or None for the demo model. text: its preset as INI. hidden: whether it is served and not listed.
+    load_on_startup, pinned, unload_idle_s, stop_timeout_s: see `ModelEntry`.
+    """
+
+    name: str
+    settings: ServerSettings
+    source: ModelSource
+    text: str
+    reference: ModelReference | None = None
+    offline: bool = False
+    hf_token: str | None = field(default=None, repr=False)
+    hidden: bool = False
+    load_on_startup: bool = False
+    pinned: bool = False
+    unload_idle_s: float | None = None
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    notes: tuple[str, ...] = ()
+
+
+class ModelPresets:
+    """Where the models of a server come from; they can be read again while it runs. offline, hf_token: for downloads."""
+
+    def __init__(self, server: Resolved, files: Files) -> None:
+        """server: as resolved, with its sources."""
+        self.offline, self.hf_token = server.offline, server.hf_token
+        self._strong = {target for target, origin in server.origins.items() if origin.kind in ("flag", "derived")}
+        *self._weak, arguments = server.sources
+        self._arguments = [given for given in arguments if not _targets(given) & (_MODELS_OWN | _NAMES)]
+        self._weak = [[given for given in one if not _targets(given) & (_MODELS_OWN | _NAMES)] for one in self._weak]
+        self._files = files
+
+    def sets(self, target: str) -> bool:
+        """Return whether the command line sets this, such as "engine.n_ctx", for all models."""
+        return target in self._strong
+
+    def read(self, preset_file: Path | None, folder: Path | None) -> list[ModelPreset]:
+        """Return all models: of a file of presets, if it is no TOML, a folder, the caches; one of each name.
+
+        Raises `InvalidParams` for a wrong file of presets or a folder that cannot be read.
+        """
+        sections = self._sections(preset_file)
+        common = sections.pop(ALL_MODELS, PresetSection(ALL_MODELS, (), {}))
+        paths: dict[str, tuple[ModelSource, Path]] = {}
+        for name, path in self._files.cached_models().items():
+            paths[name] = ("cache", path)
+        for name, path in self._folder_models(folder):
+            paths[name] = ("models_dir", path)
+        found = [self._model(section, common, paths.get(section.name)) for section in sections.values()]
+        hidden = self._hidden_files(found, sections, common)
+        for name, (source, path) in paths.items():
+            if name not in sections:
+                is_hidden = source == "cache" and path in hidden
+                found.append(self._plain(name, source, path, common, is_hidden=is_hidden))
+        check_names(found)
+        return found
+
+    def _sections(self, path: Path | None) -> dict[str, PresetSection]:
+        if path is None or path.suffix.lower() == ".toml":
+            return {}
+        try:
+            return read_presets(path, self._files.read(path))
+        except OSError as error:
+            raise InvalidParams(
+                f"--models-preset: cannot read {on_one_line(path)}: {error.strerror or error}"
+            ) from None
+
+    def _folder_models(self, folder: Path | None) -> Iterator[tuple[str, Path]]:
+        """Yield name and file of the models of the folder and of its folders, chosen as llama-server chooses them."""
+        if folder is None:
+            return
+        for name in self._names_in(folder):
+            path = folder / name
+            if self._files.is_folder(path):
+                models = [one for one in self._names_in(path) if _is_model(one)]
+                parts = [one for one in models if "-00001-of-" in one]
+                if models:
+                    yield name, path / (parts or models)[-1]
+            elif _is_model(name):
+                yield name.removesuffix(".gguf"), path
+
+    def _names_in(self, folder: Path) -> list[str]:
+        try:
+            return self._files.names(folder)
+        except OSError as error:
+            raise InvalidParams(
+                f"--models-dir: cannot read the folder {on_one_line(folder)}: {error.strerror or error}"
+            ) from None
+
+    def _plain(
+        self, name: str, source: ModelSource, path: Path, common: PresetSection, *, is_hidden: bool
+    ) -> ModelPreset:
+        return self._model(PresetSection(name, (), {}), common, (source, path), is_hidden=is_hidden)
+
+    def _model(
+        self,
+        section: PresetSection,
+        common: PresetSection,
+        known: tuple[ModelSource, Path] | None,
+        *,
+        is_hidden: bool = False,
+    ) -> ModelPreset:
+        """Resolve a model. known: the file that has this name already, in the folder or a cache."""
+        notes: list[str] = []
+        of_all = _kept(common.flags, notes)
+        own = _kept(section.flags, notes)
+        if known is not None and not any(_targets(given) & _MODELS_OWN for given in own):
+            own = [*own, _model_flag(known[1], section.name)]
+        sources = (*self._weak, of_all, own, self._arguments)
+        found = resolve_model(sources, self._files, section.name)
+        options: Mapping[str, Any] = {**common.options, **section.options}
+        is_preset = bool(section.flags or section.options)
+        return ModelPreset(
+            name=section.name,
+            settings=found.settings,
+            source="preset" if is_preset or known is None else known[0],
+            text=_as_ini(section.name, [*of_all, *own], options),
+            reference=found.reference,
+            offline=found.offline,
+            hf_token=found.hf_token,
+            hidden=is_hidden,
+            load_on_startup=options.get("load-on-startup", False),
+            pinned=options.get("pinned", False),
+            unload_idle_s=options.get("unload-idle-seconds"),
+            stop_timeout_s=options.get("stop-timeout", STOP_TIMEOUT_S),
+            notes=(*dict.fromkeys(notes), *found.notes),
+        )
+
+    def _hidden_files(
+        self, presets: Sequence[ModelPreset], sections: Mapping[str, PresetSection], common: PresetSection
+    ) -> set[Path]:
+        """Return the files in caches that presets with dedup-cache-models use: the model's, and that of its drafts."""
+        hidden: set[Path] = set()
+        for preset in presets:
+            section = sections[preset.name]
+            if not {**common.options, **section.options}.get("dedup-cache-models", False):
+                continue
+            drafts = [given for given in section.flags if _DRAFT_REPOSITORY in given.flag.names]
+            references = [parse_hub_reference(given.texts[-1], name=given.label) for given in drafts]
+            for reference in (preset.reference, *references):
+                path = None if reference is None else self._cached(reference)
+                hidden |= set() if path is None else {path}
+        return hidden
+
+    def _cached(self, reference: ModelReference) -> Path | None:
+        try:
+            return self._files.download(reference, None, offline=True, hf_token=None)
+        except PacelineError:
+            return None
+
+
+def _targets(given: GivenFlag) -> set[str]:
+    action = given.flag.action
+    return set(action.targets) if isinstance(action, Store) else set()
+
+
+def _model_flag(path: Path, name: str) -> GivenFlag:
+    """Return -m with the file of a model that was found, and so has no name with a scheme."""
+    flag, _ = BY_NAME["--model"]
+    return GivenFlag(flag, f"the file of {name}", (str(path.absolute()),), "file")
+
+
+def _kept(flags: Sequence[GivenFlag], notes: list[str]) -> list[GivenFlag]:
+    """Return what a section sets of a model, with notes on the rest."""
+    kept = []
+    for given in flags:
+        if _targets(given) & _SERVERS_OWN:
+            notes.append(f"{given.label} has no effect: it is a setting of the whole server")
+        elif isinstance(given.flag.action, Reject) and given.flag.action == SPECULATION:
+            notes.append(f"{given.label} has no effect: speculative decoding is not supported yet")
+        else:
+            kept.append(given)
+    return kept
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a file is a model by itself: no projector for images and no draft."""
+    is_companion = "mmproj" in name or name.startswith(("mtp-", "dspark-", "dflash-"))
+    return name.endswith(".gguf") and not is_companion
+
+
+def _as_ini(name: str, flags: Sequence[GivenFlag], options: Mapping[str, Any]) -> str:
+    """Return a preset as text; secrets are left out, and of paths all but the last part."""
+    lines = [f"[{name}]"]
+    for given in flags:
+        if not given.flag.secret:
+            is_path = _targets(given) & {"aside.model_path", "server.model"}
+            text = Path(given.texts[-1]).name if is_path else given.texts[-1]
+            lines.append(f"{given.flag.long_name.lstrip('-')} = {text}")
+    lines += [f"{key} = {str(value).lower()}" for key, value in options.items()]
+    return "\n".join(lines) + "\n\n"
+
+
+def check_names(presets: Sequence[ModelPreset]) -> None:
+    """Raise `InvalidParams` where two models have one name or alias."""
+    owners: dict[str, str] = {}
+    for preset in presets:
+        for name in preset.settings.aliases:
+            other = owners.setdefault(name, preset.name)
+            if other != preset.name:
+                raise InvalidParams(f"the models {other!r} and {preset.name!r} are both called {name!r}; rename one")

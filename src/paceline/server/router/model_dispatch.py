@@ -1,0 +1,219 @@
+"""Hands each request to the application of the model that it names, which is loaded first. Innermost middleware.
+
+POST requests name their model in the body, or like all others in the query: ?model=NAME. ?autoload= decides for one request
+whether the model is loaded. On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.errors import CapacityError, EngineStopped, ModelNotFound, ModelNotLoaded, PacelineError
+from paceline.server.api_errors import (
+    ApiError,
+    ApiException,
+    ClientDisconnected,
+    ModelLoadFailed,
+    api_error_of,
+    error_response,
+    invalid_request,
+)
+from paceline.server.flags import ModelPreset
+from paceline.server.request_context import DisconnectWatcher, route_path
+from paceline.server.resumable_streams import HEADER
+from paceline.server.router.early_stream import STYLES, EarlyStream
+from paceline.server.router.routed_models import RoutedModels, ServedModel
+from paceline.server.settings import ServerSettings
+
+_TRUE: Final = ("true", "1")
+_ALSO_OF_MODELS: Final = ("/props", "/metrics")  # without ?model= they are about the server
+_STORED: Final = "/v1/responses/"  # stored responses are handed out without their model
+_MAX_KNOWN: Final = 512  # pairs of method and path: clients choose paths
+_NEVER_LOAD: Final = ("/metrics",)  # a scraper would keep its model loaded
+
+
+class NamedModel(msgspec.Struct):
+    """The fields of a body that matter before its model is known; name: Ollama's older word for model."""
+
+    model: Any = None
+    name: Any = None
+    stream: Any = None
+
+
+class ModelRoutes:
+    """The routes that are a model's: what is not among them is the server's own, or does not exist."""
+
+    def __init__(self) -> None:
+        self._models: Sequence[BaseRoute] = ()
+        self._own: Sequence[BaseRoute] = ()
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def set(self, models: Sequence[BaseRoute], own: Sequence[BaseRoute]) -> None:
+        """Set the routes, once they are there. own: win over a model's of the same path and method."""
+        self._models, self._own = models, own
+
+    def has(self, method: str, path: str, *, names_model: bool) -> bool:
+        """Return whether a request is for a model."""
+        if path in _ALSO_OF_MODELS:
+            return names_model and method == "GET"
+        if method in ("GET", "DELETE") and path.startswith(_STORED):
+            return False
+        known = self._known.get((method, path))
+        if known is None:
+            known = _is_among(self._models, method, path) and not _is_among(self._own, method, path)
+            if len(self._known) < _MAX_KNOWN:
+                self._known[method, path] = known
+        return known
+
+
+def _is_among(routes: Sequence[BaseRoute], method: str, path: str) -> bool:
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+
+class ModelDispatch:
+    """Runs a request's model's application, or the server's own."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, models: RoutedModels, routes: ModelRoutes) -> None:
+        self._app, self._settings, self._models, self._routes = app, settings, models, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, or respond with an error in the shape of the route's API."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, query = route_path(scope), parse_qs(scope["query_string"].decode("latin-1"))
+        if not self._routes.has(scope["method"], path, names_model="model" in query):
+            await self._app(scope, receive, send)
+            return
+        try:
+            request = await self._named(scope, receive, query)
+            await self._dispatch(request, scope, receive, send)
+        except (PacelineError, ApiException) as error:
+            await error_response(routing_error(error), path)(scope, receive, send)
+
+    async def _named(self, scope: Scope, receive: Receive, query: dict[str, list[str]]) -> _NamedRequest:
+        body = None if scope["method"] in ("GET", "HEAD") else await _whole_body(receive)
+        found = NamedModel() if body is None else _named_in(body)
+        name = found.model or found.name or query.get("model", [""])[0]
+        if not isinstance(name, str):
+            raise invalid_request("model must be a text, the name of a model; GET /models lists them", "model")
+        if not name:
+            message = "model name is missing from the request: give model in the body, or ?model=NAME"
+            raise invalid_request(message, "model", "model_missing")
+        path = route_path(scope)
+        loads = self._settings.models_autoload and path not in _NEVER_LOAD
+        if "autoload" in query:
+            loads = query["autoload"][0].lower() in _TRUE
+        return _NamedRequest(self._models.preset(name), body, loads=loads, streams=bool(found.stream))
+
+    async def _dispatch(self, request: _NamedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        if request.body is None and (ready := self._models.ready(request.preset.name)) is not None:
+            await ready.app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
+            return
+        style = STYLES.get(route_path(scope)) if request.streams else None
+        early = None if style is None else EarlyStream(send, route_path(scope), style)
+        replay = receive if request.body is None else _Replay(request.body, receive)
+        async with AsyncExitStack() as stack:
+            try:
+                served = await self._loaded(request, stack, scope, receive, early)
+            except (PacelineError, ApiException) as error:
+                if early is None or not early.is_open:
+                    raise
+                await early.fail(routing_error(error))
+                return
+            await served.app(scope, replay, send if early is None else early)
+
+    async def _loaded(
+        self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: EarlyStream | None
+    ) -> ServedModel:
+        """Wait for the model, with comments; a client that leaves gives up, unless its stream can be resumed."""
+        outlives = early is not None and any(name == HEADER.lower().encode() for name, _ in scope["headers"])
+        watcher = DisconnectWatcher(None if outlives or request.body is None else receive)
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watcher.on_disconnect(gone.cancel)
+        entering = asyncio.ensure_future(self._entered(request, stack))
+        beat_s = request.preset.settings.heartbeat_s
+        try:
+            while not entering.done() and not gone.done():
+                timeout = beat_s if early is not None and math.isfinite(beat_s) else None
+                await asyncio.wait((entering, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if early is not None and not entering.done() and not gone.done():
+                    await early.beat()
+        finally:
+            watcher.close()
+            if not entering.done():
+                entering.cancel()
+                await asyncio.wait((entering,))
+        if entering.cancelled():
+            raise ClientDisconnected
+        return entering.result()
+
+    async def _entered(self, request: _NamedRequest, stack: AsyncExitStack) -> ServedModel:
+        name = request.preset.name
+        try:
+            llm = await stack.enter_async_context(self._models.manager.use(name, load=request.loads))
+        except ModelNotFound as error:
+            raise ModelLoadFailed(error) from error  # its files, as the name was found
+        return await self._models.serve(request.preset, llm)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedRequest:
+    """A request and its model. body: None for a method without one; loads: whether the model may be loaded for it."""
+
+    preset: ModelPreset
+    body: bytes | None
+    loads: bool
+    streams: bool
+
+
+class _Replay:
+    """A `receive` that returns a body again, then what follows."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    """Return the body, which `BodyReader` has read: it comes in one message."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected
+    return bytes(message.get("body", b""))
+
+
+def _named_in(body: bytes) -> NamedModel:
+    """Return the fields of a body; none of one that is no object. Raises for what is not JSON."""
+    try:
+        return msgspec.json.decode(body, type=NamedModel) if body.strip() else NamedModel()
+    except msgspec.ValidationError:
+        return NamedModel()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_request(f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def routing_error(error: BaseException) -> ApiError:
+    """Return the error of a request whose model was not found or not loaded."""
+    if isinstance(error, ModelNotFound):
+        return invalid_request(str(error), "model", "model_not_found", status=404).api_error
+    if isinstance(error, ApiException | ModelNotLoaded | CapacityError | EngineStopped):
+        return api_error_of(error)
+    return ModelLoadFailed(error).api_error

@@ -1,0 +1,150 @@
+"""Downloads into the cache that clients of a router ask for: POST and DELETE /models. On the event loop, work in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from paceline.errors import Aborted, PacelineError
+from paceline.hub import HubReference, ModelReference, parse_hub_reference
+from paceline.hub.found_models import matching_models, remove_models
+from paceline.hub.hub_api import HubApi
+from paceline.hub.hub_settings import hub_settings
+from paceline.hub.locate import Locator
+from paceline.hub.transfer import QuietObserver
+from paceline.server.api_errors import invalid_request
+from paceline.server.router.event_feed import EventFeed
+from paceline.server.router.model_listing import download_body
+
+_log = logging.getLogger("paceline.server")
+_STEP_S: Final = 0.1  # between two events of one download
+
+
+class _FeedObserver(QuietObserver):
+    """Reports a download's progress. report: called on the thread that downloads."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self._report = report
+        self._files: dict[str, dict[str, int | None]] = {}
+        self._name = ""
+        self._reported_s = 0.0
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Begin a file."""
+        super().begin(name, total)
+        self._name = name
+        self._files[name] = {"done": 0, "total": total}
+        self._send(is_due=True)
+
+    def reached(self, num_bytes: int) -> None:
+        """Note the bytes that have arrived."""
+        self._files[self._name]["done"] = num_bytes
+        self._send(is_due=time.monotonic() - self._reported_s >= _STEP_S)
+
+    def end(self) -> None:
+        """End the file."""
+        self._send(is_due=True)
+
+    def _send(self, *, is_due: bool) -> None:
+        if is_due:
+            self._reported_s = time.monotonic()
+            self._report({name: dict(file) for name, file in self._files.items()})
+
+
+class ModelDownloads:
+    """The downloads that run. when_done: called when one has ended, before its event."""
+
+    def __init__(self, feed: EventFeed, *, offline: bool, hf_token: str | None) -> None:
+        self._feed, self._offline, self._token = feed, offline, hf_token
+        self._running: dict[str, tuple[threading.Event, dict[str, Any], asyncio.Task[None]]] = {}
+
+    def bodies(self) -> list[dict[str, Any]]:
+        """Return the models that are being downloaded, as lists have them."""
+        return [download_body(name, progress) for name, (_, progress, _) in self._running.items()]
+
+    def is_running(self, name: str) -> bool:
+        """Return whether a model is being downloaded."""
+        return name in self._running
+
+    async def start(self, name: str, when_done: Callable[[], Awaitable[None]]) -> None:
+        """Begin to download a model of the hub; raises what the hub says of its name, before anything is downloaded."""
+        reference = parse_hub_reference(name)
+        if name in self._running:
+            raise invalid_request(f"model {name!r} is being downloaded already", "model", "model_exists")
+        cancel = threading.Event()
+        observer = _FeedObserver(self._reporter(name))
+        settings = hub_settings(token=self._token, offline=self._offline)
+        locator = Locator(settings=settings, observer=observer, cancel=cancel)
+        if not settings.offline:
+            await asyncio.to_thread(_check, locator, reference)
+        task = asyncio.create_task(self._run(name, locator, reference, when_done))
+        self._running[name] = (cancel, {}, task)
+
+    def cancel(self, name: str) -> None:
+        """End a download; what has arrived is kept for the next one."""
+        self._running[name][0].set()
+
+    async def remove(self, name: str) -> None:
+        """Delete a model from the cache, and end its download. Raises `ModelNotFound`, and `Unsupported` for Ollama's."""
+        reference = parse_hub_reference(name)
+        if name in self._running:
+            self.cancel(name)
+            await asyncio.wait((self._running[name][2],))
+        await asyncio.to_thread(_remove, reference)
+
+    async def aclose(self) -> None:
+        """End all downloads."""
+        tasks = [task for _, _, task in self._running.values()]
+        for name in tuple(self._running):
+            self.cancel(name)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _reporter(self, name: str) -> Callable[[dict[str, Any]], None]:
+        loop = asyncio.get_running_loop()
+
+        def show(progress: dict[str, Any]) -> None:
+            if name in self._running:
+                self._running[name][1].update(progress)
+                self._feed.publish("download_progress", name, progress)
+
+        def report(progress: dict[str, Any]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(show, progress)
+
+        return report
+
+    async def _run(
+        self, name: str, locator: Locator, reference: ModelReference, when_done: Callable[[], Awaitable[None]]
+    ) -> None:
+        event = "download_failed"
+        try:
+            await asyncio.to_thread(locator.locate, reference)
+            event = "download_finished"
+        except Aborted:
+            _log.info("the download of %s was ended", name)
+        except PacelineError as error:
+            _log.error("the download of %s failed: %s", name, error)
+        finally:
+            self._running.pop(name, None)
+        try:
+            await when_done()
+        except PacelineError as error:
+            _log.error("the models could not be read again: %s", error)
+        self._feed.publish(event, name, {})
+
+
+def _check(locator: Locator, reference: HubReference) -> None:
+    """Raise `ModelNotFound` and other errors of the hub where there is nothing to download."""
+    api = HubApi(locator.settings, locator.observer, locator.cancel)
+    locator.choose(api.listing(reference.repo, reference.revision), reference)
+
+
+def _remove(reference: HubReference) -> None:
+    settings = hub_settings()
+    remove_models(settings, matching_models(settings, reference))

@@ -1,0 +1,156 @@
+"""Models of a router as the APIs list them: llama-server's and OpenAI's objects, Ollama's entries. On the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.errors import PacelineError
+from paceline.model_manager import ModelStatus
+from paceline.runtime.gguf_file import read_gguf
+from paceline.server.api_errors import api_error_of, strip_folders
+from paceline.server.flags import ModelPreset
+from paceline.server.flags.preset_file import PRESET_KEYS
+from paceline.server.ollama.ollama_events import timestamp
+from paceline.server.ollama.ollama_models import listed_model, loaded_models, model_info
+from paceline.server.openai.openai_routes import model_facts, ollama_listing
+from paceline.server.router.event_feed import VALUES
+from paceline.server.router.routed_models import RoutedModels
+
+_TEXT_ONLY: Final = {"input_modalities": ["text"], "output_modalities": ["text"]}
+
+
+def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the body of GET /models. downloads: entries of models that are not there yet."""
+    data = [*(entry_body(models, preset) for preset in models.presets()), *downloads]
+    names = [one["id"] for one in data]
+    page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return {"models": [ollama_listing(name) for name in names], "object": "list", "data": data, **page}
+
+
+def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
+    """Return a model with its status. type, display_name and created_at are Anthropic's."""
+    status = models.status(preset)
+    now = int(time.time())
+    served = models.ready(preset.name)
+    return {
+        "id": preset.name,
+        "aliases": list(preset.settings.aliases[1:]),
+        "tags": list(dict.fromkeys(preset.settings.tags)),
+        "object": "model",
+        "owned_by": "paceline",
+        "created": now,
+        "status": _status_body(preset, status),
+        "architecture": _TEXT_ONLY,
+        "source": preset.source,
+        "can_remove": preset.source == "cache",
+        "type": "model",
+        "display_name": preset.name,
+        "created_at": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "meta": None if served is None else model_facts(served.service),
+    }
+
+
+def download_body(name: str, progress: dict[str, Any]) -> dict[str, Any]:
+    """Return a model that is being downloaded. progress: bytes by the name of each file."""
+    body = {
+        "id": name,
+        "aliases": [],
+        "tags": [],
+        "object": "model",
+        "owned_by": "paceline",
+        "created": int(time.time()),
+    }
+    status = {"value": "downloading", "args": [], "progress": progress}
+    return {**body, "status": status, "architecture": _TEXT_ONLY, "source": "cache", "can_remove": True, "meta": None}
+
+
+def _status_body(preset: ModelPreset, status: ModelStatus) -> dict[str, Any]:
+    """Return llama-server's status; state, progress, error and memory are ours."""
+    body: dict[str, Any] = {"value": VALUES[status.state], "args": _arguments(preset), "preset": preset.text}
+    if status.state == "failed":
+        body |= {"failed": True, "exit_code": 1}
+        if status.error is not None:
+            body["error"] = strip_folders(api_error_of(status.error).message)
+    body |= {"state": status.state, "progress": round(status.progress, 4), "num_users": status.num_users}
+    return body | {"needed_bytes": status.needed_bytes, "taken_bytes": status.taken_bytes}
+
+
+def _arguments(preset: ModelPreset) -> list[str]:
+    """Return the preset as a command line would have it."""
+    arguments = ["paceline", "serve", "--alias", preset.name]
+    for line in preset.text.splitlines():
+        key, equals, value = line.partition(" = ")
+        if equals and key not in PRESET_KEYS:
+            arguments += [f"--{key}", value]
+    return arguments
+
+
+def tags_body(models: RoutedModels) -> dict[str, Any]:
+    """Return the body of Ollama's /api/tags: all models, with facts of those that are loaded."""
+    return {"models": [_tagged(models, preset) for preset in models.presets()]}
+
+
+def _tagged(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
+    served = models.ready(preset.name)
+    if served is not None:
+        return listed_model(served.service)
+    size, modified = 0, time.time()
+    if preset.settings.model is not None and preset.reference is None:
+        with suppress(OSError):
+            facts = preset.settings.model.stat()
+            size, modified = facts.st_size, facts.st_mtime
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": ""}
+    return {
+        "name": preset.name,
+        "model": preset.name,
+        "modified_at": timestamp(int(modified)),
+        "size": size,
+        "digest": "",
+        "details": {**details, "quantization_level": ""},
+    }
+
+
+def running_body(models: RoutedModels) -> dict[str, Any]:
+    """Return the body of Ollama's /api/ps: the models that are loaded."""
+    return {"models": [one for served in models.all_ready().values() for one in loaded_models(served.service)]}
+
+
+def file_description(preset: ModelPreset, *, verbose: bool) -> dict[str, Any]:
+    """Describe a model that is not loaded, by what its file says, if that is here. Blocking; any thread."""
+    metadata = _metadata(preset.settings.model if preset.reference is None else None)
+    family = metadata.get("general.architecture", "")
+    details = {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
+    template = metadata.get("tokenizer.chat_template", "")
+    return {
+        "license": metadata.get("general.license", ""),
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": {**details, "parameter_size": "", "quantization_level": ""},
+        "model_info": model_info(metadata, verbose=verbose),
+        "capabilities": ["completion"],
+        "modified_at": timestamp(int(time.time())),
+    }
+
+
+def _metadata(path: Path | None) -> dict[str, str]:
+    """Return the single values of a file's header as text; none where there is no file, or no model in it."""
+    if path is None:
+        return {}
+    try:
+        found = read_gguf(path).metadata
+    except (PacelineError, OSError):
+        return {}
+    values = {name.decode("utf-8", "replace"): one.value for name, one in found.items()}
+    return {name: _text(value) for name, value in values.items() if isinstance(value, bytes | int | float)}
+
+
+def _text(value: bytes | float) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,224 @@
+"""The models of a router: presets as entries of a model manager, and the application of each one that is loaded.
+
+On the event loop; presets are read and applications built in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from paceline.async_llm import AsyncLLM
+from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
+from paceline.hub import HubReference, UrlReference
+from paceline.model_manager import AsyncModelManager, ModelEntry, ModelStatus
+from paceline.server.api_errors import ApiException, ModelLoadFailed
+from paceline.server.application import model_app
+from paceline.server.flags import ModelPreset, ModelPresets
+from paceline.server.router.event_feed import EventFeed
+from paceline.server.router.preset_sources import PresetSources
+from paceline.server.service import KeptForClients, Service
+from paceline.server.settings import ServerSettings
+
+_log = logging.getLogger("paceline.server")
+_LATEST: Final = ":latest"  # Ollama's default tag
+
+
+class LoadedFront:
+    """A `Front` around a model that the manager has loaded and will close."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    @property
+    def engine(self) -> Any:
+        """The engine."""
+        return self._llm.engine
+
+    async def start(self) -> None:
+        """Do nothing: it is loaded."""
+
+    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Do nothing: the manager closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model with its application."""
+
+    llm: AsyncLLM
+    service: Service
+    app: FastAPI
+
+
+class RoutedModels:
+    """All models of a server. presets: where they come from; kept: what clients come back for; feed: gets their events."""
+
+    def __init__(self, settings: ServerSettings, presets: ModelPresets, kept: KeptForClients, feed: EventFeed) -> None:
+        """Read the presets. Raises `InvalidParams` for wrong ones."""
+        self._source, self._kept, self._feed = PresetSources(settings, presets), kept, feed
+        self._presets = _by_name(self._source.read())
+        options = self._source.manager_settings()
+        self.manager = AsyncModelManager(
+            [entry_of(preset) for preset in self._presets.values()],
+            memory_budget=options.memory_budget,
+            max_loaded=options.max_loaded,
+            wait_timeout_s=options.wait_timeout_s,
+            patience_s=options.patience_s,
+        )
+        self._served: dict[str, ServedModel] = {}
+        self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._building: dict[str, asyncio.Lock] = {}
+        self._following: asyncio.Task[None] | None = None
+        self._reloading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Begin to load the models that are loaded on startup."""
+        for preset in self._presets.values():
+            for note in preset.notes:
+                _log.warning("model %s: %s", preset.name, note)
+        self._following = asyncio.create_task(self._follow())
+        await self.manager.start()
+
+    async def aclose(self) -> None:
+        """Unload everything; running requests end with SHUTDOWN."""
+        if self._following is not None:
+            self._following.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._following
+        await self.manager.aclose()
+
+    async def reload(self) -> None:
+        """Read the presets again: models that are gone or changed are unloaded first. Raises `InvalidParams`."""
+        async with self._reloading:
+            presets = _by_name(await asyncio.to_thread(self._source.read))
+            await self.manager.update([entry_of(preset) for preset in presets.values()])
+            self._presets = presets
+
+    # ---- finding
+
+    def preset(self, name: str) -> ModelPreset:
+        """Return a model by its name or an alias, with or without Ollama's default tag.
+
+        Raises `ModelNotFound` with the nearest names.
+        """
+        try:
+            entry = self.manager.entry(name)
+        except ModelNotFound:
+            if not name.endswith(_LATEST):
+                raise
+            try:
+                entry = self.manager.entry(name.removesuffix(_LATEST))
+            except ModelNotFound:
+                entry = self.manager.entry(name)
+        return self._presets[entry.name]
+
+    def presets(self) -> list[ModelPreset]:
+        """Return the models that are listed."""
+        return [preset for preset in self._presets.values() if not preset.hidden]
+
+    def status(self, preset: ModelPreset) -> ModelStatus:
+        """Return the status of a model."""
+        return self.manager.status(preset.name)
+
+    def ready(self, name: str) -> ServedModel | None:
+        """Return a model whose application is there already; None where it is not loaded, or was not used yet."""
+        return self._served.get(name)
+
+    def all_ready(self) -> Mapping[str, ServedModel]:
+        """Return all models with an application."""
+        return self._served
+
+    def services(self) -> list[Service]:
+        """Return the services of all models that are loaded or being unloaded."""
+        return list(self._services)
+
+    # ---- serving
+
+    async def serve(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
+        """Return the application of a model that was loaded just now or before. Raises `ModelLoadFailed`."""
+        async with self._building.setdefault(preset.name, asyncio.Lock()):
+            found = self._served.get(preset.name)
+            if found is None or found.llm is not llm:
+                found = await self._built(preset, llm)
+                if self.manager.status(preset.name).is_loaded:
+                    self._served[preset.name] = found
+            return found
+
+    async def _built(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
+        service = Service(_shown_settings(preset), LoadedFront(llm), kept=self._kept)
+        self._services.add(service)
+        service.start_loading()
+        app = await asyncio.to_thread(model_app, service)
+        await service.loaded.wait()
+        if service.failure is not None:
+            raise ModelLoadFailed(service.failure)
+        return ServedModel(llm, service, app)
+
+    async def _follow(self) -> None:
+        """Forget the applications of models that are being unloaded; their streams report that."""
+        async with self.manager.subscribe() as events:
+            async for status in events:
+                if status.state == "loaded" and status.name not in self._served:
+                    task = asyncio.create_task(self._prepare(status.name))
+                    self._preparing.add(task)
+                    task.add_done_callback(self._preparing.discard)
+                elif status.state not in ("loading", "loaded", "sleeping"):
+                    self._forget(status)
+                self._feed.report(status)
+
+    async def _prepare(self, name: str) -> None:
+        """Build the application of a model that was loaded, so that its first request need not wait for that."""
+        with suppress(PacelineError, ApiException):  # reported to the next request
+            async with self.manager.use(name, load=False) as llm:
+                await self.serve(self.preset(name), llm)
+
+    def _forget(self, status: ModelStatus) -> None:
+        served = self._served.pop(status.name, None)
+        if served is not None:
+            served.service.closing_error = ModelUnloaded(
+                f"the model {status.name!r} was unloaded while the request ran"
+            )
+
+
+def entry_of(preset: ModelPreset) -> ModelEntry:
+    """Return the manager's entry of a preset."""
+    settings, reference = preset.settings, preset.reference
+    model: Path | str | None = settings.model
+    if isinstance(reference, HubReference):
+        model = f"hf:{reference}"
+    elif isinstance(reference, UrlReference):
+        model = reference.url
+    elif reference is not None:
+        model = str(reference)
+    source = {"offline": True} if preset.offline else {}
+    token = {"hf_token": preset.hf_token} if preset.hf_token is not None and reference is not None else {}
+    return ModelEntry(
+        name=preset.name,
+        model=model,
+        options={**settings.engine_options, **source, **token},
+        aliases=settings.aliases[1:],
+        pinned=preset.pinned,
+        load_on_startup=preset.load_on_startup,
+        unload_idle_s=preset.unload_idle_s,
+        stop_timeout_s=preset.stop_timeout_s,
+    )
+
+
+def _shown_settings(preset: ModelPreset) -> ServerSettings:
+    """Return a model's settings; one without a path has its name there, of which /props shows the last part."""
+    shown = None if preset.reference is None else Path(str(preset.reference))
+    return preset.settings if shown is None else replace(preset.settings, model=shown)
+
+
+def _by_name(presets: Iterable[ModelPreset]) -> dict[str, ModelPreset]:
+    return {preset.name: preset for preset in presets}

@@ -1,0 +1,276 @@
+"""The routes of a router's own: its models, their events, its health and properties. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline import __version__
+from paceline.errors import ModelNotFound, PacelineError
+from paceline.server.api_errors import ServerDraining, invalid_request, llama_error_body, ollama_error_response
+from paceline.server.json_bodies import LLAMA_ERRORS, OLLAMA_ERRORS, OPENAI_ERRORS, JsonRoute, json_response
+from paceline.server.llama_server import stream_routes
+from paceline.server.ollama.ollama_bodies import OllamaModelBody
+from paceline.server.ollama.ollama_models import FOLLOWED_VERSION, shown_model
+from paceline.server.pages import start_page_routes
+from paceline.server.request_context import RequestContext
+from paceline.server.router.model_dispatch import routing_error
+from paceline.server.router.model_listing import (
+    entry_body,
+    file_description,
+    list_body,
+    running_body,
+    tags_body,
+)
+from paceline.server.router.router_metrics import router_metrics_routes
+from paceline.server.router.router_service import RouterService
+
+_log = logging.getLogger("paceline.server")
+_LOADING = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
+
+ModelQuery = Annotated[str, Query(max_length=512, description="The name of a model")]
+
+
+class ModelBody(BaseModel):
+    """The body of what is done with a model. timeout_s: for running requests before it is unloaded; paceline's own."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str = Field(max_length=512, min_length=1)
+    timeout_s: float | None = Field(
+        None, ge=0, le=1e9, description="paceline's own: seconds that its requests have to end."
+    )
+
+
+def own_routers(service: RouterService) -> list[APIRouter]:
+    """Return the routes that are no model's."""
+    return [
+        _health_routes(service),
+        start_page_routes(service.settings, lambda: _facts(service)),
+        _cancel_routes(service),
+        stream_routes.routes(service.kept.resumable_streams),
+        router_metrics_routes(service),
+        _list_routes(service),
+        _management_routes(service),
+        _download_routes(service),
+        _props_routes(service),
+        _ollama_routes(service),
+        _ollama_model_routes(service),
+    ]
+
+
+def _facts(service: RouterService) -> list[tuple[str, str]]:
+    listed = [f"{preset.name} ({service.models.status(preset).state})" for preset in service.models.presets()]
+    state = "ending" if service.is_draining else "ready"
+    return [("version", __version__), ("models", ", ".join(listed) or "none"), ("state", state)]
+
+
+def _health_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    async def health() -> Response:
+        """200: a model that is not loaded or has failed leaves the server healthy."""
+        return JSONResponse({"status": "ok"})
+
+    async def live() -> Response:
+        """200 while the server responds; GET /models has the state of each model."""
+        return JSONResponse({"status": "ok", "state": "router"})
+
+    async def ready() -> Response:
+        """200 where a request would be accepted; 503 while the server shuts down."""
+        if service.is_draining:
+            api_error = ServerDraining().api_error
+            return JSONResponse(llama_error_body(api_error), api_error.status)
+        return JSONResponse({"status": "ok"})
+
+    for path, endpoint, summary in (
+        ("/health", health, "Whether the server runs"),
+        ("/v1/health", health, "As /health"),
+        ("/health/live", live, "Whether the server is alive"),
+        ("/health/ready", ready, "Whether a request would be accepted"),
+    ):
+        router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+    return router
+
+
+def _cancel_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["requests"])
+
+    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", responses=OPENAI_ERRORS)
+    async def cancel(request_id: str, request: Request) -> dict[str, Any]:
+        """Cancel by the X-Request-Id of a response, whichever model runs it, within the tenant of the API key."""
+        tenant = RequestContext.of(request.scope).tenant
+        return {"id": request_id, "cancelled": service.cancel(request_id, tenant)}
+
+    return router
+
+
+def _list_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["models"], responses=OPENAI_ERRORS)
+    models = service.models
+
+    @router.get("/v1/models", summary="As /models")
+    @router.get("/models", summary="The models and their status")
+    async def list_models(reload: str = "") -> dict[str, Any]:
+        """List all models. With ?reload=1 presets, folder and caches are read again."""
+        if reload:
+            await models.reload()
+            service.feed.publish("models_reload", "*")
+        return list_body(models, service.downloads.bodies())
+
+    @router.get("/models/sse", summary="Events about models", response_class=Response)
+    async def events() -> Response:
+        """Send an event whenever the status of a model changes, and on the progress of downloads."""
+        return service.feed.stream(service.settings.heartbeat_s)
+
+    @router.get("/v1/models/{model_id:path}", summary="One model")
+    async def one_model(model_id: str) -> dict[str, Any]:
+        """Describe the model under one of its names; 404 for any other."""
+        return entry_body(models, models.preset(model_id))
+
+    return router
+
+
+def _management_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
+    models = service.models
+
+    @router.post("/models/load", summary="Load a model")
+    async def load(body: ModelBody) -> dict[str, Any]:
+        """Begin to load a model. Its status and the events report how that goes on."""
+        preset = models.preset(body.model)
+        if models.status(preset).state in _LOADING:
+            raise invalid_request("model is already running", "model", "model_running")
+        service.begin(models.manager.load(preset.name))
+        await asyncio.sleep(0)  # so that the status is that of a load
+        return {"success": True}
+
+    @router.post("/models/unload", summary="Unload a model")
+    async def unload(body: ModelBody) -> dict[str, Any]:
+        """Begin to unload a model, or end its download. Its requests have some time to end, then end with an error."""
+        if service.downloads.is_running(body.model):
+            service.downloads.cancel(body.model)
+            return {"success": True}
+        preset = models.preset(body.model)
+        if models.status(preset).state not in _LOADING:
+            raise invalid_request("model is not running", "model", "model_not_running")
+        service.begin(models.manager.unload(preset.name, timeout_s=body.timeout_s))
+        return {"success": True}
+
+    return router
+
+
+def _download_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
+    models = service.models
+
+    @router.post("/models", summary="Download a model")
+    async def download(body: ModelBody) -> dict[str, Any]:
+        """Begin to download a model of the Hugging Face Hub into the cache. The events report its progress."""
+        if body.model in models.manager.names():
+            raise invalid_request(f"model {body.model!r} already exists", "model", "model_exists")
+        await service.downloads.start(body.model, models.reload)
+        return {"success": True}
+
+    @router.delete("/models", summary="Delete a model from the cache")
+    async def delete(model: ModelQuery) -> dict[str, Any]:
+        """Unload a model and delete its files, if it is one of the cache and of no preset."""
+        if not service.downloads.is_running(model):
+            preset = models.preset(model)
+            if preset.source != "cache":
+                raise invalid_request(
+                    f"model {model!r} is not of the cache; it cannot be deleted", "model", "model_kept"
+                )
+            await models.manager.unload(preset.name)
+        await service.downloads.remove(model)
+        await models.reload()
+        return {"success": True}
+
+    return router
+
+
+def _props_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["llama-server"])
+    settings = service.settings
+
+    @router.get("/props", summary="Properties of the server, or with ?model= of a model")
+    async def router_props() -> dict[str, Any]:
+        """Return the properties of the server."""
+        return {
+            "role": "router",
+            "max_instances": settings.models_max,
+            "models_autoload": settings.models_autoload,
+            "model_alias": "paceline",
+            "model_path": "none",
+            "default_generation_settings": {"params": None, "n_ctx": 0},
+            "ui_settings": {},
+            "build_info": f"paceline-{__version__}",
+            "cors_proxy_enabled": False,
+        }
+
+    return router
+
+
+def _ollama_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+    models = service.models
+
+    @router.get("/api/tags", summary="The models")
+    async def all_tags() -> Response:
+        """List all models, with facts of those that are loaded."""
+        return json_response(tags_body(models))
+
+    @router.get("/api/ps", summary="The models that are loaded")
+    async def all_running() -> Response:
+        """List the models that are loaded."""
+        return json_response(running_body(models))
+
+    @router.get("/api/version", summary="The version of Ollama's API")
+    async def ollama_version() -> Response:
+        """Return the version of Ollama whose API this is, and paceline's own."""
+        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+
+    async def alive() -> Response:
+        """200, as the page at / has it."""
+        return Response()
+
+    router.add_api_route("/", alive, methods=["HEAD"], include_in_schema=False)
+    return router
+
+
+def _ollama_model_routes(service: RouterService) -> APIRouter:
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+    models = service.models
+
+    @router.post("/api/show", summary="Describe a model")
+    async def show_one(body: OllamaModelBody) -> Response:
+        """Describe a model, by its file where it is not loaded; 404 for a name that there is not."""
+        name = body.model or body.name
+        if not name:
+            return ollama_error_response(invalid_request("model is required").api_error)
+        try:
+            preset = models.preset(name)
+        except ModelNotFound as error:
+            return ollama_error_response(routing_error(error))
+        served, verbose = models.ready(preset.name), bool(body.verbose)
+        if served is not None:
+            return json_response(await asyncio.to_thread(shown_model, served.service, verbose=verbose))
+        return json_response(await asyncio.to_thread(file_description, preset, verbose=verbose))
+
+    @router.post("/api/pull", include_in_schema=False)
+    async def pull_one(body: OllamaModelBody) -> Response:
+        """Succeed for a model that is here."""
+        try:
+            models.preset(body.model or body.name or "")
+        except PacelineError as error:
+            return ollama_error_response(routing_error(error))
+        return json_response({"status": "success"})
+
+    return router
