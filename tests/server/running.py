@@ -34,9 +34,10 @@ class RunningServer:
         *,
         wait: bool = True,
         routes: Sequence[Callable[[Service], APIRouter]] = (),
+        build: Callable[[ServerSettings, Any], FastAPI] = build_app,
     ) -> None:
-        """wait: until the model is loaded. routes: more than the app has."""
-        self.settings, self._more = settings, routes
+        """wait: until the model is loaded. routes: more than the app has. build: makes the app of settings and llm."""
+        self.settings, self._more, self._build = settings, routes, build
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -115,7 +116,7 @@ class RunningServer:
 
     async def _serve(self, llm: Any) -> None:
         self._loop = asyncio.get_running_loop()
-        self.app: FastAPI = build_app(self.settings, llm)
+        self.app: FastAPI = self._build(self.settings, llm)
         for routes in self._more:
             self.app.include_router(routes(self.service))
         self._server = UvicornServer(uvicorn_config(self.app, self.settings))

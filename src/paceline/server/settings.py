@@ -54,9 +54,9 @@ class ServerSettings:
     tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all; None:
     four times as many). Slots are saved where engine_options have a state_folder.
 
-    Several models: models_preset (a file of models: llama-server's presets, or TOML), models_dir (a folder of GGUF files), models_max (that are
-    loaded at once; 0: no limit), models_memory (bytes that the loaded ones may take together; None: no limit), models_autoload
-    (whether a request loads its model).
+    Several models: models_preset (a file of models: llama-server's presets, or TOML), models_dir (a folder of GGUF files),
+    models_max (that are loaded at once; 0: no limit), models_memory (bytes that the loaded ones may take together; None: no
+    limit), models_autoload (whether a request loads its model).
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """

@@ -44,8 +44,9 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 class Resolved:
     """The result. prints: what to print in place of serving. notes: to print before the server starts.
 
-    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults. sources: all
-    that was given, the weakest source first, for the presets of models. is_router: whether several models are served. offline, hf_token: for downloads of these.
+    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults. is_router:
+    whether several models are served. sources: all that was given, the weakest source first, for their presets; offline,
+    hf_token: for their downloads.
     """
 
     settings: ServerSettings

@@ -50,13 +50,13 @@ class EarlyStream:
 
     def __init__(self, send: Send, path: str, style: StreamStyle) -> None:
         self._send, self._path, self._style = send, path, style
-        self._is_open = False
+        self._is_open = self._has_begun = False
         self._error_body: bytearray | None = None  # of a response that is no stream
 
     @property
-    def is_open(self) -> bool:
-        """Whether the response has begun."""
-        return self._is_open
+    def waits(self) -> bool:
+        """Whether the response has begun, and the model's own has not."""
+        return self._is_open and not self._has_begun
 
     async def beat(self) -> None:
         """Begin the response unless it has begun, and send a comment."""
@@ -74,6 +74,7 @@ class EarlyStream:
         if not self._is_open:
             await self._send(message)
         elif message["type"] == "http.response.start":
+            self._has_begun = True
             self._error_body = None if message["status"] == 200 else bytearray()
         elif self._error_body is None:
             await self._send(message)

@@ -7,6 +7,7 @@ whether the model is loaded. On the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -29,11 +30,13 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.flags import ModelPreset
-from paceline.server.request_context import DisconnectWatcher, route_path
+from paceline.server.request_context import DisconnectWatcher, RequestContext, route_path
 from paceline.server.resumable_streams import HEADER
 from paceline.server.router.early_stream import STYLES, EarlyStream
 from paceline.server.router.routed_models import RoutedModels, ServedModel
 from paceline.server.settings import ServerSettings
+
+_log = logging.getLogger("paceline.server")
 
 _TRUE: Final = ("true", "1")
 _ALSO_OF_MODELS: Final = ("/props", "/metrics")  # without ?model= they are about the server
@@ -127,12 +130,13 @@ class ModelDispatch:
         async with AsyncExitStack() as stack:
             try:
                 served = await self._loaded(request, stack, scope, receive, early)
-            except (PacelineError, ApiException) as error:
-                if early is None or not early.is_open:
+                await served.app(scope, replay, send if early is None else early)
+            except Exception as error:
+                if early is None or not early.waits:
                     raise
+                if not isinstance(error, PacelineError | ApiException):
+                    _log.exception("request %s: internal server error", RequestContext.of(scope).request_id)
                 await early.fail(routing_error(error))
-                return
-            await served.app(scope, replay, send if early is None else early)
 
     async def _loaded(
         self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: EarlyStream | None
@@ -214,6 +218,6 @@ def routing_error(error: BaseException) -> ApiError:
     """Return the error of a request whose model was not found or not loaded."""
     if isinstance(error, ModelNotFound):
         return invalid_request(str(error), "model", "model_not_found", status=404).api_error
-    if isinstance(error, ApiException | ModelNotLoaded | CapacityError | EngineStopped):
-        return api_error_of(error)
-    return ModelLoadFailed(error).api_error
+    if isinstance(error, PacelineError) and not isinstance(error, ModelNotLoaded | CapacityError | EngineStopped):
+        return ModelLoadFailed(error).api_error
+    return api_error_of(error)

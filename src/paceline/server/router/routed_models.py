@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
 from paceline.hub import HubReference, UrlReference
-from paceline.model_manager import AsyncModelManager, ModelEntry, ModelStatus
+from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, ModelStatus
 from paceline.server.api_errors import ApiException, ModelLoadFailed
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
@@ -62,8 +62,15 @@ class ServedModel:
 class RoutedModels:
     """All models of a server. presets: where they come from; kept: what clients come back for; feed: gets their events."""
 
-    def __init__(self, settings: ServerSettings, presets: ModelPresets, kept: KeptForClients, feed: EventFeed) -> None:
-        """Read the presets. Raises `InvalidParams` for wrong ones."""
+    def __init__(
+        self,
+        settings: ServerSettings,
+        presets: ModelPresets,
+        kept: KeptForClients,
+        feed: EventFeed,
+        loader: ModelLoader[AsyncLLM] | None = None,
+    ) -> None:
+        """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
         self._source, self._kept, self._feed = PresetSources(settings, presets), kept, feed
         self._presets = _by_name(self._source.read())
         options = self._source.manager_settings()
@@ -73,6 +80,7 @@ class RoutedModels:
             max_loaded=options.max_loaded,
             wait_timeout_s=options.wait_timeout_s,
             patience_s=options.patience_s,
+            loader=loader,
         )
         self._served: dict[str, ServedModel] = {}
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
@@ -178,8 +186,10 @@ class RoutedModels:
 
     async def _prepare(self, name: str) -> None:
         """Build the application of a model that was loaded, so that its first request need not wait for that."""
-        with suppress(PacelineError, ApiException):  # reported to the next request
-            async with self.manager.use(name, load=False) as llm:
+        if self.manager.status(name).state != "loaded":
+            return
+        with suppress(PacelineError, ApiException):  # reported to the next request; one that leaves is not waited for
+            async with self.manager.use(name, load=False, timeout_s=0) as llm:
                 await self.serve(self.preset(name), llm)
 
     def _forget(self, status: ModelStatus) -> None:

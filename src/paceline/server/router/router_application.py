@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from paceline import __version__
+from paceline.async_llm import AsyncLLM
+from paceline.model_manager import ModelLoader
 from paceline.server.application import add_error_handlers, add_model_routes, build_routes, server_middleware
 from paceline.server.flags import ModelPresets
 from paceline.server.json_bodies import LLAMA_ERRORS
@@ -36,9 +38,14 @@ class _NoModel:
         """Do nothing."""
 
 
-def build_router_app(settings: ServerSettings, presets: ModelPresets) -> FastAPI:
-    """Return the application; `app.state.service` is its `RouterService`. Raises `InvalidParams` for wrong presets."""
-    service = RouterService(settings, presets)
+def build_router_app(
+    settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
+) -> FastAPI:
+    """Return the application; `app.state.service` is its `RouterService`.
+
+    loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets.
+    """
+    service = RouterService(settings, presets, loader)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

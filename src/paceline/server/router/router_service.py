@@ -7,7 +7,9 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
+from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound
+from paceline.model_manager import ModelLoader
 from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, api_error_of
 from paceline.server.flags import ModelPresets
 from paceline.server.in_flight import ByteBudget, InFlight
@@ -23,15 +25,17 @@ from paceline.server.settings import ServerSettings
 class RouterService:
     """The state of a router's app. settings: the server's; those of each model are its preset's."""
 
-    def __init__(self, settings: ServerSettings, presets: ModelPresets) -> None:
-        """Read the presets. Raises `InvalidParams` for wrong ones."""
+    def __init__(
+        self, settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
+    ) -> None:
+        """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
         self.settings = settings
         self.created = int(time.time())
         self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
         self.kept = KeptForClients(settings)
         self.feed = EventFeed()
-        self.models = RoutedModels(settings, presets, self.kept, self.feed)
+        self.models = RoutedModels(settings, presets, self.kept, self.feed, loader)
         self.downloads = ModelDownloads(self.feed, offline=presets.offline, hf_token=presets.hf_token)
         self.is_draining = False
         self.loaded = asyncio.Event()

@@ -1,0 +1,392 @@
+"""A server with several models over fake engines: which model a request gets, what it waits for, how it fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.router_world import PRESETS, RouterWorld
+
+BODY = {"prompt": "once", "n_predict": 3}
+STREAM = {"prompt": "once", "max_tokens": 3, "stream": True}
+
+
+@pytest.fixture
+def routers() -> Iterator[Callable[..., RouterWorld]]:
+    """Make routers, and close them."""
+    made: list[RouterWorld] = []
+
+    def make(*argv: str, **options: Any) -> RouterWorld:
+        made.append(RouterWorld(*argv, **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def test_a_request_loads_the_model_that_it_names(routers: Any) -> None:
+    """By name or alias, in the body or the query; no other model is loaded."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "s"}).status_code == 200
+    assert world.client.post("/completion?model=small", json=BODY).status_code == 200
+    assert world.client.get("/slots?model=large").status_code == 200
+    assert world.loader.loads == ["small", "large"]
+    assert [world.state(name) for name in ("small", "large", "other")] == ["loaded", "loaded", "unloaded"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "read"),
+    [
+        ("/completion", BODY, lambda body: (body["error"]["code"], body["error"]["type"])),
+        ("/v1/completions", BODY, lambda body: (body["error"]["code"], body["error"]["param"])),
+        ("/v1/chat/completions", {"messages": []}, lambda body: (body["error"]["code"], body["error"]["param"])),
+        ("/v1/responses", {"input": "x"}, lambda body: (body["error"]["code"], body["error"]["param"])),
+        ("/v1/messages", {"messages": []}, lambda body: (body["error"]["type"], body["type"])),
+        ("/api/chat", {"messages": []}, lambda body: (body["error"][:14], "")),
+        ("/v1/embeddings", {"input": "x"}, lambda body: (body["error"]["code"], body["error"]["param"])),
+    ],
+)
+def test_unknown_names_are_404_with_the_nearest_one(routers: Any, path: str, body: Any, read: Any) -> None:
+    """In the shape of each API."""
+    response = routers().client.post(path, json={**body, "model": "smal"})
+    assert response.status_code == 404
+    assert "'small'" in response.text
+    expected = {
+        "/completion": (404, "not_found_error"),
+        "/v1/messages": ("not_found_error", "error"),
+        "/api/chat": ("there is no mo", ""),
+    }
+    assert read(response.json()) == expected.get(path, ("model_not_found", "model"))
+
+
+def test_a_request_without_a_name_is_refused(routers: Any) -> None:
+    """Also one whose body is no object, or no JSON, or whose model is no text."""
+    client = routers().client
+    for options in ({"json": BODY}, {"json": [1]}, {"content": b""}):
+        assert "model name is missing" in client.post("/completion", **options).json()["error"]["message"]
+    assert "not JSON" in client.post("/completion", content=b"{").json()["error"]["message"]
+    assert client.post("/completion", json={"model": 3}).status_code == 400
+    assert client.get("/slots").status_code == 400
+
+
+def test_routes_of_models_are_no_others(routers: Any) -> None:
+    """404 and 405 as with one model, and nothing is loaded for them."""
+    world = routers()
+    assert world.client.get("/nothing?model=small").status_code == 404
+    assert world.client.get("/completion?model=small").status_code == 405
+    assert world.client.post("/nothing", json={"model": "small"}).status_code == 404
+    assert world.loader.loads == []
+
+
+def test_autoload_is_a_flag_and_a_parameter(routers: Any) -> None:
+    """A request wins over the flag; a scrape of metrics loads nothing unless it asks for that."""
+    world = routers("--no-models-autoload")
+    refused = world.client.post("/completion", json={**BODY, "model": "small"})
+    assert refused.status_code == 400 and "not loaded" in refused.json()["error"]["message"]
+    assert world.client.post("/completion?autoload=true", json={**BODY, "model": "small"}).status_code == 200
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    assert world.client.get("/props?model=large&autoload=0").status_code == 400
+    assert routers().client.get("/metrics?model=small").status_code == 400
+
+
+def test_a_failed_load_is_reported_and_the_next_request_tries_again(routers: Any) -> None:
+    """503 with the reason, without folders; the other models go on."""
+    world = routers()
+    world.fail("small")
+    response = world.client.post("/v1/completions", json={"prompt": "x", "model": "small"})
+    assert response.status_code == 503 and response.json()["error"]["message"] == "the file small.gguf is damaged"
+    entry = world.client.get("/v1/models/small").json()["status"]
+    assert (entry["value"], entry["failed"], entry["exit_code"]) == ("unloaded", True, 1)
+    world.loader.failures.clear()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    assert "failed" not in world.client.get("/v1/models/small").json()["status"]
+
+
+def test_a_stream_gets_comments_while_its_model_is_loaded(routers: Any) -> None:
+    """The response begins early, and goes on as the model's own; x-request-id is there."""
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    with world.client.stream("POST", "/v1/completions", json={**STREAM, "model": "small"}) as response:
+        lines = response.iter_lines()
+        assert response.status_code == 200 and response.headers["x-request-id"]
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert next(lines) == ": ping"
+        world.loader.gate.set()
+        events = [line for line in lines if line.startswith("data: ")]
+    assert json.loads(events[0][6:])["model"] == "small"
+    assert events[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ending"),
+    [
+        ("/v1/completions", {"prompt": "x"}, ["data: {", "data: [DONE]"]),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, ["data: {", "data: [DONE]"]),
+        ("/completion", {"prompt": "x"}, ["data: {", "data: [DONE]"]),
+        ("/v1/messages", {"messages": [], "max_tokens": 1}, ["event: error", "data: {"]),
+        ("/v1/responses", {"input": "x"}, ["event: error", "data: {"]),
+    ],
+)
+def test_a_stream_that_has_begun_reports_a_failed_load_as_its_last_event(
+    routers: Any, path: str, body: Any, ending: list[str]
+) -> None:
+    """In the shape of its API, once."""
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    world.fail("small")
+    with world.client.stream("POST", path, json={**body, "model": "small", "stream": True}) as response:
+        lines = response.iter_lines()
+        assert next(lines) == ": ping"
+        world.loader.gate.set()
+        rest = [line for line in lines if line and not line.startswith(":")]
+    assert [line[: len(start)] for line, start in zip(rest, ending, strict=True)] == ending
+    assert "damaged" in "".join(rest)
+
+
+def test_a_stream_that_has_begun_reports_a_wrong_request_as_its_last_event(routers: Any) -> None:
+    """What would have been a 400 of the model's own."""
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    body = {"prompt": "x", "temperature": -1, "model": "small", "stream": True}
+    with world.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines) == ": ping"
+        world.loader.gate.set()
+        rest = [line for line in lines if line and not line.startswith(":")]
+    assert json.loads(rest[0][6:])["error"]["param"] == "temperature"
+    assert rest[1:] == ["data: [DONE]"]
+
+
+def test_a_load_that_is_over_soon_leaves_statuses_as_they_are(routers: Any) -> None:
+    """An error is a status then, also of a stream."""
+    world = routers()
+    world.fail("small")
+    assert world.client.post("/v1/completions", json={**STREAM, "model": "small"}).status_code == 503
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_is_forgotten(routers: Any) -> None:
+    """Nothing runs for it afterwards."""
+    world = routers("--models-max", "1")
+    world.loader.gate.clear()
+    with pytest.raises(httpx.ReadTimeout):
+        world.client.post("/completion", json={**BODY, "model": "small"}, timeout=0.2)
+    world.users("small", 0)
+
+
+def test_all_requests_for_a_model_that_is_loaded_wait_for_one_load(routers: Any) -> None:
+    """It is loaded once."""
+    world = routers()
+    world.loader.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"}) for _ in range(4)]
+        world.users("small", 4)
+        world.loader.gate.set()
+        assert [one.result().status_code for one in waiting] == [200] * 4
+    assert world.loader.loads == ["small"]
+
+
+def test_the_least_recently_used_idle_model_makes_room(routers: Any) -> None:
+    """A busy one is waited for."""
+    world = routers("--models-max", "2")
+    for name in ("small", "large"):
+        assert world.client.post("/completion", json={**BODY, "model": name}).status_code == 200
+    world.loader.engines["small"].backend.hold()
+    with ThreadPoolExecutor(2) as pool:
+        busy = pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"})
+        world.users("small", 1)
+        assert world.client.post("/completion", json={**BODY, "model": "other"}).status_code == 200
+        assert (world.state("small"), world.state("large")) == ("loaded", "unloaded")
+        world.loader.engines["small"].backend.gate.set()
+        assert busy.result().status_code == 200
+
+
+def test_models_are_loaded_and_unloaded_on_request(routers: Any) -> None:
+    """The response comes at once; what is the case already is an error, as in llama-server."""
+    world = routers()
+    client = world.client
+    assert client.post("/models/load", json={"model": "small"}).json() == {"success": True}
+    world.until("small", "loaded")
+    assert client.post("/models/load", json={"model": "s"}).status_code == 400
+    assert client.post("/models/unload", json={"model": "small"}).json() == {"success": True}
+    world.until("small", "unloaded")
+    assert client.post("/models/unload", json={"model": "small"}).status_code == 400
+    for path in ("/models/load", "/models/unload"):
+        assert client.post(path, json={"model": "smal"}).status_code == 404
+        assert client.post(path, json={}).status_code == 400
+
+
+def test_unloading_ends_streams_that_do_not_end_in_time(routers: Any) -> None:
+    """With an error event that says why; other models' streams go on."""
+    world = routers()
+    body = {"prompt": "x", "max_tokens": 100_000, "model": "small", "stream": True}
+    assert world.client.post("/completion", json={**BODY, "model": "large"}).status_code == 200
+    with world.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        unloading = world.client.post("/models/unload", json={"model": "small", "timeout_s": 0})
+        assert unloading.status_code == 200
+        rest = [line for line in lines if line]
+    error = json.loads(rest[-2][6:])["error"]
+    assert (error["code"], rest[-1]) == ("model_unloaded", "data: [DONE]")
+    assert "'small' was unloaded" in error["message"]
+    assert world.state("large") == "loaded"
+
+
+def test_unloading_waits_for_requests_that_end_in_time(routers: Any) -> None:
+    """They are complete."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    world.loader.engines["small"].backend.hold()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"})
+        world.users("small", 1)
+        assert world.client.post("/models/unload", json={"model": "small", "timeout_s": 60}).status_code == 200
+        world.until("small", "unloading")
+        assert world.client.get("/v1/models/small").json()["status"]["value"] == "loaded"
+        world.loader.engines["small"].backend.gate.set()
+        assert running.result().status_code == 200
+    world.until("small", "unloaded")
+
+
+def test_requests_are_cancelled_by_id_whichever_model_runs_them(routers: Any) -> None:
+    """The route needs no name of a model."""
+    world = routers()
+    body = {"prompt": "x", "max_tokens": 100_000, "model": "small", "stream": True}
+    with world.client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "mine"}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert world.client.post("/v1/requests/mine/cancel").json() == {"id": "mine", "cancelled": True}
+        assert "cancelled" in "".join(lines)
+    assert world.client.post("/v1/requests/mine/cancel").json()["cancelled"] is False
+
+
+def test_lists_have_all_models_with_their_status(routers: Any) -> None:
+    """llama-server's, OpenAI's, Anthropic's and Ollama's."""
+    world = routers()
+    world.client.post("/completion", json={**BODY, "model": "large"})
+    for path in ("/models", "/v1/models"):
+        data = {one["id"]: one for one in world.client.get(path).json()["data"]}
+        assert list(data) == ["small", "large", "other"]
+        assert {name: one["status"]["value"] for name, one in data.items()} == {
+            "small": "unloaded",
+            "large": "loaded",
+            "other": "unloaded",
+        }
+        assert data["small"]["aliases"] == ["s"] and data["small"]["status"]["preset"].startswith("[small]\n")
+    assert world.client.get("/v1/models/s").json()["id"] == "small"
+    assert world.client.get("/v1/models/nothing").json()["error"]["code"] == "model_not_found"
+    assert [one["name"] for one in world.client.get("/api/tags").json()["models"]] == ["small", "large", "other"]
+    assert [one["name"] for one in world.client.get("/api/ps").json()["models"]] == ["large"]
+    assert world.client.post("/api/show", json={"model": "small:latest"}).status_code == 200
+    assert world.client.post("/api/show", json={"model": "smal"}).status_code == 404
+    assert world.loader.loads == ["large"]
+
+
+def test_the_server_has_properties_health_and_a_page_of_its_own(routers: Any) -> None:
+    """They need no model and load none."""
+    world = routers("--models-max", "3", "--no-models-autoload")
+    props = world.client.get("/props").json()
+    assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
+    for path in ("/health", "/v1/health", "/health/live", "/health/ready"):
+        assert world.client.get(path).json()["status"] == "ok"
+    assert "small (unloaded)" in world.client.get("/").text
+    paths = world.client.get("/openapi.json").json()["paths"]
+    assert {"/models/load", "/models/sse", "/v1/chat/completions", "/api/chat"} <= set(paths)
+    assert world.loader.loads == []
+
+
+def test_events_report_every_change_of_status(routers: Any) -> None:
+    """As llama-server's documentation has them."""
+    world = routers()
+    with world.client.stream("GET", "/models/sse") as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        assert response.headers["content-type"].startswith("text/event-stream")
+        world.client.post("/completion", json={**BODY, "model": "small"})
+        world.client.post("/models/unload", json={"model": "small"})
+        seen = []
+        while not seen or seen[-1]["data"]["status"] != "unloaded":
+            seen.append(json.loads(next(lines)[6:]))
+    assert {(one["model"], one["event"]) for one in seen} == {("small", "model_status")}
+    statuses = list(dict.fromkeys(one["data"]["status"] for one in seen))
+    assert statuses == ["loading", "loaded", "unloaded"]
+    assert seen[-1]["data"]["exit_code"] == 0
+    assert any("progress" in one["data"] for one in seen)
+
+
+def test_metrics_have_a_label_for_each_model(routers: Any) -> None:
+    """Of one model they are as a server of it would have them."""
+    world = routers()
+    for name in ("small", "large"):
+        world.client.post("/completion", json={**BODY, "model": name})
+    text = world.client.get("/metrics").text
+    for name in ("small", "large"):
+        assert f'paceline_requests_total{{kind="generate",model="{name}"}} 1.0' in text
+        assert f'llamacpp:tokens_predicted_total{{model="{name}"}} 3.0' in text
+    assert 'paceline_model_loaded{model="other"} 0.0' in text
+    assert 'route="/completion",status="200"' in text
+    families = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert 'paceline_requests_total{kind="generate"} 1.0' in world.client.get("/metrics?model=small").text
+
+
+def test_presets_are_read_again(routers: Any) -> None:
+    """Models that are gone or changed are unloaded; the others stay. A wrong file changes nothing."""
+    world = routers()
+    for name in ("small", "large"):
+        world.client.post("/completion", json={**BODY, "model": name})
+    world.files.contents["p.ini"] = PRESETS.replace("[large]", "[new]").replace("small.gguf", "smaller.gguf")
+    ids = [one["id"] for one in world.client.get("/models?reload=1").json()["data"]]
+    assert sorted(ids) == ["new", "other", "small"]
+    assert world.state("small") == "unloaded"
+    assert world.client.post("/completion", json={**BODY, "model": "large"}).status_code == 404
+    world.files.contents["p.ini"] = "[small]\nnonsense\n"
+    assert world.client.get("/models?reload=1").status_code == 400
+    assert len(world.client.get("/models").json()["data"]) == 3
+
+
+def test_keys_and_limits_hold_before_any_model_is_looked_for(routers: Any) -> None:
+    """Once, for all models."""
+    world = routers("--api-key", "secret", "--max-body-bytes", "200")
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 401
+    assert world.client.get("/models").status_code == 401
+    headers = {"authorization": "Bearer secret"}
+    long = {"prompt": "x" * 300, "model": "small"}
+    assert world.client.post("/completion", json=long, headers=headers).status_code == 413
+    assert world.loader.loads == []
+    assert world.client.post("/completion", json={**BODY, "model": "small"}, headers=headers).status_code == 200
+
+
+def test_a_resumable_stream_is_read_again_without_its_model_s_name(routers: Any) -> None:
+    """Also while its model waits, a client that leaves does not end it."""
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    headers = {"x-conversation-id": "talk"}
+    with world.client.stream("POST", "/v1/completions", json={**STREAM, "model": "small"}, headers=headers) as response:
+        assert next(response.iter_lines()) == ": ping"
+    world.loader.gate.set()
+    service: Any = world.server.app.state.service
+    world.server.until(lambda: (one := service.kept.resumable_streams.find(b"", "talk")) is not None and one.is_done)
+    text = world.client.get("/v1/stream?conv_id=talk").text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_draining_ends_waiting_requests_and_events(routers: Any) -> None:
+    """None of them holds the server up."""
+    world = routers()
+    world.loader.gate.clear()
+    closed = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"})
+        world.users("small", 1)
+        service: Any = world.server.app.state.service
+        world.server.do(service.aclose())
+        assert waiting.result().status_code == 503
+        closed.set()
+    assert closed.is_set()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 503
