@@ -6,11 +6,13 @@ Everything else is passed on as it is. `python -m tests.llama_server.launcher SO
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.llama_server.fork_server import serve
 
@@ -18,6 +20,8 @@ MODELS = "PACELINE_STAND_INS"
 """The variable with the path of a JSON file: each stand-in's path by `repository/file`."""
 
 _WITHOUT_EFFECT = {"--offline"}  # nothing is ever downloaded
+_FAKE_TIMING = "LLAMA_SERVER_DEBUG_FAKE_TIMING"  # llama-server's: requests that its router hands on take longer
+_DELAY_S = 2.0
 
 
 def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
@@ -32,11 +36,19 @@ def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list
             kept.append(argument)
     if origin["--hf-repo"]:
         kept += ["--model", models["/".join(origin.values())]]
+    elif "--model" not in kept:
+        kept += [
+            "--offline",
+            *(["--models-autoload"] if "--no-models-autoload" not in kept else []),
+        ]  # the caches' models
     if "--cors-origins" not in kept:
         kept += ["--cors-origins", "*", "--cors-credentials"]
     if "--metrics" not in kept:
         kept.append("--no-metrics")
-    return [*kept, "--prefill-assistant"]
+    is_router = "--model" not in kept
+    if is_router and "--no-models-autoload" not in kept:
+        kept.append("--models-autoload")
+    return [*kept, "--prefill-assistant", *(["--offline"] if is_router else [])]  # a router's models are those of the caches
 
 
 def run(arguments: list[str]) -> None:
@@ -44,8 +56,24 @@ def run(arguments: list[str]) -> None:
     from paceline.cli import main
 
     models = json.loads(Path(os.environ[MODELS]).read_text())
+    if os.environ.get(_FAKE_TIMING):
+        _delay_routed_requests()
     sys.argv = ["paceline", "serve", *serve_arguments(arguments, models)]
     main()
+
+
+def _delay_routed_requests() -> None:
+    """Let requests take longer that a router hands on, as llama-server does where its tests ask for it."""
+    from paceline.server.router.model_dispatch import ModelDispatch
+
+    entered = ModelDispatch._entered
+
+    async def enter_slowly(self: Any, *arguments: Any) -> Any:
+        served = await entered(self, *arguments)
+        await asyncio.sleep(_DELAY_S)
+        return served
+
+    ModelDispatch._entered = enter_slowly  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -159,6 +159,24 @@ def write_all(folder: Path) -> dict[str, str]:
     return paths
 
 
+_CACHED = {
+    "ggml-org/tinygemma3-GGUF": ("tinygemma3-Q8_0.gguf", "ggml-org/tinygemma3-GGUF:Q8_0"),
+    "ggml-org/test-model-stories260K": ("stories260K-F32.gguf", "ggml-org/test-model-stories260K"),
+    "ggml-org/test-model-stories260K-infill": ("stories260K-infill-F32.gguf", "ggml-org/test-model-stories260K-infill"),
+}
+
+
+def write_cache(folder: Path) -> None:
+    """Write what the tests of the router have downloaded before, as huggingface_hub's cache has it."""
+    for repository, (file, name) in _CACHED.items():
+        repo = folder / f"models--{repository.replace('/', '--')}"
+        commit = "0" * 40
+        (repo / "snapshots" / commit).mkdir(parents=True)
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text(commit)
+        _MODELS[name, ""](repo / "snapshots" / commit / file)
+
+
 def write_download(url: str, path: Path) -> Path:
     """Write what stands in for the file behind a URL. Raises `KeyError` where nothing does."""
     return _DOWNLOADS[url.rpartition("/")[2]](path)

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.llama_server.launcher import MODELS
-from tests.llama_server.stand_ins import write_all
+from tests.llama_server.stand_ins import write_all, write_cache
 
 ROOT = Path(__file__).parents[2]
 EXCLUDED = (
-    "test_router.py",
     "test_mcp_servers.py",
     "test_tools_builtin.py",
     "test_proxy.py",
@@ -48,6 +47,7 @@ class Suite:
         (self._tests / "tmp").mkdir(exist_ok=True)
         for name in ("models", "tools/mtmd"):  # templates and pictures, which tests name relative to their folder
             (folder / name).symlink_to(source / name, target_is_directory=True)
+        write_cache(folder / "hub")
         self._models.write_text(json.dumps(write_all(folder / "stand-ins")))
         self._program = folder / "llama-server"
         client = f"{sys.executable} -I -S {ROOT / 'tests' / 'llama_server' / 'fork_server.py'}"
@@ -116,6 +116,7 @@ class Suite:
             "PYTHONDONTWRITEBYTECODE": "1",
             "LLAMA_SERVER_BIN_PATH": str(self._program),
             MODELS: str(self._models),
+            "HF_HUB_CACHE": str(self._folder / "hub"),
             "PORT": str(port),
         }
 
