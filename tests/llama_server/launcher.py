@@ -48,7 +48,11 @@ def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list
     is_router = "--model" not in kept
     if is_router and "--no-models-autoload" not in kept:
         kept.append("--models-autoload")
-    return [*kept, "--prefill-assistant", *(["--offline"] if is_router else [])]  # a router's models are those of the caches
+    return [
+        *kept,
+        "--prefill-assistant",
+        *(["--offline"] if is_router else []),
+    ]  # a router's models are those of the caches
 
 
 def run(arguments: list[str]) -> None:

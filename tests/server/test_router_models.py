@@ -1,0 +1,122 @@
+"""A server with several models of its own processes: the demo model and a tiny one, by presets and by TOML."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.running import RunningServer
+
+from paceline.demo import demo_model_path
+from paceline.server.flags import DiskFiles, ModelPresets, resolve
+from paceline.server.router.router_application import build_router_app
+from paceline.testing.models import LlamaSpec, write_model
+
+BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the models of the test are there."""
+    for name in ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.fixture
+def routers() -> Iterator[Callable[..., RunningServer]]:
+    """Make servers of flags, and close them."""
+    made: list[RunningServer] = []
+
+    def make(*argv: str) -> RunningServer:
+        files = DiskFiles(lambda _: None)
+        found = resolve([*argv, "-np", "2"], {}, files)
+        presets = ModelPresets(found, files)
+        server = RunningServer(
+            found.settings, wait=False, build=lambda settings, _: build_router_app(settings, presets)
+        )
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def status(server: RunningServer, name: str) -> Any:
+    service: Any = server.app.state.service
+    return service.models.manager.status(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the tiny model."""
+    made = tmp_path / "models"
+    made.mkdir()
+    write_model(made / "tiny.gguf", LlamaSpec(n_ctx_train=2048))
+    return made
+
+
+def test_a_worker_that_is_killed_takes_no_other_model_along(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """The other one's stream goes on; its own next request is served by a new process."""
+    presets = tmp_path / "presets.ini"
+    presets.write_text(f"[demo]\nmodel = {demo_model_path()}\nctx-size = 1024\nload-on-startup = 1\n")
+    server = routers("--models-preset", str(presets), "--models-dir", str(folder))
+    with server.client() as client:
+        before = client.post("/completion", json={**BODY, "model": "tiny"})
+        assert before.status_code == 200, before.text
+        body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True, "model": "demo"}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            killed = status(server, "tiny").worker_pid
+            os.kill(killed, signal.SIGKILL)
+            assert "data: [DONE]" in list(lines)
+        again = client.post("/completion", json={**BODY, "model": "tiny"})
+        assert again.json()["content"] == before.json()["content"]
+        assert status(server, "tiny").worker_pid != killed
+        props = client.get("/props?model=tiny").json()
+        assert (props["model_path"], props["model_alias"]) == ("tiny.gguf", "tiny")
+
+
+def test_a_toml_file_names_models_with_their_options(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """Options of the engine, limits of the manager; the command line is over both. One sleeps, the other is evicted."""
+    presets = tmp_path / "models.toml"
+    presets.write_text(
+        "max_loaded = 1\n[models.demo]\nn_ctx = 512\nsleep_idle_s = 0.2\naliases = ['d']\n"
+        f"[models.small]\nmodel = '{folder / 'tiny.gguf'}'\nnum_slots = 7\n"
+    )
+    server = routers("--models-preset", str(presets))
+    with server.client() as client:
+        assert client.post("/completion", json={**BODY, "model": "d"}).status_code == 200
+        slots = client.get("/slots?model=demo").json()
+        assert len(slots) == 2 and slots[0]["n_ctx"] == 512
+        server.until(lambda: status(server, "demo").state == "sleeping")
+        assert client.get("/props?model=demo").json()["is_sleeping"] is True
+        assert client.get("/models").json()["data"][0]["status"]["value"] == "sleeping"
+        assert client.post("/completion", json={**BODY, "model": "demo"}).status_code == 200
+        assert client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+        assert len(client.get("/slots?model=small").json()) == 2
+        shown = client.post("/api/show", json={"model": "demo"}).json()
+        assert shown["details"]["format"] == "gguf"
+
+
+def test_a_model_whose_file_is_missing_fails_alone(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """503 with the file's name; the others are served."""
+    presets = tmp_path / "presets.ini"
+    presets.write_text(f"[gone]\nmodel = {tmp_path / 'gone.gguf'}\n")
+    server = routers("--models-preset", str(presets), "--models-dir", str(folder))
+    with server.client() as client:
+        response = client.post("/completion", json={**BODY, "model": "gone"})
+        assert response.status_code == 503
+        assert "gone.gguf" in response.text and str(tmp_path) not in response.text
+        assert client.post("/completion", json={**BODY, "model": "tiny"}).status_code == 200
