@@ -36,11 +36,6 @@ def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list
             kept.append(argument)
     if origin["--hf-repo"]:
         kept += ["--model", models["/".join(origin.values())]]
-    elif "--model" not in kept:
-        kept += [
-            "--offline",
-            *(["--models-autoload"] if "--no-models-autoload" not in kept else []),
-        ]  # the caches' models
     if "--cors-origins" not in kept:
         kept += ["--cors-origins", "*", "--cors-credentials"]
     if "--metrics" not in kept:
@@ -48,11 +43,7 @@ def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list
     is_router = "--model" not in kept
     if is_router and "--no-models-autoload" not in kept:
         kept.append("--models-autoload")
-    return [
-        *kept,
-        "--prefill-assistant",
-        *(["--offline"] if is_router else []),
-    ]  # a router's models are those of the caches
+    return [*kept, "--prefill-assistant", *(["--offline"] if is_router else [])]
 
 
 def run(arguments: list[str]) -> None:

@@ -376,6 +376,20 @@ def test_a_resumable_stream_is_read_again_without_its_model_s_name(routers: Any)
     assert text.endswith("data: [DONE]\n\n")
 
 
+def test_a_stream_is_ended_while_its_model_is_loaded(routers: Any) -> None:
+    """The request that waits is refused; its stream is a 503 meanwhile."""
+    world = routers()
+    world.loader.gate.clear()
+    headers = {"x-conversation-id": "talk"}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(world.client.post, "/v1/completions", json={**STREAM, "model": "small"}, headers=headers)
+        world.users("small", 1)
+        assert world.client.get("/v1/stream?conv_id=talk").status_code == 503
+        assert world.client.delete("/v1/stream?conv_id=talk").status_code == 204
+        assert waiting.result().status_code == 400 and "cancelled by a stop" in waiting.result().text
+    assert world.client.get("/v1/stream?conv_id=talk").status_code == 404
+
+
 def test_draining_ends_waiting_requests_and_events(routers: Any) -> None:
     """None of them holds the server up."""
     world = routers()

@@ -148,6 +148,7 @@ class ResumableStreams:
         self._max_streams, self._ttl_s = max_streams, ttl_s
         self._by_key: dict[Key, ResumableStream] = {}
         self._by_owner: dict[bytes, dict[str, ResumableStream]] = {}
+        self._waiting: dict[Key, Callable[[], object]] = {}  # requests whose stream is still to be opened
         self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of those that have ended, in that order
         self._growing: set[ResumableStream] = set()  # those that have not, also replaced ones
         self.total_bytes = 0
@@ -169,6 +170,21 @@ class ResumableStreams:
         while len(self._by_key) > self._max_streams and self._expiry:
             self._evict(next(iter(self._expiry)))
         return stream
+
+    @contextmanager
+    def waiting(self, owner: bytes, conversation_id: str, cancel: Callable[[], object]) -> Iterator[None]:
+        """Register a request that waits before it opens its stream. cancel: called where it is discarded meanwhile."""
+        key = (owner, conversation_id)
+        self._waiting[key] = cancel
+        try:
+            yield
+        finally:
+            if self._waiting.get(key) is cancel:
+                del self._waiting[key]
+
+    def is_awaited(self, owner: bytes, conversation_id: str) -> bool:
+        """Return whether a request waits that will open the stream of a conversation."""
+        return (owner, conversation_id) in self._waiting
 
     def find(self, owner: bytes, conversation_id: str) -> ResumableStream | None:
         """Return the stream of a conversation; None where the owner has none."""
@@ -196,6 +212,8 @@ class ResumableStreams:
 
     def discard(self, owner: bytes, conversation_id: str) -> None:
         """Forget the stream of a conversation and cancel its request; nothing where there is none."""
+        if (cancel := self._waiting.pop((owner, conversation_id), None)) is not None:
+            cancel()
         stream = self._by_key.get((owner, conversation_id))
         if stream is not None:
             self._evict((owner, conversation_id))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api_errors import ApiException, invalid_request
+from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, ApiException, invalid_request
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, Responses
 from paceline.server.request_context import RequestContext
 from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
@@ -23,6 +23,11 @@ _EVENTS: Responses = {200: {"description": "The stream's bytes", "content": {"te
 
 ConversationId = Annotated[str, Query(max_length=MAX_ID_BYTES, description="The request's X-Conversation-Id")]
 Offset = Annotated[str, Query(alias="from", max_length=20, description="The number of bytes that are known already")]
+
+
+_LOADING = ApiError(
+    503, "unavailable_error", "loading", "Stream owner model is loading, retry later", retry_after_s=DEFAULT_RETRY_S
+)
 
 
 class LookupBody(BaseModel):
@@ -38,7 +43,10 @@ def routes(streams: ResumableStreams) -> APIRouter:
     @router.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
     async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:
         """Send a conversation's stream from a byte on, and what is still to come of it."""
-        stream = streams.find(RequestContext.of(request.scope).key_digest, _required(conv_id))
+        owner = RequestContext.of(request.scope).key_digest
+        stream = streams.find(owner, _required(conv_id))
+        if streams.is_awaited(owner, conv_id):
+            raise ApiException(_LOADING)
         if stream is None:
             raise invalid_request("Stream not found or expired", "conv_id", "stream_not_found", status=404)
         start = _parse_offset(offset)

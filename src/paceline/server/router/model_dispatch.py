@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,7 +32,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.flags import ModelPreset
 from paceline.server.request_context import DisconnectWatcher, RequestContext, route_path
-from paceline.server.resumable_streams import HEADER
+from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.router.early_stream import STYLES, EarlyStream
 from paceline.server.router.routed_models import RoutedModels, ServedModel
 from paceline.server.settings import ServerSettings
@@ -142,9 +143,28 @@ class ModelDispatch:
         self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: EarlyStream | None
     ) -> ServedModel:
         """Wait for the model, with comments; a client that leaves gives up, unless its stream can be resumed."""
-        outlives = early is not None and any(name == HEADER.lower().encode() for name, _ in scope["headers"])
-        watcher = DisconnectWatcher(None if outlives or request.body is None else receive)
+        conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if conversation_id is None:
+            watcher = DisconnectWatcher(None if request.body is None else receive)
+            return await self._awaited(request, stack, early, watcher, gone)
+        owner = RequestContext.of(scope).key_digest
+        with self._models.streams.waiting(owner, conversation_id, gone.cancel):
+            try:
+                return await self._awaited(request, stack, early, DisconnectWatcher(None), gone)
+            except ClientDisconnected:
+                message = "request cancelled by a stop while the model was loading"
+                raise invalid_request(message, code="cancelled") from None
+
+    async def _awaited(
+        self,
+        request: _NamedRequest,
+        stack: AsyncExitStack,
+        early: EarlyStream | None,
+        watcher: DisconnectWatcher,
+        gone: asyncio.Future[None],
+    ) -> ServedModel:
+        """Wait for the model. gone: cancelled where the request is not wanted any more, by the watcher or otherwise."""
         watcher.on_disconnect(gone.cancel)
         entering = asyncio.ensure_future(self._entered(request, stack))
         beat_s = request.preset.settings.heartbeat_s

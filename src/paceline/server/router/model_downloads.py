@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from paceline.errors import Aborted, PacelineError
 from paceline.hub import HubReference, ModelReference, parse_hub_reference
+from paceline.hub.download import QuietObserver
 from paceline.hub.found_models import matching_models, remove_models
-from paceline.hub.hub_api import HubApi
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import Locator
-from paceline.hub.transfer import QuietObserver
 from paceline.server.api_errors import invalid_request
 from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_listing import download_body
@@ -81,7 +80,7 @@ class ModelDownloads:
         settings = hub_settings(token=self._token, offline=self._offline)
         locator = Locator(settings=settings, observer=observer, cancel=cancel)
         if not settings.offline:
-            await asyncio.to_thread(_check, locator, reference)
+            await asyncio.to_thread(locator.look_up, reference)
         task = asyncio.create_task(self._run(name, locator, reference, when_done))
         self._running[name] = (cancel, {}, task)
 
@@ -137,12 +136,6 @@ class ModelDownloads:
         except PacelineError as error:
             _log.error("the models could not be read again: %s", error)
         self._feed.publish(event, name, {})
-
-
-def _check(locator: Locator, reference: HubReference) -> None:
-    """Raise `ModelNotFound` and other errors of the hub where there is nothing to download."""
-    api = HubApi(locator.settings, locator.observer, locator.cancel)
-    locator.choose(api.listing(reference.repo, reference.revision), reference)
 
 
 def _remove(reference: HubReference) -> None:

@@ -23,6 +23,7 @@ from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, M
 from paceline.server.api_errors import ApiException, ModelLoadFailed
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
+from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.preset_sources import PresetSources
 from paceline.server.service import KeptForClients, Service
@@ -145,6 +146,11 @@ class RoutedModels:
     def all_ready(self) -> Mapping[str, ServedModel]:
         """Return all models with an application."""
         return self._served
+
+    @property
+    def streams(self) -> ResumableStreams:
+        """The streams that clients may resume, of all models."""
+        return self._kept.resumable_streams
 
     def services(self) -> list[Service]:
         """Return the services of all models that are loaded or being unloaded."""
