@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.running import RunningServer
 
 from paceline.demo import demo_model_path
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
 from paceline.server.router.router_application import build_router_app
-from paceline.testing.models import LlamaSpec, write_model
+from paceline.testing.models import LlamaSpec, write_lora, write_model
 
 BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
 
@@ -120,3 +121,55 @@ def test_a_model_whose_file_is_missing_fails_alone(
         assert response.status_code == 503
         assert "gone.gguf" in response.text and str(tmp_path) not in response.text
         assert client.post("/completion", json={**BODY, "model": "tiny"}).status_code == 200
+
+
+def test_an_adapter_is_named_in_place_of_its_model(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """Of a preset before its model is loaded, and one that was loaded while it ran; the list has both with their parent."""
+    for seed, name in enumerate(("sql", "poems"), 1):
+        write_lora(tmp_path / f"{name}-lora.gguf", LlamaSpec(n_ctx_train=2048), seed=seed)
+    presets = tmp_path / "presets.ini"
+    presets.write_text(
+        f"[demo]\nmodel = {demo_model_path()}\n[small]\nmodel = {folder / 'tiny.gguf'}\n"
+        f"lora-modules = sql={tmp_path / 'sql-lora.gguf'}\nenable-lora-loading = 1\n"
+    )
+    server = routers("--models-preset", str(presets), "-c", "1024")
+
+    def parents(client: httpx.Client) -> dict[str, str]:
+        return {one["id"]: one["parent"] for one in client.get("/v1/models").json()["data"] if "parent" in one}
+
+    with server.client() as client:
+        assert parents(client) == {"sql": "small"}
+        assert client.get("/v1/models/sql").json()["root"] == "sql-lora.gguf"
+        of_sql = client.post(
+            "/v1/completions", json={"prompt": "Once", "max_tokens": 8, "temperature": 0, "model": "sql"}
+        )
+        assert of_sql.status_code == 200, of_sql.text
+        assert status(server, "small").state == "loaded" and status(server, "demo").state == "unloaded"
+        of_model = client.post(
+            "/v1/completions", json={"prompt": "Once", "max_tokens": 8, "temperature": 0, "model": "small"}
+        )
+        assert of_sql.json()["choices"][0]["text"] != of_model.json()["choices"][0]["text"]
+        body = {"lora_name": "poems", "lora_path": str(tmp_path / "poems-lora.gguf")}
+        assert client.post("/v1/load_lora_adapter?model=small", json=body).status_code == 200
+        assert parents(client) == {"sql": "small", "poems": "small"}
+        assert client.post("/completion", json={**BODY, "model": "poems:latest"}).status_code == 200
+        assert client.post("/v1/unload_lora_adapter?model=small", json={"lora_name": "poems"}).status_code == 200
+        assert client.post("/completion", json={**BODY, "model": "poems"}).status_code == 404
+
+
+def test_an_adapter_of_several_models_is_ambiguous(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """The error names the models; none is loaded."""
+    write_lora(tmp_path / "sql.gguf", LlamaSpec(n_ctx_train=2048))
+    section = f"model = {folder / 'tiny.gguf'}\nlora-modules = sql={tmp_path / 'sql.gguf'}\n"
+    presets = tmp_path / "presets.ini"
+    presets.write_text(f"[a]\n{section}[b]\n{section}")
+    server = routers("--models-preset", str(presets))
+    with server.client() as client:
+        response = client.post("/completion", json={**BODY, "model": "sql"})
+        assert response.status_code == 400
+        assert "'a', 'b'" in response.text
+        assert status(server, "a").state == "unloaded"

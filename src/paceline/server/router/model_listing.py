@@ -25,11 +25,38 @@ _TEXT_ONLY: Final = {"input_modalities": ["text"], "output_modalities": ["text"]
 
 
 def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return the body of GET /models. downloads: entries of models that are not there yet."""
-    data = [*(entry_body(models, preset) for preset in models.presets()), *downloads]
+    """Return the body of GET /models: each model, followed by its adapters. downloads: models that are not there yet."""
+    data = [body for preset in models.presets() for body in _with_adapters(models, preset)]
+    data += downloads
     names = [one["id"] for one in data]
+    listed = [ollama_listing(one["id"], parent=one.get("parent", "")) for one in data]
     page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    return {"models": [ollama_listing(name) for name in names], "object": "list", "data": data, **page}
+    return {"models": listed, "object": "list", "data": data, **page}
+
+
+def named_body(models: RoutedModels, name: str) -> dict[str, Any]:
+    """Return a model by any of its names, or an adapter. Raises as `RoutedModels.preset`."""
+    preset = models.preset(name)
+    bodies = _with_adapters(models, preset)
+    return next((body for body in bodies[1:] if body["id"] == name), bodies[0])
+
+
+def _with_adapters(models: RoutedModels, preset: ModelPreset) -> list[dict[str, Any]]:
+    model = entry_body(models, preset)
+    return [model, *(_adapter_body(model, name, path) for name, path in models.adapters(preset).items())]
+
+
+def _adapter_body(model: dict[str, Any], name: str, path: str) -> dict[str, Any]:
+    """Return an adapter of a model, with its status, and vLLM's members: its file's name as root, the model as parent."""
+    own: dict[str, Any] = {
+        "id": name,
+        "display_name": name,
+        "aliases": [],
+        "tags": [],
+        "meta": None,
+        "can_remove": False,
+    }
+    return model | own | {"root": Path(path).name, "parent": model["id"]}
 
 
 def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:

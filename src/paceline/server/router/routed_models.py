@@ -20,7 +20,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
 from paceline.hub import HubReference, UrlReference
 from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, ModelStatus
-from paceline.server.api_errors import ApiException, ModelLoadFailed
+from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.resumable_streams import ResumableStreams
@@ -87,6 +87,7 @@ class RoutedModels:
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
         self._preparing: set[asyncio.Task[None]] = set()
         self._building: dict[str, asyncio.Lock] = {}
+        self._one_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
 
@@ -116,20 +117,30 @@ class RoutedModels:
     # ---- finding
 
     def preset(self, name: str) -> ModelPreset:
-        """Return a model by its name or an alias, with or without Ollama's default tag.
+        """Return a model by its name, an alias or the name of one of its adapters, with or without Ollama's default tag.
 
-        Raises `ModelNotFound` with the nearest names.
+        Raises `ModelNotFound` with the nearest names, and `ApiException` (400) for an adapter that several models have.
         """
-        try:
-            entry = self.manager.entry(name)
-        except ModelNotFound:
-            if not name.endswith(_LATEST):
-                raise
-            try:
-                entry = self.manager.entry(name.removesuffix(_LATEST))
-            except ModelNotFound:
-                entry = self.manager.entry(name)
-        return self._presets[entry.name]
+        names = dict.fromkeys((name, name.removesuffix(_LATEST)))
+        for one in names:
+            with suppress(ModelNotFound):
+                return self._presets[self.manager.entry(one).name]
+        owners = [preset for preset in self._presets.values() if self.adapters(preset).keys() & names.keys()]
+        if len(owners) > 1:
+            models = ", ".join(repr(preset.name) for preset in owners)
+            message = (
+                f"{name!r} is an adapter of several models; name one of {models} as model, and the adapter in lora"
+            )
+            raise invalid_request(message, "model", "model_ambiguous")
+        return owners[0] if owners else self._presets[self.manager.entry(name).name]
+
+    def adapters(self, preset: ModelPreset) -> Mapping[str, str]:
+        """Return the paths of a model's LoRA adapters by their names; those that it begins with where it is not loaded."""
+        served = self._served.get(preset.name)
+        if served is not None:
+            return {one.name: one.path for one in served.service.adapters()}
+        configured = preset.settings.engine_options.get("lora")
+        return dict(configured) if isinstance(configured, Mapping) else {}
 
     def presets(self) -> list[ModelPreset]:
         """Return the models that are listed."""
@@ -172,7 +183,8 @@ class RoutedModels:
         service = Service(_shown_settings(preset), LoadedFront(llm), kept=self._kept)
         self._services.add(service)
         service.start_loading()
-        app = await asyncio.to_thread(model_app, service)
+        async with self._one_at_a_time:  # FastAPI silences warnings meanwhile, which threads would do to each other
+            app = await asyncio.to_thread(model_app, service)
         await service.loaded.wait()
         if service.failure is not None:
             raise ModelLoadFailed(service.failure)

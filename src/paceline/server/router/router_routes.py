@@ -22,9 +22,9 @@ from paceline.server.pages import start_page_routes
 from paceline.server.request_context import RequestContext
 from paceline.server.router.model_dispatch import routing_error
 from paceline.server.router.model_listing import (
-    entry_body,
     file_description,
     list_body,
+    named_body,
     running_body,
     tags_body,
 )
@@ -133,7 +133,7 @@ def _list_routes(service: RouterService) -> APIRouter:
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def one_model(model_id: str) -> dict[str, Any]:
         """Describe the model under one of its names; 404 for any other."""
-        return entry_body(models, models.preset(model_id))
+        return named_body(models, model_id)
 
     return router
 
