@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from paceline.errors import EngineStopped
+from paceline.errors import EngineStopped, ModelNotLoaded
 from paceline.model_manager.engine_loader import RunningModel
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.model_status import ModelState, ModelStatus
@@ -47,19 +47,32 @@ class ModelRun(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class Waiter(Generic[T]):
-    """A caller that waits for a model. is_user: whether it becomes a user; result: the run."""
+    """A caller that waits for a model.
+
+    is_user: whether it becomes a user; loads: whether the model is loaded for it; timeout_s: most that it waits for room;
+    timer: of that, while it runs; result: the run.
+    """
 
     result: asyncio.Future[ModelRun[T]]
     is_user: bool
+    loads: bool = True
+    timeout_s: float | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def stop_timer(self) -> None:
+        """Stop the timer if it runs."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 @dataclass(eq=False, slots=True)
 class ManagedModel(Generic[T]):
     """A model of a manager.
 
-    reserved_bytes: what it counts for in the budget now. most_taken_bytes: what it was seen to take. room: done when a queued
-    model may load. cancelled: why the load that runs is not wanted any more. yields: whether new users wait, since another
-    model waits for its room.
+    reserved_bytes: what it counts for in the budget now. most_taken_bytes: what it was seen to take. drain: of the unload
+    that runs, until drain_at_s on the loop's clock. room: done when a queued model may load. cancelled: why the load that
+    runs is not wanted any more. yields: whether new users wait, since another model waits for its room.
     """
 
     entry: ModelEntry
@@ -77,6 +90,7 @@ class ManagedModel(Generic[T]):
     loading: asyncio.Task[None] | None = None
     unloading: asyncio.Task[None] | None = None
     drain: asyncio.Timeout | None = None
+    drain_at_s: float = math.inf
     room: asyncio.Future[None] | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     cancelled: EngineStopped | None = None
@@ -87,6 +101,11 @@ class ManagedModel(Generic[T]):
     def num_users(self) -> int:
         """The number of users."""
         return 0 if self.run is None else self.run.num_users
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a caller waits for which it is loaded or woken."""
+        return any(waiter.loads or self.run is not None for waiter in self.waiters)
 
     @property
     def takes_room(self) -> bool:
@@ -104,6 +123,10 @@ class ManagedModel(Generic[T]):
         """Raise why its load was cancelled, if it was."""
         if self.cancelled is not None:
             raise self.cancelled
+
+    def not_loaded(self) -> ModelNotLoaded:
+        """Return the error for a caller for which it is not to be loaded."""
+        return ModelNotLoaded(f"the model {self.entry.name!r} is not loaded; load it first")
 
     def end_waiters(self, error: BaseException) -> None:
         """Give all that wait for it the error that ended its load."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
-from paceline.errors import EngineStopped, InvalidParams, ModelNotFound, ModelNotLoaded, ModelsBusy, ModelUnloaded
+from paceline.errors import EngineStopped, InvalidParams, ModelNotFound, ModelsBusy
 from paceline.model_manager.engine_loader import ModelLoader
 from paceline.model_manager.managed_model import ManagedModel, ModelRun, Waiter
 from paceline.model_manager.model_entry import ModelEntry
@@ -143,9 +143,10 @@ class ModelPool(Generic[T]):
             model.used(self._now())
             self.feed.report(model)
             return run
-        if not load and model.state in ("unloaded", "failed"):
-            raise ModelNotLoaded(f"the model {model.entry.name!r} is not loaded; load it first")
-        return await self._wait(model, is_user=True, timeout_s=timeout_s)
+        is_gone = model.state in ("unloaded", "failed") or model.unloading is not None
+        if not load and is_gone and not any(waiter.loads for waiter in model.waiters):
+            raise model.not_loaded()
+        return await self._wait(model, is_user=True, loads=load, timeout_s=timeout_s)
 
     def release(self, run: ModelRun[T]) -> None:
         """Count a user's end."""
@@ -163,7 +164,7 @@ class ModelPool(Generic[T]):
         self._bind()
         model = self._find(name)
         if model.state not in ("loaded", "sleeping"):
-            await self._wait(model, is_user=False, timeout_s=timeout_s)
+            await self._wait(model, is_user=False, loads=True, timeout_s=timeout_s)
 
     async def unload(self, name: str, timeout_s: float | None = None) -> None:
         """Unload a model, or cancel its load; return when its memory is free.
@@ -226,22 +227,27 @@ class ModelPool(Generic[T]):
 
     # ---- waiting
 
-    async def _wait(self, model: ManagedModel[T], *, is_user: bool, timeout_s: float | None) -> ModelRun[T]:
-        loop = asyncio.get_running_loop()
-        waiter = Waiter[T](loop.create_future(), is_user)
+    async def _wait(
+        self, model: ManagedModel[T], *, is_user: bool, loads: bool, timeout_s: float | None
+    ) -> ModelRun[T]:
+        longest_s = self._wait_timeout_s if timeout_s is None else timeout_s
+        waiter = Waiter[T](asyncio.get_running_loop().create_future(), is_user, loads, longest_s)
         model.waiters.append(waiter)
         self._runs.begin_load(model)
+        self._start_timer(model, waiter)
         self._arrange()
-        longest_s = self._wait_timeout_s if timeout_s is None else timeout_s
-        timer = None if longest_s is None else loop.call_later(longest_s, self._give_up, model, waiter, longest_s)
         try:
             return await waiter.result
         except asyncio.CancelledError:
             self._forget(model, waiter)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            waiter.stop_timer()
+
+    def _start_timer(self, model: ManagedModel[T], waiter: Waiter[T]) -> None:
+        if waiter.timer is None and waiter.timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(waiter.timeout_s, self._give_up, model, waiter, waiter.timeout_s)
 
     def _forget(self, model: ManagedModel[T], waiter: Waiter[T]) -> None:
         """Drop a waiter that was cancelled, or give back what it got at the same moment."""
@@ -251,7 +257,8 @@ class ModelPool(Generic[T]):
         self._drop(model, waiter)
 
     def _give_up(self, model: ManagedModel[T], waiter: Waiter[T], timeout_s: float) -> None:
-        """End a waiter whose time is over, unless its model is on its way."""
+        """End a waiter whose time is over, unless its model is on its way; the time begins anew if it then queues."""
+        waiter.timer = None
         if waiter.result.done() or model.state in ("preparing", "loading"):
             return
         others = [one.entry.name for one in self._models.values() if one.takes_room and one is not model]
@@ -267,8 +274,6 @@ class ModelPool(Generic[T]):
         """Drop a waiter; a model that none waits for leaves the queue for room."""
         if waiter in model.waiters:
             model.waiters.remove(waiter)
-        if not model.waiters and model.state == "queued" and not model.entry.load_on_startup:
-            self._runs.cancel_load(model, ModelUnloaded("no request waits for the model any more"))
         self._arrange()
 
     # ---- what is due
@@ -279,11 +284,16 @@ class ModelPool(Generic[T]):
             return
         for model in self._models.values():
             self._look_after(model)
+            self._runs.leave_line(model)
         changes = self._rooms.serve(self._now(), self.feed)
         for model in changes.admit:
             self._runs.admit(model)
         for model in changes.evict:
             self._runs.begin_unload(model, 0.0)
+        for model in self._models.values():
+            if model.state == "queued":
+                for waiter in model.waiters:
+                    self._start_timer(model, waiter)
         self._set_timer()
 
     def _look_after(self, model: ManagedModel[T]) -> None:

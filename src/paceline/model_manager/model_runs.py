@@ -60,6 +60,19 @@ class ModelRuns(Generic[T]):
         if model.room is not None and not model.room.done():
             model.room.set_exception(error)
 
+    def leave_line(self, model: ManagedModel[T]) -> None:
+        """Cancel the load of a model that waits for room, and that no caller wants any more."""
+        if model.state == "queued" and model.cancelled is None and not (model.is_wanted or model.entry.load_on_startup):
+            model.end_waiters(model.not_loaded())
+            self.cancel_load(model, ModelUnloaded("no request waits for the model any more"))
+
+    def _load_again(self, model: ManagedModel[T]) -> None:
+        """Load for those that came while a load was cancelled, or the model unloaded."""
+        if model.is_wanted:
+            self.begin_load(model)
+        else:
+            model.end_waiters(model.not_loaded())
+
     async def _load(self, model: ManagedModel[T]) -> None:
         try:
             self._feed.change(model, "preparing")
@@ -184,8 +197,8 @@ class ModelRuns(Generic[T]):
 
     def _load_ended(self, model: ManagedModel[T]) -> None:
         model.loading = None
-        if model.waiters:
-            self.begin_load(model)  # they came after it was cancelled
+        if model.unloading is None:
+            self._load_again(model)
         self._changed()
 
     # ---- unloading
@@ -207,20 +220,21 @@ class ModelRuns(Generic[T]):
     def begin_unload(self, model: ManagedModel[T], drain_s: float, failure: EngineStopped | None = None) -> None:
         """Begin to unload a loaded model; where that has begun, shorten the time for its users."""
         loop, run = asyncio.get_running_loop(), model.run
+        drain_at_s = loop.time() + drain_s
         if model.unloading is not None:
+            model.drain_at_s = min(model.drain_at_s, drain_at_s)
             if model.drain is not None and not model.drain.expired():
-                model.drain.reschedule(min(loop.time() + drain_s, model.drain.when() or math.inf))
+                model.drain.reschedule(_finite(model.drain_at_s))
         elif run is not None:
+            model.drain_at_s = drain_at_s
             self._feed.change(model, "unloading")
-            model.unloading = loop.create_task(self._take_down(model, run, drain_s, failure))
+            model.unloading = loop.create_task(self._take_down(model, run, failure))
 
-    async def _take_down(
-        self, model: ManagedModel[T], run: ModelRun[T], drain_s: float, failure: EngineStopped | None
-    ) -> None:
+    async def _take_down(self, model: ManagedModel[T], run: ModelRun[T], failure: EngineStopped | None) -> None:
         try:
             if model.loading is not None:  # a sleeping model was to be woken
                 await asyncio.wait((model.loading,))
-            await _drain(model, run, drain_s)
+            await _drain(model, run)
             if run.num_users and run.revoked is None:
                 run.revoked = ModelUnloaded(f"the model {model.entry.name!r} was unloaded while it was in use")
             await run.loaded.aclose()
@@ -230,26 +244,29 @@ class ModelRuns(Generic[T]):
             model.unloading = model.run = None
             model.reserved_bytes, model.yields, model.error = 0, False, failure
             self._feed.change(model, "unloaded" if failure is None else "failed")
-            if model.waiters:
-                self.begin_load(model)
+            self._load_again(model)
             self._changed()
 
     def _run_ended(self, model: ManagedModel[T], run: ModelRun[T]) -> None:
-        """Clean up after an engine that gave up by itself."""
-        reason = run.loaded.ended.result()
-        if reason is None or model.run is not run or model.unloading is not None:
+        """Clean up after an engine that gave up by itself, or that a user closed."""
+        if model.run is not run or model.unloading is not None:
             return
-        _log.error("the model %s has ended: %s", model.entry.name, reason)
-        run.revoked = reason
+        reason = run.loaded.ended.result()
+        run.revoked = reason or ModelUnloaded(f"the engine of the model {model.entry.name!r} was closed by a user")
+        _log.error("the model %s has ended: %s", model.entry.name, run.revoked)
         if model.loading is not None:
-            self.cancel_load(model, reason)
+            self.cancel_load(model, run.revoked)
         self.begin_unload(model, 0.0, reason)
 
 
-async def _drain(model: ManagedModel[T], run: ModelRun[T], drain_s: float) -> None:
-    """Wait for the last user, at most drain_s; another unload may shorten that."""
+def _finite(at_s: float) -> float | None:
+    return None if math.isinf(at_s) else at_s
+
+
+async def _drain(model: ManagedModel[T], run: ModelRun[T]) -> None:
+    """Wait for the last user, until drain_at_s; another unload may shorten that."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(None if math.isinf(drain_s) else drain_s) as drain:
+        async with asyncio.timeout_at(_finite(model.drain_at_s)) as drain:
             model.drain = drain
             try:
                 await run.left.wait()

@@ -186,6 +186,25 @@ async def test_a_wait_for_room_ends_with_its_time_out() -> None:
 
 
 @virtual
+async def test_a_time_out_that_is_over_before_the_queue_holds_there() -> None:
+    """Where planning its memory took longer, the time begins with the queue."""
+    world = LoaderWorld(max_loaded=1)
+    world.prepare_s = 3
+    pool = pool_of(world, "a", "b", patience_s=100)
+    run = await pool.acquire("a")
+    await asyncio.sleep(10 - now())
+    patient = asyncio.create_task(pool.acquire("b", timeout_s=1000))
+    await ended_with(pool.acquire("b", timeout_s=1), ModelsBusy, "waited 1 s")
+    assert now() == pytest.approx(14, abs=0.2)
+    assert not patient.done()
+    pool.release(run)
+    pool.release(await patient)
+    await pool.unload("b")
+    pool.release(await pool.acquire("b", timeout_s=1))
+    await pool.aclose()
+
+
+@virtual
 async def test_the_time_out_does_not_cut_a_load_short() -> None:
     """It is for room; a load may take longer."""
     world = LoaderWorld()
@@ -296,6 +315,16 @@ async def test_a_second_unload_shortens_the_first() -> None:
 
 
 @virtual
+async def test_a_second_unload_at_once_shortens_the_first() -> None:
+    """Also before the first has begun to wait for users."""
+    pool = pool_of(LoaderWorld(), "a")
+    await pool.acquire("a")
+    await asyncio.gather(pool.unload("a", 1000), pool.unload("a", 0))
+    assert now() < 5
+    await pool.aclose()
+
+
+@virtual
 async def test_unload_cancels_a_load() -> None:
     """Those that wait get an error that says so; those that come after it wait for a new load."""
     world = LoaderWorld()
@@ -345,12 +374,68 @@ async def test_a_model_in_line_that_no_request_wants_leaves_it() -> None:
 
 
 @virtual
+async def test_a_model_whose_request_left_before_the_queue_evicts_none() -> None:
+    """While its memory was planned; the plan is kept, the line is not joined."""
+    world = LoaderWorld(max_loaded=1)
+    pool = pool_of(world, "a", "b", patience_s=100)
+    await hold(pool, "a", 0)
+    waiting = asyncio.create_task(pool.acquire("b"))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.sleep(5)
+    assert world.loads == ["a"]
+    assert states(pool) == {"a": "loaded", "b": "unloaded"}
+    await pool.aclose()
+
+
+@virtual
 async def test_a_model_that_is_not_to_be_loaded_is_an_error() -> None:
     """Without load a model is used only if it is there, or on its way."""
     pool = pool_of(LoaderWorld(), "a")
     await ended_with(pool.acquire("a", load=False), ModelNotLoaded, "'a' is not loaded")
     await pool.load("a")
     pool.release(await pool.acquire("a", load=False))
+    await pool.aclose()
+
+
+@virtual
+async def test_a_model_that_is_being_unloaded_is_not_loaded_again_without_load() -> None:
+    """It raises at once; where another user waits for it, that one's load is waited for, and begun for that one alone."""
+    world = LoaderWorld()
+    pool = pool_of(world, "a")
+    run = await pool.acquire("a")
+    unloading = asyncio.create_task(pool.unload("a", 50))
+    await settle()
+    began = now()
+    await ended_with(pool.acquire("a", load=False), ModelNotLoaded, "'a' is not loaded")
+    assert now() == began
+    late = asyncio.create_task(pool.acquire("a"))
+    await settle()
+    others = [asyncio.create_task(pool.acquire("a", load=False)) for _ in range(2)]
+    await settle()
+    late.cancel()
+    pool.release(run)
+    await unloading
+    for other in others:
+        await ended_with(other, ModelNotLoaded)
+    await asyncio.sleep(5)
+    assert world.loads == ["a"] and states(pool) == {"a": "unloaded"}
+    await pool.aclose()
+
+
+@virtual
+async def test_a_model_that_was_evicted_is_not_loaded_again_without_load() -> None:
+    """A user that waited behind another model, since this one made room for it."""
+    world = LoaderWorld(max_loaded=1)
+    pool = pool_of(world, "a", "b", patience_s=1)
+    holding = asyncio.create_task(hold(pool, "a", 10))
+    await asyncio.sleep(3)
+    other = asyncio.create_task(hold(pool, "b", 1))
+    await asyncio.sleep(3)
+    late = asyncio.create_task(pool.acquire("a", load=False))
+    await asyncio.gather(holding, other)
+    await ended_with(late, ModelNotLoaded)
+    assert world.loads == ["a", "b"]
     await pool.aclose()
 
 
@@ -403,6 +488,21 @@ async def test_an_engine_that_gives_up_is_a_failure_of_its_model_alone() -> None
     assert str(pool.status("a").error) == "the engine gave up"
     assert await pool.acquire("a") is not run
     assert other.revoked is None
+    await pool.aclose()
+
+
+@virtual
+async def test_an_engine_that_a_user_closed_is_replaced() -> None:
+    """It is unloaded, which is no failure, and the next use loads it again."""
+    world = LoaderWorld()
+    pool = pool_of(world, "a")
+    run = await pool.acquire("a")
+    await run.loaded.aclose()
+    await settle()
+    pool.release(run)
+    again = await pool.acquire("a")
+    assert again is not run and not again.loaded.is_closed
+    assert pool.status("a").error is None
     await pool.aclose()
 
 
