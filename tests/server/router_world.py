@@ -52,14 +52,16 @@ class FakeModel:
 class FakeLoaded:
     """A loaded model of the manager's."""
 
-    is_asleep, taken_bytes, worker_pid = False, 100, None
+    taken_bytes, worker_pid = 100, None
 
     def __init__(self, engine: StandInEngine) -> None:
         self.llm, self.engine = FakeModel(engine), engine
         self.ended: Future[EngineStopped | None] = Future()
+        self.is_asleep = False
 
     def wake(self) -> None:
         """Count as use."""
+        self.is_asleep = False
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.engine.close)

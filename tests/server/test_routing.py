@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -348,6 +349,65 @@ def test_presets_are_read_again(routers: Any) -> None:
     world.files.contents["p.ini"] = "[small]\nnonsense\n"
     assert world.client.get("/models?reload=1").status_code == 400
     assert len(world.client.get("/models").json()["data"]) == 3
+
+
+def test_settings_that_no_engine_has_are_read_again_too(routers: Any) -> None:
+    """A model that is loaded stays so, and is served with the new ones."""
+    world = routers()
+    assert world.client.post("/v1/completions", json={"prompt": "x", "model": "small"}).status_code == 200
+    world.files.contents["p.ini"] = PRESETS.replace("[small]\n", "[small]\npredict = 2\n")
+    assert world.client.get("/models?reload=1").status_code == 200
+    assert world.client.post("/completion", json={"prompt": "x", "model": "small"}).json()["tokens_predicted"] == 2
+    assert world.loader.loads == ["small"]
+
+
+def test_lists_leave_out_a_model_that_is_being_removed(routers: Any) -> None:
+    """They are there while its last request ends."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "large"}).status_code == 200
+    world.loader.engines["large"].backend.hold()
+    service: Any = world.server.app.state.service
+    world.files.contents["p.ini"] = PRESETS.replace("[large]", "[new]")
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(world.client.post, "/completion", json={**BODY, "model": "large"})
+        world.users("large", 1)
+        reloading = pool.submit(world.client.get, "/models?reload=1")
+        world.server.until(lambda: "large" not in service.models.manager.names())
+        for path in ("/models", "/api/tags", "/"):
+            response = world.client.get(path)
+            assert response.status_code == 200 and "large" not in response.text
+        world.loader.engines["large"].backend.gate.set()
+        assert running.result().status_code == 200
+        assert "new" in [one["id"] for one in reloading.result().json()["data"]]
+
+
+def test_an_application_that_cannot_be_built_is_tried_once_a_request(routers: Any, caplog: Any) -> None:
+    """503; nothing is tried in between, which would keep the model in use for ever."""
+    world = routers(presets=PRESETS.replace("[small]\n", "[small]\nchat-template = {% if %}\n"))
+    response = world.client.post("/completion", json={**BODY, "model": "small"})
+    assert response.status_code == 503, response.text
+    world.users("small", 0)
+    tries = len([one for one in caplog.records if "could not be loaded" in one.message])
+    time.sleep(0.5)
+    assert len([one for one in caplog.records if "could not be loaded" in one.message]) - tries <= 1
+    assert tries <= 2
+
+
+def test_a_model_that_wakes_keeps_its_application(routers: Any) -> None:
+    """Scales of adapters that were set, for instance; a stream of it does not count as one that was unloaded."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    models: Any = world.server.app.state.service.models
+    before = models.ready("small")
+    loaded = models.manager._pool._models["small"].run.loaded
+    for _ in range(2):
+        loaded.is_asleep = True
+        assert world.client.get("/models").status_code == 200
+        world.server.call(models.manager._pool._arrange)
+        assert world.state("small") == "sleeping"
+        assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+        assert models.ready("small") is before
+        assert before.service.closing_error is None
 
 
 def test_keys_and_limits_hold_before_any_model_is_looked_for(routers: Any) -> None:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
 from paceline.hub import HubReference, UrlReference
-from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, ModelStatus
+from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, ModelState, ModelStatus
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
@@ -31,6 +31,7 @@ from paceline.server.settings import ServerSettings
 
 _log = logging.getLogger("paceline.server")
 _LATEST: Final = ":latest"  # Ollama's default tag
+_KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleeping")  # a sleeping one queues to wake
 
 
 class LoadedFront:
@@ -112,7 +113,11 @@ class RoutedModels:
         async with self._reloading:
             presets = _by_name(await asyncio.to_thread(self._source.read))
             await self.manager.update([entry_of(preset) for preset in presets.values()])
-            self._presets = presets
+            before, self._presets = self._presets, presets
+            for name in self._served.keys() & presets.keys():
+                if presets[name] != before.get(name):  # in what its engine does not have
+                    del self._served[name]
+                    self._begin_preparing(name)
 
     # ---- finding
 
@@ -144,7 +149,8 @@ class RoutedModels:
 
     def presets(self) -> list[ModelPreset]:
         """Return the models that are listed."""
-        return [preset for preset in self._presets.values() if not preset.hidden]
+        names = set(self.manager.names())  # those that are being removed are no more among them
+        return [preset for preset in self._presets.values() if not preset.hidden and preset.name in names]
 
     def status(self, preset: ModelPreset) -> ModelStatus:
         """Return the status of a model."""
@@ -192,21 +198,26 @@ class RoutedModels:
 
     async def _follow(self) -> None:
         """Forget the applications of models that are being unloaded; their streams report that."""
+        states: dict[str, ModelState] = {}
         async with self.manager.subscribe() as events:
             async for status in events:
-                if status.state == "loaded" and status.name not in self._served:
-                    task = asyncio.create_task(self._prepare(status.name))
-                    self._preparing.add(task)
-                    task.add_done_callback(self._preparing.discard)
-                elif status.state not in ("loading", "loaded", "sleeping"):
+                before, states[status.name] = states.get(status.name), status.state
+                if status.state == "loaded" != before and status.name not in self._served:
+                    self._begin_preparing(status.name)
+                elif status.state not in _KEEPING:
                     self._forget(status)
                 self._feed.report(status)
 
+    def _begin_preparing(self, name: str) -> None:
+        task = asyncio.create_task(self._prepare(name))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
     async def _prepare(self, name: str) -> None:
         """Build the application of a model that was loaded, so that its first request need not wait for that."""
-        if self.manager.status(name).state != "loaded":
-            return
         with suppress(PacelineError, ApiException):  # reported to the next request; one that leaves is not waited for
+            if self.manager.status(name).state != "loaded":
+                return
             async with self.manager.use(name, load=False, timeout_s=0) as llm:
                 await self.serve(self.preset(name), llm)
 
