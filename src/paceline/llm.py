@@ -302,7 +302,7 @@ class LLM(ChatMethods):
         """Return the LoRA adapters that requests may use.
 
         Returns:
-            One record per adapter, with name and path, in the order in which they were loaded.
+            One record per adapter, with name and path, in the order of loading; one in place of another has its place.
         """
         return self._engine.loras()
 

@@ -168,7 +168,9 @@ def test_adapters_are_listed_with_their_parent(client: httpx.Client, folder: Pat
 
 def test_a_file_that_is_no_adapter_is_refused(client: httpx.Client, folder: Path) -> None:
     """Each with its reason and field, and without the server's folders; nothing is loaded."""
-    for path, status in ((folder / "none.gguf", 404), (folder / "llama.gguf", 400), (folder / "other.gguf", 400)):
+    long = folder / ("x" * 300)
+    statuses = {folder / "none.gguf": 404, long: 404, folder / "llama.gguf": 400, folder / "other.gguf": 400}
+    for path, status in statuses.items():
         response = load(client, "x", path)
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (status, "lora_path", "adapter_error")
@@ -197,6 +199,8 @@ def test_names_that_are_taken_are_refused(client: httpx.Client, folder: Path) ->
         {"lora_name": "x"},
         {"lora_name": "", "lora_path": "x"},
         {"lora_name": 1, "lora_path": "x"},
+        {"lora_name": "x\n", "lora_path": "x"},
+        {"lora_name": "x\u2028", "lora_path": "x"},
         {"lora_name": "x", "lora_path": None},
         {"lora_name": "x", "lora_path": "y", "load_inplace": 1},
         {"lora_name": "x", "lora_path": "y", "scale": 1},

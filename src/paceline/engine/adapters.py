@@ -50,10 +50,14 @@ def absolute(path: Any) -> str:
 
 
 def check_adapter_file(path: Path) -> None:
-    """Raise `AdapterError` where there is no readable file; what is in it, the backend checks."""
-    if not path.exists():
+    """Raise `AdapterError` where there is no file; what is in it, the backend checks."""
+    try:
+        exists, is_file = path.exists(), path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise AdapterError(f"cannot open the adapter file {path}: {error.strerror or error}") from None
+    if not exists:
         raise AdapterError(f"there is no adapter file {path}")
-    if not path.is_file():
+    if not is_file:
         raise AdapterError(f"the adapter {path} is no file; give the path of a GGUF file")
 
 
@@ -69,7 +73,7 @@ class AdapterRegistry:
         self._loading: set[str] = set()
 
     def all(self) -> tuple[LoraAdapter, ...]:
-        """Return the adapters in the order in which they were loaded."""
+        """Return the adapters in the order in which they were loaded; one in place of another has its place."""
         with self._lock:
             return tuple(self._adapters.values())
 
@@ -96,6 +100,8 @@ class AdapterRegistry:
         """Return the key of a new load, and reserve the name. Raises `InvalidParams` for a name that is taken."""
         if not validation.text("name", name):
             raise InvalidParams("name must not be empty")
+        if not name.isprintable():  # it stands in lists of models, logs and messages
+            raise InvalidParams(f"name must have no control characters: {name!r:.200}")
         with self._lock:
             if name in self._loading:
                 raise InvalidParams(f"name: an adapter {name!r} is being loaded")
@@ -117,8 +123,8 @@ class AdapterRegistry:
         """Add what was loaded, and return the adapter that had this name."""
         with self._lock:
             self._loading.discard(adapter.name)
-            replaced = self._adapters.pop(adapter.name, None)
-            self._adapters[adapter.name] = adapter
+            replaced = self._adapters.get(adapter.name)
+            self._adapters[adapter.name] = adapter  # one step: `find` and `resolve` take no lock
             return replaced
 
     def remove(self, adapter: LoraAdapter) -> bool:

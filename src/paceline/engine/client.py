@@ -104,7 +104,7 @@ class EngineClient(Protocol):
         """
 
     def loras(self) -> tuple[LoraAdapter, ...]:
-        """Return the adapters that requests may use, in the order in which they were loaded."""
+        """Return the adapters that requests may use, in the order of loading; one in place of another has its place."""
 
     # ---- saved prefixes
 

@@ -41,7 +41,7 @@ def test_options_get_the_keys_of_the_moment() -> None:
     assert registry.add(LoraAdapter("a", "y", key)) == LoraAdapter("a", "x/a.gguf", "a")
     assert dict(registry.resolve(both).lora) == {key: 2.0, "b": 0.5}
     assert key != "a"
-    with pytest.raises(InvalidParams, match="known are 'b', 'a'"):
+    with pytest.raises(InvalidParams, match="known are 'a', 'b'"):
         registry.resolve(RequestOptions(lora={key: 1.0}))
 
 
@@ -68,3 +68,19 @@ def test_an_adapter_is_removed_once() -> None:
     registry.add(LoraAdapter("a", "y", registry.begin("a", in_place=False)))
     assert not registry.remove(one)
     assert [each.path for each in registry.all()] == ["y"]
+
+
+def test_a_name_is_there_at_any_moment_of_its_replacement() -> None:
+    """Requests resolve names without a lock. The new adapter has the place of the old one, by which llama-server's ids go."""
+    registry = AdapterRegistry(["a", "b"])
+    options = RequestOptions(lora={"a": 1.0})
+
+    class Watched(dict[str, LoraAdapter]):
+        def __setitem__(self, name: str, adapter: LoraAdapter) -> None:
+            assert dict(registry.resolve(options).lora) == {"a": 1.0}
+            super().__setitem__(name, adapter)
+
+    registry._adapters = Watched(registry._adapters)
+    registry.add(LoraAdapter("a", "y", registry.begin("a", in_place=True)))
+    assert dict(registry.resolve(options).lora) == {"a#2": 1.0}
+    assert [one.name for one in registry.all()] == ["a", "b"]

@@ -176,13 +176,13 @@ def test_loading_in_place_leaves_running_requests_their_adapter(engine: EngineCl
 
 
 def test_what_is_no_adapter_is_refused_and_its_name_stays_free(engine: EngineClient, files: list[str]) -> None:
-    """A missing file, a folder, an empty one; a name that is taken, empty, or no text."""
+    """A missing file, a folder, an empty one, a file's name that is too long; a name that is taken, empty, no text or no line."""
     empty = Path(files[0]).with_name("empty.gguf")
     empty.touch()
-    for path in (empty.with_name("missing.gguf"), empty.parent, empty):
+    for path in (empty.with_name("missing.gguf"), empty.parent, empty, empty.with_name("x" * 300)):
         with pytest.raises(AdapterError):
             engine.load_lora("a", path)
-    for name in ("", 3):
+    for name in ("", 3, "a\x00", "a\nb"):
         with pytest.raises(InvalidParams, match="name"):
             engine.load_lora(name, files[0])  # type: ignore[arg-type]
     with pytest.raises(InvalidParams, match="path"):

@@ -35,6 +35,7 @@ class Questions:
         self._results = PendingResults()
         self._messages: dict[int, _Question] = {}
         self._sent: set[int] = set()  # to the present worker; supervising thread only
+        self._asked_again: set[int] = set()  # after the death of a worker that was asked first
 
     # ---- any thread
 
@@ -51,11 +52,11 @@ class Questions:
         return self._ask(lambda number: messages.AskDigest(number, max_prefixes))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
-        """Return a future of the result. Waits for a worker; if it dies, the next one loads; else `EngineDied`."""
+        """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""
         return self._ask(lambda number: msgspec.structs.replace(message, number=number))
 
     def ask_load_adapter(self, adapter: str, path: str) -> Future[messages.AdapterDone]:
-        """Return a future of the result. Waits for a worker; if it dies, the next one loads."""
+        """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""
         return self._ask(lambda number: messages.LoadAdapter(number, adapter, path))
 
     def ask_free_adapter(self, adapter: str) -> Future[messages.AdapterDone]:
@@ -102,13 +103,20 @@ class Questions:
                 self._resolve(number, None)
 
     def died(self, error: PacelineError) -> None:
-        """Give up on replies of a dead worker. The next one is asked to load again; saved and erased prefixes may be done."""
+        """Give up on replies of a dead worker. Saved and erased prefixes may be done; the next worker is asked for the rest.
+
+        A load is asked for twice at most: a file of which workers die must not use up all restarts.
+        """
         sent, self._sent = self._sent, set()
         self._give_up_on_state()
         for number in sent:
             message = self._messages.get(number)
-            if isinstance(message, messages.Prefix) and message.action != "load":
+            may_be_done = isinstance(message, messages.Prefix) and message.action != "load"
+            is_second = number in self._asked_again and not isinstance(message, messages.FreeAdapter)
+            if may_be_done or is_second:
                 self._resolve(number, None, error)
+            elif number in self._messages:
+                self._asked_again.add(number)
 
     def end(self) -> None:
         """Resolve what is left and, from now on, every new question: there will be no worker any more. Any thread."""
@@ -125,3 +133,4 @@ class Questions:
     def _resolve(self, number: int, result: Any, error: PacelineError | None = None) -> None:
         self._results.resolve(number, result, error)
         self._messages.pop(number, None)
+        self._asked_again.discard(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def routes(service: Service) -> APIRouter:
         try:
             await _call(threads, lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
         except AdapterError as error:
-            is_there = await asyncio.to_thread(Path(body.lora_path).is_file)
+            is_there = await asyncio.to_thread(_is_file, body.lora_path)
             raise _with_status(error, 400 if is_there else 404, "lora_path") from error
         return PlainTextResponse(f"Success: the LoRA adapter {name!r} is loaded")
 
@@ -70,6 +71,12 @@ async def _call(threads: ThreadPoolExecutor, function: Callable[[], None]) -> No
         raise _with_status(error, 404, "lora_name") from error
     except AdapterInUse as error:
         raise _with_status(error, 409, "lora_name") from error
+
+
+def _is_file(path: str) -> bool:
+    with suppress(OSError):
+        return Path(path).is_file()
+    return False
 
 
 def _with_status(error: PacelineError, status: int, param: str) -> ApiException:

@@ -76,6 +76,25 @@ def test_after_a_death_the_next_worker_loads_again() -> None:
     assert (loaded.result(0).token_ids, unsent.result(0).token_ids) == ([1], [1])
 
 
+def test_a_load_of_which_two_workers_died_is_given_up() -> None:
+    """Its file may be what they died of. Freeing is asked for until it is done, since it fails with no file."""
+    questions, load = Questions(lambda: None), messages.LoadAdapter
+    adapter, saved = questions.ask_load_adapter("a", "a.gguf"), questions.ask_prefix(prefix("load"))
+    freed = questions.ask_free_adapter("b")
+    heard = []
+    for _ in range(3):
+        worker = Listener()
+        questions.pass_on(cast(WorkerProcess, worker))
+        questions.died(EngineDied("killed"))
+        heard.append([type(one) for one in worker.heard])
+    assert heard == [[load, messages.Prefix, messages.FreeAdapter]] * 2 + [[messages.FreeAdapter]]
+    for one in (adapter, saved):
+        with pytest.raises(EngineDied):
+            one.result(0)
+    assert not freed.done()
+    assert questions.need_worker
+
+
 def test_a_cancelled_question_takes_no_reply() -> None:
     """Its caller has left; the reply and a report that no question asked for change nothing."""
     questions, worker = Questions(lambda: None), Listener()
