@@ -336,6 +336,16 @@ def test_metrics_have_a_label_for_each_model(routers: Any) -> None:
     assert 'paceline_requests_total{kind="generate"} 1.0' in world.client.get("/metrics?model=small").text
 
 
+def test_metrics_read_the_manager_on_its_loop(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models change there, also in the middle of a scrape."""
+    world = routers()
+    manager: Any = world.server.app.state.service.models.manager
+    statuses, threads = manager.statuses, []
+    monkeypatch.setattr(manager, "statuses", lambda: threads.append(threading.get_ident()) or statuses())
+    assert world.client.get("/metrics").status_code == 200
+    assert set(threads) == {world.server.call(threading.get_ident)}
+
+
 def test_presets_are_read_again(routers: Any) -> None:
     """Models that are gone or changed are unloaded; the others stay. A wrong file changes nothing."""
     world = routers()

@@ -16,7 +16,7 @@ from paceline.hub.download import QuietObserver
 from paceline.hub.found_models import matching_models, remove_models
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import Locator
-from paceline.server.api_errors import invalid_request
+from paceline.server.api_errors import ServerDraining, invalid_request
 from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_listing import download_body
 
@@ -61,6 +61,7 @@ class ModelDownloads:
     def __init__(self, feed: EventFeed, *, offline: bool, hf_token: str | None) -> None:
         self._feed, self._offline, self._token = feed, offline, hf_token
         self._running: dict[str, tuple[threading.Event, dict[str, Any], asyncio.Task[None]]] = {}
+        self._is_closed = False
 
     def bodies(self) -> list[dict[str, Any]]:
         """Return the models that are being downloaded, as lists have them."""
@@ -73,16 +74,22 @@ class ModelDownloads:
     async def start(self, name: str, when_done: Callable[[], Awaitable[None]]) -> None:
         """Begin to download a model of the hub; raises what the hub says of its name, before anything is downloaded."""
         reference = parse_hub_reference(name)
-        if name in self._running:
-            raise invalid_request(f"model {name!r} is being downloaded already", "model", "model_exists")
+        self._check_new(name)
         cancel = threading.Event()
         observer = _FeedObserver(self._reporter(name))
         settings = hub_settings(token=self._token, offline=self._offline)
         locator = Locator(settings=settings, observer=observer, cancel=cancel)
         if not settings.offline:
             await asyncio.to_thread(locator.look_up, reference)
+            self._check_new(name)  # another request may have begun it meanwhile
         task = asyncio.create_task(self._run(name, locator, reference, when_done))
         self._running[name] = (cancel, {}, task)
+
+    def _check_new(self, name: str) -> None:
+        if self._is_closed:
+            raise ServerDraining
+        if name in self._running:
+            raise invalid_request(f"model {name!r} is being downloaded already", "model", "model_exists")
 
     def cancel(self, name: str) -> None:
         """End a download; what has arrived is kept for the next one."""
@@ -97,7 +104,8 @@ class ModelDownloads:
         await asyncio.to_thread(_remove, reference)
 
     async def aclose(self) -> None:
-        """End all downloads."""
+        """End all downloads; none begins any more."""
+        self._is_closed = True
         tasks = [task for _, _, task in self._running.values()]
         for name in tuple(self._running):
             self.cancel(name)
@@ -131,6 +139,8 @@ class ModelDownloads:
             _log.error("the download of %s failed: %s", name, error)
         finally:
             self._running.pop(name, None)
+        if self._is_closed:
+            return
         try:
             await when_done()
         except PacelineError as error:

@@ -80,8 +80,7 @@ class RouterService:
     async def aclose(self) -> None:
         """Unload everything, and end downloads."""
         self.drain()
-        await self.downloads.aclose()
-        await self.models.aclose()
+        await asyncio.gather(self.downloads.aclose(), self.models.aclose())  # a slow hub holds no model up
         for task in tuple(self._tasks):
             task.cancel()
 

@@ -1,0 +1,58 @@
+"""Downloads of a router without a hub: two of one name, and the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from paceline.server.api_errors import ApiException
+from paceline.server.router import model_downloads
+from paceline.server.router.event_feed import EventFeed
+from paceline.server.router.model_downloads import ModelDownloads
+
+NAME = "user/demo:Q8_0"
+LONG_S = 30.0
+
+
+class FakeLocator:
+    """Looks up two at once, and downloads until it is cancelled."""
+
+    both = threading.Barrier(2)
+    downloads = 0
+
+    def __init__(self, *, cancel: threading.Event, **_: Any) -> None:
+        self._cancel = cancel
+
+    def look_up(self, _: object) -> None:
+        self.both.wait(LONG_S)
+
+    def locate(self, _: object) -> None:
+        FakeLocator.downloads += 1
+        assert self._cancel.wait(LONG_S)
+
+
+def test_two_requests_at_once_are_one_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is refused, though none ran when it came. None begins after the end, and no models are read then."""
+    monkeypatch.setattr(model_downloads, "Locator", FakeLocator)
+    read_again = []
+
+    async def reload() -> None:
+        read_again.append(True)
+
+    async def check() -> None:
+        downloads = ModelDownloads(EventFeed(), offline=False, hf_token=None)
+        results = await asyncio.gather(*(downloads.start(NAME, reload) for _ in range(2)), return_exceptions=True)
+        refused = [one for one in results if isinstance(one, ApiException)]
+        assert len(refused) == 1 and refused[0].api_error.code == "model_exists"
+        assert downloads.is_running(NAME)
+        await downloads.aclose()
+        assert not downloads.is_running(NAME)
+        with pytest.raises(ApiException) as late:
+            await downloads.start(NAME, reload)
+        assert late.value.api_error.status == 503
+
+    asyncio.run(check())
+    assert (FakeLocator.downloads, read_again) == (1, [])
