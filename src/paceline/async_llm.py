@@ -184,11 +184,10 @@ class AsyncLLM(AsyncChatMethods):
         """Embed texts as `LLM.embed` does."""
         engine, kind = await self._engine(), one_vector_pooling(pooling)
         check_prompt_name(prompt_name)
-        n_embd = engine.model.n_embd_out
-        wanted = checked_dimensions(dimensions, n_embd)
+        wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
         many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
         rows = await submit_async(lambda: engine.embed(many, kind, rest))
-        found = vectors(rows, normalize, n_embd, wanted)
+        found = vectors(rows, normalize, engine.model.n_embd_out, wanted)
         return found[0] if isinstance(texts, str) else found
 
     async def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:

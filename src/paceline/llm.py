@@ -219,14 +219,13 @@ class LLM(ChatMethods):
             QueueFull: The queue is full.
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        is_one, n_embd = isinstance(texts, str), self._engine.model.n_embd_out
+        engine, kind = self._engine, one_vector_pooling(pooling)
         check_prompt_name(prompt_name)
-        wanted = checked_dimensions(dimensions, n_embd)
-        kind, many = one_vector_pooling(pooling), [texts] if isinstance(texts, str) else texts
-        future = self._engine.embed(many, kind, embedding_options(options))
+        wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
+        future = engine.embed([texts] if isinstance(texts, str) else texts, kind, embedding_options(options))
         with cancelled_if_left(future.cancel):
-            found = vectors(future.result(), normalize, n_embd, wanted)
-        return found[0] if is_one else found
+            found = vectors(future.result(), normalize, engine.model.n_embd_out, wanted)
+        return found[0] if isinstance(texts, str) else found
 
     def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
         """Classify texts. Needs a model with a classification head.

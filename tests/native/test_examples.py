@@ -26,7 +26,7 @@ OUTPUT = {  # streams of one tick may end together
     "several_models": (
         r"(?s)one: Once.*\ntwo: Once.*\none: Once.*\none needs \d+ MiB and is loaded\ntwo needs \d+ MiB and is unloaded\n"
     ),
-    "strategy_on_the_fake_backend": r"small chunks +longest pause 0\.0.*\npaced +.* 0\.1.*\nprefill first +.* 1\..*\n",
+    "strategy_on_the_fake_backend": r"small chunks +longest pause 0\.0.*\npaced +.* 0\.4.*\nprefill first +.* 1\..*\n",
     "streaming": r"(?s)[^.]+\.[^.]+\.[^.]+\..*\n",
     "tools": r" +user: What .*\?\nassistant: weather\(.*Paris.*\) \n +tool: sunny, 20 degrees\nassistant: .*20 degrees.*\n",
     "typed_reply": r"a (happy|sad) (fox|bear|duck), (brave|careful)\n",

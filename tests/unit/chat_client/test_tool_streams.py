@@ -318,45 +318,46 @@ def test_leaving_a_loop_ends_functions_that_run(script: Callable[..., None]) -> 
     script(calling(ONE, TWO))
 
     async def main(chats: FakeAsyncChats) -> None:
-        begun, ended = asyncio.Event(), []
+        begun: list[int] = []
+        ended: list[int] = []
 
         async def hang(a: int, b: int) -> None:
-            begun.set()
+            begun.append(a)
             try:
                 await asyncio.Event().wait()
             finally:
                 ended.append(a)
 
-        async def wait_for(these: list[int]) -> None:
+        async def wait_for(found: list[int], these: list[int]) -> None:
             deadline = time.monotonic() + 30
-            while sorted(ended) != these:
+            while sorted(found) != these:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.001)
 
         hang.__name__ = "add"
         stream = chats.stream_chat(HELLO, tools=[hang], **SHORT)
         task = asyncio.create_task(stream.collect())
-        await begun.wait()
+        await wait_for(begun, [1, 3])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await stream.collect()).finish_reason is FinishReason.CANCELLED
-        await wait_for([1, 3])
-        begun.clear()
+        await wait_for(ended, [1, 3])
         stream = chats.stream_chat(HELLO, tools=[hang], **SHORT)
         task = asyncio.create_task(stream.collect())
-        await begun.wait()
+        await wait_for(begun, [1, 1, 3, 3])
         thread = threading.Thread(target=stream.cancel)
         thread.start()
         reply = await task
         thread.join()
         assert (reply.finish_reason, stream.finish_reason) == (FinishReason.CANCELLED, FinishReason.CANCELLED)
-        await wait_for([1, 1, 3, 3])
+        await wait_for(ended, [1, 1, 3, 3])
         async with chats.stream_chat(HELLO, tools=[hang], **SHORT) as closed:
             while not (isinstance(chunk := await closed.get(), ChatChunk) and chunk.message):
                 pass
             assert await closed.get(0.01) is TIMEOUT
-        await wait_for([1, 1, 1, 3, 3, 3])
+            await wait_for(begun, [1, 1, 1, 3, 3, 3])
+        await wait_for(ended, [1, 1, 1, 3, 3, 3])
 
     run_async(main)
 
