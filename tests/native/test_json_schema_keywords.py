@@ -97,6 +97,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"anyOf": [of("null"), of("array", uniqueItems=True)]}, "#/anyOf/1/uniqueItems"),
     ({"oneOf": [of("number"), of("integer")]}, "#/oneOf"),
     ({"oneOf": [{"const": "a"}, of("string")]}, "#/oneOf"),
+    ({"oneOf": [of("string"), {"properties": {}}]}, "#/oneOf"),
+    ({"oneOf": [of("integer"), {"anyOf": [of("string"), {"items": of("null")}]}]}, "#/oneOf"),
+    ({"oneOf": [of("boolean"), {"allOf": [{"properties": {"a": of("null")}}]}]}, "#/oneOf"),
     ({"oneOf": [A, {**B, "properties": {**A["properties"], **B["properties"]}}]}, "#/oneOf"),
     ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0, 3]}]}, "#/oneOf"),
     ({"allOf": [of("string")]}, "#/allOf/0/type"),
@@ -186,6 +189,7 @@ ACCEPTED: list[Any] = [
     of("string", oneOf=[{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]),
     of("string", const="a", enum=["a"]),
     {"oneOf": [A, B]},
+    {"oneOf": [of("string"), {"allOf": [of("object", properties={"a": of("null")})]}, {"anyOf": [of("null"), of("boolean")]}]},
     {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG},
      "discriminator": {"propertyName": "kind"}, "type": "object"},
     {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": A}, "description": "d"},
@@ -206,7 +210,7 @@ def test_annotations_and_what_restricts_nothing_are_accepted(vocabulary: Model, 
 @pytest.mark.parametrize("schema", [True, [], 3, {"properties": 3}, {"items": 3}, {"anyOf": 3}, {"$ref": 3}, {"enum": 3},
                                     {"type": 3}, {"type": [[]]}, {"type": []}, {"allOf": [3]}, {"allOf": 3},
                                     {"type": "array", "minItems": "x"}, {"$ref": "#/a/b/0"},
-                                    {"allOf": [{"type": []}]}])  # fmt: skip
+                                    {"allOf": [{"type": []}]}, {"oneOf": [{"type": 3}, {"type": "null"}]}])  # fmt: skip
 def test_what_is_no_schema_is_an_error_of_the_grammar(vocabulary: Model, schema: Any) -> None:
     """Whatever JSON is given, nothing but a `GrammarError` comes of it."""
     with pytest.raises(GrammarError, match="json_schema"):

@@ -153,6 +153,7 @@ class Overlaps:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._types: dict[int, frozenset[str]] = {}
+        self._valid_types: dict[int, frozenset[str]] = {}
 
     def resolved(self, node: Any) -> Any:
         """Resolve a chain of references; None where its target does not exist."""
@@ -195,6 +196,31 @@ class Overlaps:
         found = [self.types_of(child) for child in children if values_of(self.resolved(child)) is not None]
         return frozenset.intersection(*found) if found else frozenset(("object",))
 
+    def valid_types_of(self, node: Any) -> frozenset[str]:
+        """Return the types of the values that are valid by a schema, or a superset; without a type they may be of any.
+
+        A schema with properties and no type generates objects, and every string is valid by it.
+        """
+        node = self.resolved(node)
+        if not isinstance(node, dict):
+            return ALL_TYPES
+        if id(node) not in self._valid_types:
+            self._valid_types[id(node)] = ALL_TYPES  # for who comes back to it in a ring
+            self._valid_types[id(node)] = self._find_valid_types(node)
+        return self._valid_types[id(node)]
+
+    def _find_valid_types(self, node: Schema) -> frozenset[str]:
+        if values_of(node) is not None:
+            return self.types_of(node)
+        given = node.get("type")
+        if isinstance(given, str | list):
+            return _with_integers({given} if isinstance(given, str) else {one for one in given if isinstance(one, str)})
+        for keyword in ("oneOf", "anyOf"):
+            if isinstance(node.get(keyword), list):
+                return frozenset[str]().union(*map(self.valid_types_of, node[keyword]))
+        children = node.get("allOf")
+        return ALL_TYPES.intersection(*map(self.valid_types_of, children if isinstance(children, list) else []))
+
     def are_disjoint(self, one: Any, other: Any) -> bool:
         """Return whether no value that one of them generates is valid by the other."""
         one, other = self.resolved(one), self.resolved(other)
@@ -213,8 +239,16 @@ class Overlaps:
         of_one, of_other = values_of(one), values_of(other)
         if of_one is not None and of_other is not None:
             return set(map(key_of, of_one)).isdisjoint(map(key_of, of_other))
-        types, others = self.types_of(one), self.types_of(other)
+        return self._generates_invalid(one, other) and self._generates_invalid(other, one)
+
+    def _generates_invalid(self, one: Any, other: Any) -> bool:
+        """Return whether no type that the first generates is valid by the second; a number may be an integer."""
+        types, others = self.types_of(one), self.valid_types_of(other)
         return types.isdisjoint(others) and not ({"integer", "number"} <= types | others)
+
+
+def _with_integers(types: set[Any]) -> frozenset[str]:
+    return frozenset(types | {"integer"} if "number" in types else types)
 
 
 def _is_object(node: Schema) -> bool:
