@@ -30,6 +30,7 @@ pytestmark = pytest.mark.native
 SMALL: dict[str, Any] = {"num_slots": 2, "n_ctx": 512}
 PROMPT = "Once upon a time"
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}  # whatever the batches
+SINGLE: dict[str, Any] = {**SMALL, **EXACT, "num_slots": 1}  # nor does a second sequence share a pass
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
 
@@ -45,6 +46,13 @@ def alone() -> str:
         return llm.generate(PROMPT, max_tokens=12, temperature=0).text
 
 
+@pytest.fixture(scope="module")
+def single() -> str:
+    """What it writes with one slot, whatever else uses the machine."""
+    with LLM(**SINGLE) as llm:
+        return llm.generate(PROMPT, max_tokens=12, temperature=0, cache_prompt=False).text
+
+
 async def state_of(models: AsyncModelManager, name: str, state: str, timeout_s: float = 30) -> None:
     """Wait for a state."""
     async with asyncio.timeout(timeout_s):
@@ -52,18 +60,19 @@ async def state_of(models: AsyncModelManager, name: str, state: str, timeout_s: 
             await asyncio.sleep(0.05)
 
 
-def test_three_models_take_turns_in_the_room_for_two(alone: str) -> None:
+def test_three_models_take_turns_in_the_room_for_two(single: str) -> None:
     """Every request gets what the model alone would write."""
 
     async def check() -> None:
-        async with AsyncModelManager([entry(name) for name in "abc"], max_loaded=2, patience_s=0.1) as models:
+        entries = [entry(name, options=SINGLE) for name in "abc"]
+        async with AsyncModelManager(entries, max_loaded=2, patience_s=0.1) as models:
 
             async def ask(name: str) -> str:
                 async with models.use(name) as llm:
                     assert sum(status.is_loaded for status in models.statuses()) <= 2
-                    return (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text
+                    return (await llm.generate(PROMPT, max_tokens=12, temperature=0, cache_prompt=False)).text
 
-            assert await asyncio.gather(*map(ask, "abcabc")) == [alone] * 6
+            assert await asyncio.gather(*map(ask, "abcabc")) == [single] * 6
             pids = [status.worker_pid for status in models.statuses() if status.is_loaded]
             assert len(set(pids)) == len(pids) == 2
             assert os.getpid() not in pids
@@ -227,12 +236,13 @@ def test_options_are_checked_before_anything_is_loaded() -> None:
         ModelManager([ModelEntry(name="a", model="hf:nothing")])
 
 
-def test_threads_share_the_blocking_manager(tmp_path: Path, alone: str) -> None:
+def test_threads_share_the_blocking_manager(tmp_path: Path, single: str) -> None:
     """From a file, with more models than may be loaded; all get their text."""
     path = tmp_path / "models.toml"
     shutil.copy(demo_model_path(), tmp_path / "demo.gguf")
     path.write_text(
-        'max_loaded = 2\npatience_s = 0.1\n[defaults]\nmodel = "demo.gguf"\nnum_slots = 2\nn_ctx = 512\n'
+        'max_loaded = 2\npatience_s = 0.1\n[defaults]\nmodel = "demo.gguf"\nnum_slots = 1\nn_ctx = 512\n'
+        'flash_attn = "off"\ntype_k = "f32"\ntype_v = "f32"\nn_threads = 1\n'
         "[models.a]\n[models.b]\naliases = ['x']\n[models.c]\n",
         encoding="utf-8",
     )
@@ -241,14 +251,14 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, alone: str) -> None:
 
         def ask(name: str) -> None:
             with models.use(name) as llm:
-                texts.append(llm.generate(PROMPT, max_tokens=12, temperature=0).text)
+                texts.append(llm.generate(PROMPT, max_tokens=12, temperature=0, cache_prompt=False).text)
 
         threads = [threading.Thread(target=ask, args=(name,)) for name in "axcabc"]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert texts == [alone] * 6
+        assert texts == [single] * 6
         with pytest.raises(ModelNotFound, match="there are a, b, c"):
             models.unload("nothing")
         models.reload("a")
