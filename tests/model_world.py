@@ -1,4 +1,4 @@
-"""A pool of models without models: a loop whose time passes at once, and a loader whose loads take as long as they are told."""
+"""A pool of models without models: a loop whose time passes at once, and a loader whose loads take as long as is set."""
 
 from __future__ import annotations
 

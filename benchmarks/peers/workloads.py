@@ -231,26 +231,39 @@ def short_behind_long() -> Workload:
     )
 
 
-def conversations() -> Workload:
-    """Sixteen conversations of three turns on eight slots: each sends its history again."""
-    count = 16
+def _turns(
+    count: int,
+    num_turns: int,
+    *,
+    seed: int,
+    lengths: tuple[int, int],
+    max_tokens: int,
+    common: tuple[Segment, ...] = (),
+) -> tuple[PlannedRequest, ...]:
+    """Return conversations, each of which sends its history again; `lengths`: new tokens of the first and of later turns."""
+    first, later = lengths
     requests: list[PlannedRequest] = []
-    for turn in range(3):
+    for turn in range(num_turns):
         for number in range(count):
-            earlier = (turn - 1) * count + number
+            own, earlier = seed + 100 * turn + number, (turn - 1) * count + number
             requests.append(
                 PlannedRequest(
                     role=f"turn {turn + 1}",
-                    segments=_unique(7000 + 100 * turn + number, 192 if turn == 0 else 32),
-                    max_tokens=32,
+                    segments=_unique(own, later) if turn else (*common, Segment(own, first)),
+                    max_tokens=max_tokens,
                     after=(earlier,) if turn else (),
                     continues=earlier if turn else None,
                 )
             )
+    return tuple(requests)
+
+
+def conversations() -> Workload:
+    """Sixteen conversations of three turns on eight slots: each sends its history again."""
     return Workload(
         name="conversations",
         title="16 conversations of 3 turns, 8 slots",
-        requests=tuple(requests),
+        requests=_turns(16, 3, seed=7000, lengths=(192, 32), max_tokens=32),
         width=8,
         limits=("-np", "8", "-c", "8192"),
         tuned=("--kv-unified",),
@@ -462,25 +475,10 @@ def forked_states() -> Workload:
 
 def state_conversations() -> Workload:
     """Twelve conversations of four turns on four slots, with a common beginning of 200 tokens."""
-    count = 12
-    requests: list[PlannedRequest] = []
-    for turn in range(4):
-        for number in range(count):
-            earlier = (turn - 1) * count + number
-            own = _unique(18_001 + 100 * turn + number, 24 if turn else 40)
-            requests.append(
-                PlannedRequest(
-                    role=f"turn {turn + 1}",
-                    segments=own if turn else (Segment(18_000, 200), *own),
-                    max_tokens=24,
-                    after=(earlier,) if turn else (),
-                    continues=earlier if turn else None,
-                )
-            )
     return Workload(
         name="states-turns",
         title="12 conversations of 4 turns, 4 slots",
-        requests=tuple(requests),
+        requests=_turns(12, 4, seed=18_001, lengths=(40, 24), max_tokens=24, common=(Segment(18_000, 200),)),
         width=4,
         limits=("-np", "4", "-c", "8192"),
         tuned=WINDOW_FLAGS,

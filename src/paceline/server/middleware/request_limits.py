@@ -104,7 +104,7 @@ class BodyReader:
             try:
                 self._check_length(scope)
                 _declare_json(scope)
-                whole = _BufferedReceive(await self._read(receive, reservation), receive)
+                whole = BufferedReceive(await self._read(receive, reservation), receive)
             except ApiException as rejected:
                 api_error = rejected.api_error
             else:
@@ -153,7 +153,7 @@ class BodyReader:
         )
 
 
-class _BufferedReceive:
+class BufferedReceive:
     """A `receive` that returns the body once, then what follows, such as a disconnect."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
@@ -161,6 +161,7 @@ class _BufferedReceive:
         self._receive = receive
 
     async def __call__(self) -> Message:
+        """Return the next message."""
         if self._body is None:
             return await self._receive()
         body, self._body = self._body, None

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.errors import CapacityError, EngineStopped, ModelNotFound, ModelNotLoaded, PacelineError
 from paceline.server.api_errors import (
@@ -31,6 +31,7 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.flags import ModelPreset
+from paceline.server.middleware.request_limits import BufferedReceive
 from paceline.server.request_context import DisconnectWatcher, RequestContext, route_path
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.router.early_stream import STYLES, EarlyStream
@@ -127,7 +128,7 @@ class ModelDispatch:
             return
         style = STYLES.get(route_path(scope)) if request.streams else None
         early = None if style is None else EarlyStream(send, route_path(scope), style)
-        replay = receive if request.body is None else _Replay(request.body, receive)
+        replay = receive if request.body is None else BufferedReceive(request.body, receive)
         async with AsyncExitStack() as stack:
             try:
                 served = await self._loaded(request, stack, scope, receive, early)
@@ -200,20 +201,6 @@ class _NamedRequest:
     body: bytes | None
     loads: bool
     streams: bool
-
-
-class _Replay:
-    """A `receive` that returns a body again, then what follows."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
 
 
 async def _whole_body(receive: Receive) -> bytes:
