@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import validation
+from paceline.engine.backend import Lora
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, InvalidType
 from paceline.request import RequestOptions
 
@@ -69,7 +70,7 @@ class AdapterRegistry:
         known = {} if paths is None else paths
         self._lock = threading.Lock()
         self._adapters = {name: LoraAdapter(name, str(known.get(name, "")), name) for name in names}
-        self._keys = set(self._adapters)
+        self._names = {name: name for name in self._adapters}  # of every key that there ever was
         self._loading: set[str] = set()
 
     def all(self) -> tuple[LoraAdapter, ...]:
@@ -88,13 +89,14 @@ class AdapterRegistry:
         """Return the options with the keys of their adapters in place of the names. Raises `InvalidParams` for unknown ones."""
         if not options.lora:
             return options
-        keys = {}
-        for name, scale in options.lora:
-            adapter = self._adapters.get(name)
-            if adapter is None:
-                raise InvalidParams(f"lora: there is no adapter {name!r}; {self._known()}")
-            keys[adapter.key] = scale
-        return dataclasses.replace(options, lora=keys)
+        return dataclasses.replace(options, lora={self._key(name): scale for name, scale in options.lora})
+
+    def renew(self, lora: Lora) -> Lora:
+        """Return the keys that the names of these keys have now, with their scales: adapters may be replaced at any time.
+
+        Raises `InvalidParams` for names that have no adapter any more.
+        """
+        return tuple(sorted((self._key(self._names.get(key, key)), scale) for key, scale in lora))
 
     def begin(self, name: str, *, in_place: bool) -> str:
         """Return the key of a new load, and reserve the name. Raises `InvalidParams` for a name that is taken."""
@@ -109,9 +111,9 @@ class AdapterRegistry:
                 raise InvalidParams(f"name: there is an adapter {name!r} already; unload it, or load in place of it")
             self._loading.add(name)
             key, number = name, 2
-            while key in self._keys:
+            while key in self._names:
                 key, number = f"{name}#{number}", number + 1
-            self._keys.add(key)
+            self._names[key] = name
             return key
 
     def cancel(self, name: str) -> None:
@@ -124,7 +126,7 @@ class AdapterRegistry:
         with self._lock:
             self._loading.discard(adapter.name)
             replaced = self._adapters.get(adapter.name)
-            self._adapters[adapter.name] = adapter  # one step: `find` and `resolve` take no lock
+            self._adapters[adapter.name] = adapter  # one step: `find`, `resolve` and `renew` take no lock
             return replaced
 
     def remove(self, adapter: LoraAdapter) -> bool:
@@ -134,6 +136,12 @@ class AdapterRegistry:
                 return False
             del self._adapters[adapter.name]
             return True
+
+    def _key(self, name: str) -> str:
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise InvalidParams(f"lora: there is no adapter {name!r}; {self._known()}")
+        return adapter.key
 
     def _known(self) -> str:
         names = ", ".join(map(repr, tuple(self._adapters)))

@@ -63,7 +63,15 @@ class BaseEngine(ABC):
     def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
         """See `EngineClient`."""
         request.submitted_s = self._clock.now()
-        return self._router.submit(request, request_index, channel)
+        lora = self._adapters.renew(request.lora)
+        while True:
+            request.set_lora(lora)
+            try:
+                return self._router.submit(request, request_index, channel)
+            except InvalidParams:
+                lora = self._adapters.renew(request.lora)
+                if lora == request.lora:  # no adapter was replaced just now
+                    raise
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
         """See `EngineClient`."""

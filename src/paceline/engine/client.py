@@ -61,8 +61,9 @@ class EngineClient(Protocol):
     def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
         """Start a prepared request, once, and return its channel: the given one, or else a new one.
 
-        Cancelling the channel cancels the request. The request's times begin here. Raises `QueueFull`, `EngineStopped`, or
-        `InvalidParams` for a channel that has served before; then nothing began.
+        Cancelling the channel cancels the request. The request's times begin here. It runs with the adapters that its names
+        have now, where one was replaced since it was prepared. Raises `QueueFull`, `EngineStopped`, or `InvalidParams` for a
+        channel that has served before and for adapters that were unloaded; then nothing began.
         """
 
     def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:

@@ -120,6 +120,11 @@ class Request:
         for sequence in self.sequences:
             sequence.output.interval = interval
 
+    def set_lora(self, lora: tuple[tuple[str, float], ...]) -> None:
+        """Change the adapters, and with them whose prefixes it shares; only before the engine accepts the request."""
+        if lora != self.lora:
+            self.lora, self.options = lora, replace(self.options, lora=lora)
+
     def usage(self, now_s: float) -> Usage:
         """Return token counts and times so far."""
         started = now_s if self.started_s is None else self.started_s

@@ -45,6 +45,24 @@ def test_options_get_the_keys_of_the_moment() -> None:
         registry.resolve(RequestOptions(lora={key: 1.0}))
 
 
+def test_keys_are_renewed_by_their_names() -> None:
+    """Adapters that were replaced have other keys; a name without an adapter, or a key of nobody, is refused."""
+    registry = AdapterRegistry(["a", "b"])
+    key = registry.begin("a", in_place=True)
+    assert registry.renew((("a", 2.0), ("b", 0.5))) == (("a", 2.0), ("b", 0.5))
+    adapter = LoraAdapter("a", "y", key)
+    registry.add(adapter)
+    for before in ("a", key):
+        assert registry.renew(((before, 2.0), ("b", 0.5))) == ((key, 2.0), ("b", 0.5))
+    assert registry.renew(()) == ()
+    registry.remove(adapter)
+    for before in ("a", key):
+        with pytest.raises(InvalidParams, match="no adapter 'a'; known are 'b'"):
+            registry.renew(((before, 1.0),))
+    with pytest.raises(InvalidParams, match="no adapter 'c'"):
+        registry.renew((("c", 1.0),))
+
+
 def test_a_name_is_reserved_while_it_is_loaded() -> None:
     """A load that fails releases it; its key is not used again."""
     registry = AdapterRegistry()

@@ -18,6 +18,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
 from paceline.testing import FakeBackend, FakeEngineClient
 from paceline.testing.fake_engine_client import fake_worker_engine
@@ -173,6 +174,59 @@ def test_loading_in_place_leaves_running_requests_their_adapter(engine: EngineCl
     running.cancel()
     assert list(running)[-1].error is None
     assert generate(engine, lora={"a": 1.0})[0] == second
+
+
+def prepared(engine: EngineClient, *names: str) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    return engine.prepare(_PROMPT, params, RequestOptions(lora=dict.fromkeys(names, 1.0)))
+
+
+def test_a_request_runs_with_the_adapters_of_the_moment_when_it_is_accepted(
+    engine: EngineClient, files: list[str]
+) -> None:
+    """Those that were loaded in place, or again, since it was prepared; one that is gone is named, and the engine goes on."""
+    engine.load_lora("b", files[1])
+    expected = generate(engine, lora={"b": 1.0})[0]
+    engine.load_lora("a", files[0])
+    before = [prepared(engine, "a") for _ in range(3)]
+    engine.load_lora("a", files[1], in_place=True)
+    ids, last = read(engine.accept(before[0]))
+    assert (last.error, ids) == (None, expected)
+    assert generate(engine, lora={"a": 1.0}) == (expected, len(_PROMPT) - 1)  # in the namespace of the new one
+    engine.unload_lora("a")
+    with pytest.raises(InvalidParams, match=r"^lora: there is no adapter 'a'; known are 'b'"):
+        engine.accept(before[1])
+    assert engine.num_open == 0
+    engine.load_lora("a", files[1])
+    assert read(engine.accept(before[2]))[0] == expected
+
+
+def test_an_adapter_that_is_replaced_while_a_request_is_accepted_is_renewed(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the time between looking for the adapter and accepting the request."""
+    engine = FakeEngineClient(backend=FakeBackend(**_LARGE))
+    engine.load_lora("a", files[0])
+    engine.load_lora("b", files[1])
+    expected = generate(engine, lora={"b": 1.0})[0]
+    request, submit = prepared(engine, "a", "b"), engine._inbox.submit
+    is_late = [True]
+
+    def submit_late(request: Any, num_tokens: int) -> None:
+        if is_late:
+            is_late.pop()
+            engine.unload_lora("a")
+            engine.load_lora("a", files[1])
+        submit(request, num_tokens)
+
+    monkeypatch.setattr(engine._inbox, "submit", submit_late)
+    _, last = read(engine.accept(request))
+    assert last.error is None
+    assert dict(request.lora) == {"a#2": 1.0, "b": 1.0}
+    assert request.options.lora == request.lora
+    monkeypatch.undo()
+    assert generate(engine, lora={"b": 1.0})[0] == expected
+    engine.close()
 
 
 def test_what_is_no_adapter_is_refused_and_its_name_stays_free(engine: EngineClient, files: list[str]) -> None:
