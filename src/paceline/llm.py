@@ -311,14 +311,14 @@ class LLM(ChatMethods):
         Args:
             name: The prefix's name: letters, digits, ".", "_" and "-".
             prompt: A text or token ids.
-            **options: tenant, cache_salt, add_special and parse_special, as in the requests that computed the prefix.
+            **options: lora, tenant, cache_salt, add_special and parse_special, as in the requests that computed the prefix.
 
         Returns:
             The number of the prompt's tokens that were saved.
 
         Raises:
             StateError: Nothing of the prompt is cached, or the file cannot be written.
-            InvalidParams: The name is invalid.
+            InvalidParams: The name is invalid, or there is no adapter of a name in lora.
             Unsupported: The engine has no state_folder.
         """
         return self._engine.save_prefix(name, prompt, prefix_options(options))
@@ -328,13 +328,15 @@ class LLM(ChatMethods):
 
         Args:
             name: The prefix's name.
-            **options: tenant and cache_salt of the requests that may use it.
+            **options: tenant, cache_salt and lora of the requests that may use it.
 
         Returns:
             The token ids of the prefix.
 
         Raises:
-            StateError: There is no such prefix, it is damaged or of another model, or host memory has no room for it.
+            StateError: There is no such prefix, it is damaged, of another model or computed with other LoRA adapters or
+                scales, or host memory has no room for it.
+            InvalidParams: There is no adapter of a name in lora.
             Unsupported: The engine has no state_folder.
         """
         return self._engine.load_prefix(name, prefix_options(options))

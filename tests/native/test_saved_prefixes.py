@@ -19,15 +19,15 @@ from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import EngineStopped, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.runtime import CellState
 from paceline.runtime.sequence_state import SequenceState
+from paceline.testing.models import KINDS, write_lora
 
 pytestmark = pytest.mark.native
 
 OPTIONS: dict[str, Any] = {**EXACT, "num_slots": 2, "n_ctx": 2048}
 PROMPT = [(7 * number) % 250 + 1 for number in range(80)]
-KINDS = ("llama", "gemma3", "mamba", "falcon-h1")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "falcon-h1"])
 def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: TinyModels, tmp_path: Path) -> None:
     """All but the last token come from the file, and the completion is the same."""
     model = paceline.Model.load(tiny_models(kind))
@@ -71,6 +71,46 @@ def test_a_saved_prefix_belongs_to_its_tenant_and_salt(tmp_path: Path) -> None:
         llm.load_prefix("mine", cache_salt="grain")
         assert llm.generate(PROMPT, max_tokens=1).usage.cached_tokens == 0
         assert llm.generate(PROMPT, max_tokens=1, cache_salt="grain").usage.cached_tokens == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_saved_prefix_belongs_to_its_adapters_and_their_scales(
+    isolation: Any, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    """Whatever the adapter is called: another one under its name, another scale or none is refused, and loads nothing."""
+    base = tiny_models("llama")
+    first, second = (write_lora(tmp_path / f"{seed}.gguf", KINDS["llama"], seed=seed) for seed in (1, 2))
+    options = {**OPTIONS, "isolation": isolation, "state_folder": tmp_path}
+    with paceline.LLM(base, lora={"a": first, "b": second}, **options) as llm:
+        before = llm.generate(PROMPT, max_tokens=12, temperature=0, lora={"a": 1.0}).token_ids
+        with pytest.raises(StateError, match="nothing of this prompt"):
+            llm.save_prefix("of-a", PROMPT)
+        with pytest.raises(InvalidParams, match="no adapter 'c'"):
+            llm.save_prefix("of-a", PROMPT, lora={"c": 1.0})
+        num_saved = llm.save_prefix("of-a", PROMPT, lora={"a": 1.0})
+        llm.generate(PROMPT, max_tokens=1)
+        llm.save_prefix("of-none", PROMPT)
+    with paceline.LLM(base, lora={"a": second}, **options) as llm:
+        llm.load_lora("x", first)
+        plain = llm.generate(PROMPT, max_tokens=12, temperature=0).token_ids
+        wrong: list[tuple[str, dict[str, float]]] = [
+            ("of-a", {}),
+            ("of-a", {"a": 1.0}),
+            ("of-a", {"x": 0.5}),
+            ("of-a", {"x": 1.0, "a": 1.0}),
+            ("of-none", {"x": 1.0}),
+        ]
+        for name, lora in wrong:
+            with pytest.raises(
+                StateError, match=f"'{name}' was computed with .*LoRA adapter.* to be loaded for .*; load"
+            ):
+                llm.load_prefix(name, lora=lora, cache_salt="new")
+            later = llm.generate(PROMPT, max_tokens=1, lora=lora, cache_salt="new")
+            assert later.usage.cached_tokens == 0
+        assert llm.load_prefix("of-a", lora={"x": 1.0})[:num_saved] == PROMPT[:num_saved]
+        after = llm.generate(PROMPT, max_tokens=12, temperature=0, lora={"x": 1.0})
+        assert (after.token_ids, after.usage.cached_tokens) == (before, len(PROMPT) - 1)
+        assert llm.generate(PROMPT, max_tokens=12, temperature=0).token_ids == plain != before
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "a\\b", "a\0b", "ü", "x" * 129, " a"])
@@ -120,9 +160,9 @@ def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path,
     with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
         llm.generate(PROMPT, max_tokens=1)
         llm.save_prefix("good", PROMPT)
-        fingerprint = (tmp_path / "good").read_bytes()[28:44]  # of the first frame
+        fingerprint = (tmp_path / "good").read_bytes()[32:48]  # of the first frame
         frame = SequenceState(fingerprint, (), partial, -1, np.zeros(0, dtype=np.uint8)).to_bytes()
-        (tmp_path / "empty").write_bytes(struct.pack("<4sIIQ", b"PLPR", 1, 1, len(frame)) + frame)
+        (tmp_path / "empty").write_bytes(struct.pack("<4sIIIQ", b"PLPR", 2, 1, 0, len(frame)) + frame)
         stream = llm.stream(PROMPT, max_tokens=50, ignore_eos=True)
         with pytest.raises(StateError, match="gap"):
             llm.load_prefix("empty")
@@ -180,8 +220,8 @@ def test_saving_is_off_without_a_folder_and_after_the_end(tmp_path: Path) -> Non
         paceline.LLM(state_folder=tmp_path / "not-there")
     with pytest.raises(InvalidType, match="state_folder"):
         paceline.LLM(state_folder=7)
-    with paceline.LLM(state_folder=tmp_path, num_slots=1) as other, pytest.raises(InvalidType, match="lora"):
-        other.save_prefix("name", PROMPT, lora={"a": 1.0})
+    with paceline.LLM(state_folder=tmp_path, num_slots=1) as other, pytest.raises(InvalidType, match="priority"):
+        other.save_prefix("name", PROMPT, priority=3)
 
 
 def test_a_running_prompt_can_be_saved(tmp_path: Path) -> None:

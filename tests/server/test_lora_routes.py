@@ -252,6 +252,20 @@ def test_the_servers_own_scales_forget_an_adapter_that_is_unloaded(folder: Path)
         assert ok(client.get("/lora-adapters")) == []
 
 
+def test_a_slot_that_was_saved_with_an_adapter_is_restored_for_that_adapter_alone(folder: Path, tmp_path: Path) -> None:
+    """A restored slot is for the scales of the server; with others the request is refused, and nothing is restored."""
+    engine = {**ENGINE, "lora": {"base": folder / "base.gguf"}, "state_folder": tmp_path}
+    body = {"prompt": "Who is there? " * 8, "n_predict": 4, "temperature": 0, "id_slot": 1}
+    with serving(folder, engine_options=engine) as server, server.client() as client:
+        ok(client.post("/completion", json={**body, "lora": [{"id": 0, "scale": 1.0}]}))
+        ok(client.post("/slots/1?action=save", json={"filename": "x.bin"}))
+        refused = client.post("/slots/0?action=restore", json={"filename": "x.bin"})
+        assert (refused.status_code, "loaded for no LoRA adapter" in refused.text) == (400, True)
+        assert ok(client.post("/completion", json=body))["timings"]["cache_n"] == 0
+        ok(client.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}]))
+        assert ok(client.post("/slots/0?action=restore", json={"filename": "x.bin"}))["n_restored"] > 0
+
+
 def test_adapters_do_not_apply_to_vectors(folder: Path) -> None:
     """Naming one there is an error of its own, not a vector of the model."""
     with serving(folder, embeddings=True) as server, server.client() as client:

@@ -81,6 +81,9 @@ class Backend(Protocol):
     def load_adapter(self, adapter: str, path: str) -> None:
         """Load the LoRA adapter of a file under a key that is new. May take long; raises `AdapterError`. Any thread."""
 
+    def adapter_fingerprint(self, adapter: str) -> bytes:
+        """Return 16 bytes that identify the content of a loaded adapter. Raises `AdapterNotFound`. Any thread."""
+
     def free_adapter(self, adapter: str) -> None:
         """Free a detached adapter; does nothing for one that is not there. Any thread."""
 

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property, partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
@@ -20,7 +18,7 @@ from paceline.engine.backend import Lora
 from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import MaskFiller, MaskJob
-from paceline.errors import PacelineError, Unsupported
+from paceline.errors import AdapterNotFound, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
@@ -32,7 +30,6 @@ from paceline.streaming.chunk import TokenLogprobs
 _CALIBRATION_ROWS = (1, 8)  # of passes that decode
 _CALIBRATION_SIZES = (8, 32, 64, 128, 512)  # of pieces of a prompt, behind them
 _CALIBRATION_S = 0.5
-_READ_BYTES = 1 << 20
 _MASK_TIMEOUT_S = 10.0
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
 
@@ -240,9 +237,15 @@ class LlamaBackend:
         return list(embedder.embed(texts, normalize="none"))
 
     def load_adapter(self, adapter: str, path: str) -> None:
-        """See `Backend`. The file is in the page cache before llama.cpp reads it, so that a pass waits for that no longer."""
-        _read_ahead(path)
+        """See `Backend`."""
         self._adapters[adapter] = self._model.load_adapter(path)
+
+    def adapter_fingerprint(self, adapter: str) -> bytes:
+        """See `Backend`."""
+        found = self._adapters.get(adapter)
+        if found is None:
+            raise AdapterNotFound(f"the adapter {adapter!r} is not loaded")
+        return found.fingerprint
 
     def detach_adapter(self, adapter: str) -> None:
         """See `Backend`."""
@@ -280,12 +283,6 @@ class LlamaBackend:
         if self._context is None:
             raise Unsupported("this model cannot generate")
         return self._context
-
-
-def _read_ahead(path: str) -> None:
-    with contextlib.suppress(OSError), Path(path).open("rb", buffering=0) as file:
-        while file.read(_READ_BYTES):
-            pass
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:

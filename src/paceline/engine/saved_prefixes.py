@@ -1,8 +1,9 @@
 """Prefixes saved to files and loaded from them: commands ask the KV cache, files are read and written on the caller's thread.
 
-A file: magic "PLPR", version (uint32), number of ranges (uint32); then each range: its size (uint64) and a frame of
+A file: magic "PLPR", version (uint32), number of ranges (uint32), number of LoRA adapters (uint32); each adapter that applied:
+fingerprint of its content (16 bytes) and scale (float64); then each range: its size (uint64) and a frame of
 `runtime.sequence_state`, whose token ids are those of the range. A partial frame without token ids comes last where memory is
-more than cells: the state behind them. The frames check themselves: model, layout, damage.
+more than cells: the state behind them. The frames check themselves: model, layout, adapters, damage.
 """
 
 from __future__ import annotations
@@ -22,41 +23,59 @@ from paceline.errors import InvalidParams, StateError, Unsupported
 from paceline.kv_cache import pack_tokens
 from paceline.request import RequestOptions
 from paceline.runtime import CellState
-from paceline.runtime.sequence_state import SequenceState
+from paceline.runtime.sequence_state import SequenceState, layout_fingerprint
 from paceline.scheduling.sequence import prefix_namespace
 
-_HEAD = struct.Struct("<4sII")
+AppliedAdapters = tuple[tuple[bytes, float], ...]
+"""Fingerprints of adapters with their scales, sorted."""
+
+_HEAD = struct.Struct("<4sIII")
+_ADAPTER = struct.Struct("<16sd")
 _SIZE = struct.Struct("<Q")
-_MAGIC, _VERSION = b"PLPR", 1
+_MAGIC, _VERSION = b"PLPR", 2
+_MAX_SHOWN = 4
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class SavedPrefixes:
-    """ask: passes a command to the engine, whose result resolves the future; next_key: a number for each."""
+    """ask: passes a command to the engine, whose result resolves the future; next_key: a number for each.
+
+    adapter_fingerprint: identifies the content of a loaded adapter by its key; raises `AdapterNotFound`.
+    """
 
     def __init__(
         self,
         files: StateFiles,
         ask: Callable[[Question], Future[list[Any]]],
         next_key: Callable[[], int],
+        adapter_fingerprint: Callable[[str], bytes],
     ) -> None:
         self._files, self._ask, self._next_key = files, ask, next_key
+        self._adapter_fingerprint = adapter_fingerprint
 
     def save(self, name: str, token_ids: list[int], options: RequestOptions) -> int:
-        """Write what the KV cache has of these tokens and return how many of them that is. Raises `StateError`."""
+        """Write what the KV cache has of these tokens and return how many of them that is.
+
+        options: with the keys of adapters. Raises `StateError`, `AdapterNotFound`.
+        """
         self._files.path(name)
+        adapters = self._applied(options)
         ranges = self._ask(Export(self._next_key(), prefix_namespace(options), pack_tokens(token_ids))).result()
         if not ranges:
             raise StateError(
                 f"nothing of this prompt is in host memory; generate from it before saving it as {name!r}, with host_cache_bytes "
                 "that it fits"
             )
-        self._files.write(name, token_ids, ranges)
+        self._files.write(name, token_ids, ranges, adapters)
         return int(ranges[-1].end)
 
     def load(self, name: str, options: RequestOptions) -> list[int]:
-        """Load a saved prefix into the host cache and return its token ids. Raises `StateError`."""
-        token_ids, ranges = self._files.read(name)
+        """Load a saved prefix into the host cache and return its token ids.
+
+        options: with the keys of adapters. Raises `StateError`, also where it was computed with other adapters or scales, and
+        `AdapterNotFound`.
+        """
+        token_ids, ranges = self._files.read(name, self._applied(options))
         placed = tuple((one.start, one.end, one) for one in ranges)
         there = self._ask(Import(self._next_key(), prefix_namespace(options), pack_tokens(token_ids), placed)).result()
         if not there:
@@ -69,6 +88,9 @@ class SavedPrefixes:
     def erase(self, name: str) -> None:
         """Delete a saved prefix. Raises `StateError` where there is none."""
         self._files.erase(name)
+
+    def _applied(self, options: RequestOptions) -> AppliedAdapters:
+        return tuple(sorted((self._adapter_fingerprint(key), scale) for key, scale in options.lora))
 
 
 class StateFiles:
@@ -90,16 +112,17 @@ class StateFiles:
             )
         return self._folder / name
 
-    def write(self, name: str, token_ids: Sequence[int], ranges: Sequence[CellState]) -> int:
+    def write(
+        self, name: str, token_ids: Sequence[int], ranges: Sequence[CellState], adapters: AppliedAdapters = ()
+    ) -> int:
         """Write the ranges of a prefix, in order, whole or not at all, and return the size in bytes."""
-        path = self.path(name)
+        path, owner = self.path(name), self._owner(adapters)
         frames = [
-            SequenceState(
-                self._fingerprint, tuple(token_ids[one.start : one.end]), one.start == one.end, one.end - 1, one.payload
-            )
+            SequenceState(owner, tuple(token_ids[one.start : one.end]), one.start == one.end, one.end - 1, one.payload)
             for one in ranges
         ]
-        parts = [_HEAD.pack(_MAGIC, _VERSION, len(frames))]
+        parts = [_HEAD.pack(_MAGIC, _VERSION, len(frames), len(adapters))]
+        parts += [_ADAPTER.pack(*one) for one in adapters]
         for frame in frames:
             data = frame.to_bytes()
             parts += [_SIZE.pack(len(data)), data]
@@ -113,18 +136,24 @@ class StateFiles:
             aside.unlink(missing_ok=True)
         return sum(map(len, parts))
 
-    def read(self, name: str) -> tuple[list[int], list[CellState]]:
-        """Return the token ids of a saved prefix, and its ranges. Raises `StateError`."""
+    def read(self, name: str, adapters: AppliedAdapters = ()) -> tuple[list[int], list[CellState]]:
+        """Return the token ids of a saved prefix, and its ranges. Raises `StateError`, also for other adapters than its own."""
         try:
             data = self.path(name).read_bytes()
         except OSError as error:
             raise StateError(f"cannot read the saved prefix {name!r}: {error.strerror or error}") from None
         if len(data) < _HEAD.size or data[:4] != _MAGIC:
             raise StateError(f"{name!r} is no saved prefix")
-        _, version, count = _HEAD.unpack_from(data)
+        _, version, num_ranges, num_adapters = _HEAD.unpack_from(data)
+        if version == 1:
+            raise StateError(f"{name!r} has version 1, which does not say with which LoRA adapters; save it again")
         if version != _VERSION:
             raise StateError(f"{name!r} has version {version}, and this paceline reads version {_VERSION}")
-        return self._ranges(name, memoryview(data)[_HEAD.size :], count)
+        start = _HEAD.size + num_adapters * _ADAPTER.size
+        if len(data) < start:
+            raise StateError(f"the saved prefix {name!r} is cut")
+        _check_adapters(name, tuple(_ADAPTER.iter_unpack(data[_HEAD.size : start])), adapters)
+        return self._ranges(name, memoryview(data)[start:], num_ranges, self._owner(adapters))
 
     def erase(self, name: str) -> None:
         """Delete the file of a name. Raises `StateError` where there is none."""
@@ -133,14 +162,18 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"cannot erase the saved prefix {name!r}: {error.strerror or error}") from None
 
-    def _ranges(self, name: str, rest: memoryview, count: int) -> tuple[list[int], list[CellState]]:
+    def _owner(self, adapters: AppliedAdapters) -> bytes:
+        """Return the fingerprint of the frames, of which damage to the list of adapters makes another one."""
+        return layout_fingerprint(self._fingerprint, adapters) if adapters else self._fingerprint
+
+    def _ranges(self, name: str, rest: memoryview, count: int, owner: bytes) -> tuple[list[int], list[CellState]]:
         token_ids: list[int] = []
         ranges: list[CellState] = []
         for _ in range(count):
             if len(rest) < _SIZE.size or len(rest) < _SIZE.size + _SIZE.unpack_from(rest)[0]:
                 raise StateError(f"the saved prefix {name!r} is cut")
             size = _SIZE.unpack_from(rest)[0]
-            frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), self._fingerprint)
+            frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), owner)
             rest = rest[_SIZE.size + size :]
             end = frame.last + 1
             follows = end - len(frame.token_ids) == len(token_ids)
@@ -152,3 +185,21 @@ class StateFiles:
         if rest or not ranges:
             raise StateError(f"the saved prefix {name!r} is damaged: its ranges do not fill it")
         return token_ids, ranges
+
+
+def _check_adapters(name: str, saved: AppliedAdapters, wanted: AppliedAdapters) -> None:
+    """Raise `StateError` where a prefix was computed with other adapters than those that it is to be loaded for."""
+    if saved == wanted:
+        return
+    raise StateError(
+        f"the saved prefix {name!r} was computed with {_adapters_in_words(saved)}, and is to be loaded for "
+        f"{_adapters_in_words(wanted)}; load it for the adapters and scales of the requests that computed it"
+    )
+
+
+def _adapters_in_words(adapters: AppliedAdapters) -> str:
+    if not adapters:
+        return "no LoRA adapter"
+    shown = [f"{content.hex()[:8]} (scale {scale})" for content, scale in adapters[:_MAX_SHOWN]]
+    hidden = len(adapters) - len(shown)
+    return f"the LoRA adapter{'s' if len(adapters) > 1 else ''} {', '.join(shown)}{f' and {hidden} more' if hidden else ''}"

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -213,3 +214,9 @@ def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
     for text in more:
         digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
     return digest.digest()
+
+
+def content_fingerprint(path: Path) -> bytes:
+    """Return 16 bytes that identify the whole content of a file, which is read once. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).digest()

@@ -15,7 +15,7 @@ from paceline import _native, validation
 from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, ModelLoadError
 from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
-from paceline.runtime.gguf_file import file_fingerprint
+from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
 from paceline.runtime.native_core import Closeable
 from paceline.runtime.tensor_placement import tensor_placements
 from paceline.runtime.tokenizer import Tokenizer
@@ -42,21 +42,29 @@ class MemoryClass(Enum):
 class Adapter(Closeable):
     """A LoRA adapter in memory, made by `Model.load_adapter`. Keeps its model alive; free it with `close()`.
 
-    A closed adapter that a context applies is freed when the context drops it.
+    A closed adapter that a context applies is freed when the context drops it. `fingerprint` has 16 bytes that identify the
+    content of its file.
     """
 
-    def __init__(self, native: _native.Adapter, path: Path) -> None:
+    def __init__(self, native: _native.Adapter, path: Path, fingerprint: bytes) -> None:
         self._native: _native.Adapter | None = native
         self.path = path
-        self.fingerprint = file_fingerprint([path])
+        self.fingerprint = fingerprint
 
     @classmethod
     def load(cls, model: _native.Model, path: Path) -> Self:
-        """Load an adapter file for a model. Raises `AdapterError` where the file is no adapter or does not fit the model."""
+        """Load an adapter file for a model. Raises `AdapterError` where the file is no adapter or does not fit the model.
+
+        The whole file is read before llama.cpp reads it, under a lock for which passes may wait: then from the page cache.
+        """
         if not path.is_file():
             raise AdapterError(f"there is no adapter file {path}")
         check_adapter(path)
-        return cls(_native.Adapter.load(model, str(path)), path)
+        try:
+            fingerprint = content_fingerprint(path)
+        except OSError as error:
+            raise AdapterError(f"cannot read the adapter {path}: {error.strerror or error}") from None
+        return cls(_native.Adapter.load(model, str(path)), path, fingerprint)
 
     @property
     def native(self) -> _native.Adapter:

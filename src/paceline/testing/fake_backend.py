@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import validation
 from paceline.engine.backend import Lora
 from paceline.engine.executor import as_paceline_error
-from paceline.errors import AdapterError, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
+from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
@@ -308,6 +308,13 @@ class FakeBackend:
         if not data:
             raise AdapterError(f"{path} is no LoRA adapter")
         self._adapters[adapter] = blake2b(data, digest_size=16).digest()
+
+    def adapter_fingerprint(self, adapter: str) -> bytes:
+        """Hash what it is that the adapter changes. Raises `AdapterNotFound`."""
+        found = self._adapters.get(adapter)
+        if found is None:
+            raise AdapterNotFound(f"the adapter {adapter!r} is not loaded")
+        return blake2b(found, digest_size=16).digest()
 
     def detach_adapter(self, adapter: str) -> None:
         """Do nothing: adapters are applied anew by each pass."""

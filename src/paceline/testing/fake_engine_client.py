@@ -79,7 +79,8 @@ class FakeEngineClient(InProcessEngine):
             make_samplers=fake.make_samplers,
             clock=self._clock,
         )
-        self._prefixes = SavedPrefixes(StateFiles(config.state_folder, b"fake"), self._router.ask, self._inbox.next_key)
+        files = StateFiles(config.state_folder, b"fake")
+        self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, fake.adapter_fingerprint)
         sink = Instruments(instruments, own=self.metrics)
         scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink)
         engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))

@@ -250,7 +250,7 @@ class Worker:
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box))
         self._abort = backend.abort
         files = StateFiles(arguments.config.state_folder, fingerprint)
-        self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key)
+        self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key, backend.adapter_fingerprint)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
         way_out = sink if trace is None else TracingSink(sink, trace)

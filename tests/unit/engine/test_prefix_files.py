@@ -1,0 +1,94 @@
+"""The files of saved prefixes: which adapters a prefix was computed with, versions, damage. Without an engine."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.engine.saved_prefixes import AppliedAdapters, StateFiles
+from paceline.errors import StateError
+from paceline.runtime import CellState
+
+ONE, TWO = b"1" * 16, b"2" * 16
+IDS = [5, 6, 7]
+RANGES = [CellState(0, 3, np.arange(100, dtype=np.uint8))]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> StateFiles:
+    return StateFiles(tmp_path, b"f" * 16)
+
+
+@pytest.mark.parametrize("adapters", [(), ((ONE, 1.0),), ((ONE, 0.1), (TWO, -2.0)), ((ONE, 1.0), (ONE, 1.0))])
+def test_a_prefix_is_read_with_the_adapters_of_which_it_was_written(
+    files: StateFiles, tmp_path: Path, adapters: AppliedAdapters
+) -> None:
+    """The size that is returned is the file's."""
+    assert files.write("p", IDS, RANGES, adapters) == (tmp_path / "p").stat().st_size
+    ids, (state,) = files.read("p", adapters)
+    assert (ids, state.start, state.end, state.payload.tobytes()) == (IDS, 0, 3, RANGES[0].payload.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "words"),
+    [
+        (
+            (),
+            ((ONE, 1.0),),
+            "no LoRA adapter, and is to be loaded for the LoRA adapter 31313131 (scale 1.0); load it for",
+        ),
+        (
+            ((ONE, 1.0),),
+            (),
+            "the LoRA adapter 31313131 (scale 1.0), and is to be loaded for no LoRA adapter; load it for",
+        ),
+        (((ONE, 1.0),), ((TWO, 1.0),), "for the LoRA adapter 32323232 (scale 1.0)"),
+        (((ONE, 1.0),), ((ONE, 0.5),), "for the LoRA adapter 31313131 (scale 0.5)"),
+        (((ONE, 1.0),), ((ONE, 1.0), (TWO, 1.0)), "for the LoRA adapters 31313131 (scale 1.0), 32323232 (scale 1.0)"),
+        (((ONE, 1.0),) * 9, (), "31313131 (scale 1.0) and 5 more, and"),
+    ],
+)
+def test_other_adapters_or_scales_are_refused(
+    files: StateFiles, written: AppliedAdapters, wanted: AppliedAdapters, words: str
+) -> None:
+    """The error says with which it was computed and for which it was to be loaded."""
+    files.write("p", IDS, RANGES, written)
+    with pytest.raises(StateError) as caught:
+        files.read("p", wanted)
+    assert words in str(caught.value)
+
+
+def test_a_list_of_adapters_that_was_changed_is_noticed(files: StateFiles, tmp_path: Path) -> None:
+    """Whatever is made of it, the ranges belong to the adapters that they were written with."""
+    files.write("p", IDS, RANGES, ((ONE, 1.0),))
+    data = (tmp_path / "p").read_bytes()
+    head = data[:12]
+    forged: dict[bytes, AppliedAdapters] = {
+        head + struct.pack("<I", 0) + data[40:]: (),
+        head + struct.pack("<I16sd", 1, TWO, 1.0) + data[40:]: ((TWO, 1.0),),
+        head + struct.pack("<I16sd", 1, ONE, 0.5) + data[40:]: ((ONE, 0.5),),
+        head + struct.pack("<I", 2**32 - 1) + data[16:]: ((ONE, 1.0),),
+    }
+    for content, wanted in forged.items():
+        (tmp_path / "p").write_bytes(content)
+        with pytest.raises(StateError, match="adapters|is cut"):
+            files.read("p", wanted)
+    (tmp_path / "p").write_bytes(data)
+    assert files.read("p", ((ONE, 1.0),))[0] == IDS
+
+
+def test_files_of_other_versions_are_refused(files: StateFiles, tmp_path: Path) -> None:
+    """The first version is any adapter's, so its prefixes are to be saved again."""
+    files.write("p", IDS, RANGES)
+    data = (tmp_path / "p").read_bytes()
+    first = struct.pack("<4sII", b"PLPR", 1, 1) + data[16:]
+    for content, words in (
+        (first, "version 1, .*adapters; save it again"),
+        (data[:4] + b"\x09" + data[5:], "version 9"),
+    ):
+        (tmp_path / "p").write_bytes(content)
+        with pytest.raises(StateError, match=words):
+            files.read("p")
