@@ -260,7 +260,7 @@ class LLM(ChatMethods):
 
         Raises:
             PromptTooLong: Query and document have more than max_embedding_tokens tokens, and truncate is not set.
-            Unsupported: The model is no reranker.
+            Unsupported: The model is no reranker, but for instance a classification model of several classes.
             QueueFull: The queue is full.
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """

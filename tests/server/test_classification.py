@@ -155,6 +155,33 @@ def test_a_reranker_scores_pairs(reranker: httpx.Client, path: str) -> None:
     assert single["score"] == pytest.approx(expected[1], abs=1e-3)
 
 
+def test_a_classifier_of_several_classes_scores_no_pairs(classifier: httpx.Client, models: Path) -> None:
+    """None of its outputs is a score; the error names the classes and what to use, over HTTP and in the library."""
+    for path, body in (
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"], "use_activation": False}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        response = classifier.post(path, json=body)
+        assert response.status_code == 400, path
+        assert "3 classes ('calm', 'angry', 'glad')" in response.json()["error"]["message"]
+        assert "/classify" in response.json()["error"]["message"]
+    for isolation in ("thread", "process"):
+        with LLM(models / "classifier.gguf", isolation=isolation, n_threads=1) as llm:
+            with pytest.raises(Unsupported, match="3 classes"):
+                llm.rerank("a", ["b"])
+            assert llm.classify(["a"])
+
+
+def test_a_reranker_that_says_yes_or_no_scores_by_its_yes(tmp_path: Path) -> None:
+    """As Qwen3's rerankers do, whose files have two outputs."""
+    path = write_model(tmp_path / "yes.gguf", BertSpec(pooling="rank", class_labels=("yes", "no")))
+    for client in serving(path):
+        (found,) = ok(client, "/score", text_1="the cat", text_2="a dog", use_activation=False)["data"]
+        (ranked,) = ok(client, "/rerank", query="the cat", documents=["a dog"])["results"]
+        assert found["score"] == pytest.approx(ranked["relevance_score"], abs=1e-3)
+
+
 def test_lists_of_the_same_length_go_pair_by_pair(reranker: httpx.Client) -> None:
     """Each text with the one at its place."""
     response = ok(reranker, "/score", text_1=["the cat", "a dog"], text_2=["a bird", "the cat"])

@@ -79,12 +79,16 @@ class EngineClient(Protocol):
         """
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
-        """Accept documents to score for a query and return a future of one score each, as arrays of one number."""
+        """Accept documents to score for a query and return a future of one score each: the first number of an array.
+
+        Raises as `pairs` and `embed`.
+        """
 
     def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
         """Return the token ids of a query with each document; options.truncate cuts documents, never the query.
 
-        Raises `InvalidParams`, and `PromptTooLong` where a pair does not fit.
+        Raises `InvalidParams`, `PromptTooLong` where a pair does not fit, and `Unsupported` for a classification model of several
+        classes.
         """
 
     # ---- LoRA adapters

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Prompt = str | Sequence[int]
+_MAX_SHOWN_LABELS = 8  # in a message
 
 
 def is_batch(prompts: object) -> bool:
@@ -201,14 +202,27 @@ def all_pairs(
 ) -> list[list[int]]:
     """Return query and document as one text of at most `longest` tokens for each document; truncate cuts documents.
 
-    Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them, and `PromptTooLong`.
+    Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them, `PromptTooLong`, and `Unsupported` for a
+    model that has no single score of a pair.
     """
+    _check_one_score(model)
     validation.text("query", query)
     _check_list("documents", documents)
     return [
         _fitted_pair(model, query, document, f"documents[{index}]", longest, truncate)
         for index, document in enumerate(documents)
     ]
+
+
+def _check_one_score(model: Model) -> None:
+    """Raise `Unsupported` for several outputs, unless they are a reranker's yes and no, of which the first is the score."""
+    labels = model.class_labels
+    if len(labels) > 1 and labels != ("yes", "no"):
+        shown = ", ".join(map(repr, labels[:_MAX_SHOWN_LABELS])) + (" ..." if len(labels) > _MAX_SHOWN_LABELS else "")
+        raise Unsupported(
+            f"this model has {len(labels)} classes ({shown:.200}) and no score of a text with another one; use classify "
+            "(over HTTP /classify), or a reranking model"
+        )
 
 
 def _fitted_pair(
