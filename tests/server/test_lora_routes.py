@@ -163,7 +163,39 @@ def test_adapters_are_listed_with_their_parent(client: httpx.Client, folder: Pat
     ok(unload(client, "one"))
     assert names(client) == ["tiny"]
     assert client.get("/v1/models/one").status_code == 404
-    assert "warnings" in ok(client.post("/v1/completions", json={"model": "one", "prompt": "x", "max_tokens": 1}))
+
+
+def test_an_adapter_that_was_unloaded_is_no_name_of_the_model(folder: Path) -> None:
+    """404 with the nearest names in every API, until it is loaded again; a name that never was one is the model's."""
+    with serving(folder, embeddings=True) as server, server.client() as client:
+        assert "warnings" in ok(
+            client.post("/v1/completions", json={"model": "style-1", "prompt": "x", "max_tokens": 1})
+        )
+        for name in ("style-1", "style-2"):
+            ok(load(client, name, folder / "one.gguf"))
+        adapted = by_completions(client, "style-1")
+        ok(unload(client, "style-1"))
+        bodies: dict[str, dict[str, Any]] = {
+            "/v1/completions": {"prompt": "x"},
+            "/v1/chat/completions": {"messages": MESSAGES, "stream": True},
+            "/v1/responses": {"input": "x"},
+            "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
+            "/api/chat": {"messages": MESSAGES},
+            "/api/generate": {"prompt": "x"},
+            "/completion": {"prompt": "x"},
+            "/v1/embeddings": {"input": "x"},
+            "/api/embed": {"input": "x"},
+        }
+        for path, body in bodies.items():
+            for model in ("style-1", "style-1:latest"):
+                response = client.post(path, json={**body, "model": model})
+                assert response.status_code == 404, (path, response.text)
+                assert "did you mean style-2?" in response.text, path
+            assert client.post(path, json={**body, "model": "never"}).status_code == 200, path
+        error = client.post("/v1/completions", json={"model": "style-1", "prompt": "x"}).json()["error"]
+        assert (error["param"], error["code"], error["type"]) == ("model", "model_not_found", "not_found_error")
+        ok(load(client, "style-1", folder / "one.gguf"))
+        assert by_completions(client, "style-1") == adapted
 
 
 def test_a_file_that_is_no_adapter_is_refused(client: httpx.Client, folder: Path) -> None:

@@ -20,6 +20,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.chat import ChatFormat, ChatOptions, template_kwargs
 from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.hub.file_choice import nearest_names
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -32,6 +33,7 @@ from paceline.server.api_errors import (
     ServerDraining,
     WorkerCrashLoop,
     api_error_of,
+    invalid_request,
 )
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
 from paceline.server.request_context import RequestContext
@@ -103,6 +105,7 @@ class Service:
         self._front: Front = self._front_by_settings() if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
+        self._unloaded_adapters: set[str] = set()
         self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
@@ -251,8 +254,29 @@ class Service:
         names = {one.name for one in self.adapters()}
         return next((name for name in (model, model.removesuffix(":latest")) if name in names), None)
 
+    def note_unloaded_adapter(self, name: str) -> None:
+        """Refuse requests that name this adapter as their model, until one of its name is loaded again."""
+        self._unloaded_adapters.add(name)
+
+    def check_model(self, model: str | None) -> None:
+        """Raise `ApiException` (404) for a `model` that was an adapter until clients unloaded it.
+
+        Other names that are not known are the one model's: programs send what they were written with.
+        """
+        if model is None:
+            return
+        names, known = {model, model.removesuffix(":latest")}, self.known_names
+        if names & self._unloaded_adapters and not names & {*known}:
+            nearest = nearest_names(model.removesuffix(":latest"), known)
+            message = f"model: {model[:200]!r} is not here any more, the LoRA adapter was unloaded; {nearest}"
+            raise invalid_request(message, "model", "model_not_found", status=404)
+
     def options(self, request: Request, model: str | None = None) -> dict[str, Any]:
-        """Return keywords of `RequestOptions` that follow from the HTTP request, its `model` and the settings."""
+        """Return keywords of `RequestOptions` that follow from the HTTP request, its `model` and the settings.
+
+        Raises as `check_model`.
+        """
+        self.check_model(model)
         context, adapter = RequestContext.of(request.scope), self.adapter_named(model)
         return {
             "request_id": context.request_id or None,
