@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from paceline.runtime import Context, MemoryClass, Model
 from paceline.runtime.context import CellState
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import Stream
-from paceline.testing.models import KINDS, Gemma3Spec, write_lora, write_model
+from paceline.testing.models import KINDS, Gemma3Spec, LlamaSpec, write_lora, write_model
 
 pytestmark = pytest.mark.native
 
@@ -582,6 +583,33 @@ def test_ranges_are_put_together(llama_context: Context) -> None:
     assert np.allclose(after(context, 1), expected, atol=TOLERANCE)
     assert context.positions(3) is None
     goes_on(context, 1)
+
+
+def mapped_pages() -> int:
+    """Return the size of this process's address space; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) if statm.exists() else 0
+
+
+@pytest.mark.parametrize("num_tokens", [255, 256, 257, 600])
+def test_states_of_megabytes_are_whole_and_give_their_memory_back(tmp_path: Path, num_tokens: int) -> None:
+    """Around the size from which blocks have pages of their own: 8 KiB a token, and 2 MiB."""
+    path = write_model(tmp_path / "wide.gguf", LlamaSpec(n_embd=512, n_head=8, n_head_kv=8, n_ff=64), seed=1)
+    with Model.load(path) as model, Context(model, n_ctx=2048, n_seq_max=4, **EXACT) as context:
+        context.decode(ids(num_tokens + 1)[:512])
+        if num_tokens >= 512:
+            context.decode(ids(num_tokens + 1)[512:])
+        state = context.save_cells(0, 0, num_tokens, scratch_seq_id=3)
+        assert state.nbytes >= num_tokens * 8192
+        part = context.cut_cells(state, 10, num_tokens - 10, scratch_seq_id=3)
+        assert np.array_equal(part.payload, context.save_cells(0, 10, num_tokens - 10, scratch_seq_id=3).payload)
+        context.load_cells(1, state, 0, num_tokens, scratch_seq_id=3)
+        context.remove(0, num_tokens)
+        assert np.allclose(after(context, 1), after(context, 0), atol=TOLERANCE)
+        saved = mapped_pages()
+        for _ in range(30):
+            context.save_sequence(0)
+        assert (mapped_pages() - saved) * resource.getpagesize() < 10 * state.nbytes
 
 
 @pytest.mark.parametrize(
