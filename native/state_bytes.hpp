@@ -14,8 +14,8 @@
 
 namespace paceline {
 
-// Gives large blocks huge pages where the system has them on request, and does not fill them with zeros. A state is written once
-// into fresh memory: with pages of 4 KiB a state of 11 MiB takes 33 ms on a virtual machine, of which the bytes take one.
+// Gives large blocks huge pages where the system has them on request, and does not fill them with zeros. A state is written
+// once into fresh memory: in pages of 4 KiB one of 11 MiB takes 33 ms on a virtual machine, of which its bytes take one.
 template <typename T> struct StateAllocator {
     using value_type = T;
 
