@@ -12,7 +12,7 @@ from tests.engine_world import Faults, make_limits, make_request, make_scheduler
 
 from paceline.clock import MonotonicClock
 from paceline.engine.backend import Lora
-from paceline.engine.core import Engine
+from paceline.engine.core import Engine, TimedPasses
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
@@ -81,6 +81,7 @@ class Running:
         max_queue_tokens: int | None = None,
         instruments: tuple[Instrument, ...] = (),
         num_slots: int = 4,
+        calibration: TimedPasses | None = None,
         **backend: Any,
     ) -> None:
         self.faults, self.metrics, self.clock = Faults(), Metrics(), MonotonicClock()
@@ -99,7 +100,7 @@ class Running:
         )
         self.inbox = Inbox(max_requests, max_queue_tokens)
         self.router = OutputRouter(self.inbox)
-        engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock))
+        engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock), calibration)
         self.runner = Runner(engine, self.inbox, self.router, self.clock, self.backend.abort, (self.backend.close,))
 
     def request(self, prompt: str | list[int] = "hello", **options: Any) -> Request:

@@ -1,23 +1,44 @@
-"""Passes that are timed before the first request: what they hold, and that they leave nothing behind."""
+"""Passes that are timed for the cost model: what they hold, when they run, and that they leave nothing behind."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from paceline.demo import demo_model_path
+from paceline.engine import calibration
 from paceline.engine.arguments import engine_arguments
+from paceline.engine.calibration import Calibration
 from paceline.engine.engine_factory import build
-from paceline.engine.llama_backend import LlamaBackend
+from paceline.errors import Aborted, DecodeError
+from paceline.runtime import Context
+from paceline.scheduling.cost_model import MeasuredPass
+
+
+@contextmanager
+def calibrated(num_slots: int) -> Iterator[tuple[Calibration, Context, list[Sequence[MeasuredPass]]]]:
+    """A calibration on the demo model, and what it hands over."""
+    learned: list[Sequence[MeasuredPass]] = []
+    built = build(demo_model_path(), engine_arguments({"num_slots": num_slots, "n_ctx": 4096}))
+    assert built.context is not None
+    try:
+        yield Calibration(built.context, built.model, num_slots, learned.append), built.context, learned
+    finally:
+        built.context.close()
+        built.model.close()
 
 
 @pytest.mark.parametrize(("num_slots", "most_rows"), [(1, 1), (3, 3), (16, 8)])
 def test_passes_are_measured_and_leave_the_context_empty(num_slots: int, most_rows: int) -> None:
     """One row that decodes, then as many as slots up to eight, then pieces of a prompt, none smaller than the one before."""
-    built = build(demo_model_path(), engine_arguments({"num_slots": num_slots, "n_ctx": 4096}))
-    assert built.context is not None
-    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
-    try:
-        measured = backend.measure_passes(num_slots)
+    with calibrated(num_slots) as (passes, context, learned):
+        passes.begin()
+        while passes.step():
+            pass
+        passes.end()
+        (measured,) = learned
         rows = [one.num_tokens for one in measured if one.num_outputs]
         pieces = [one.num_tokens for one in measured if not one.num_outputs]
         assert rows == sorted({1, most_rows})
@@ -25,7 +46,39 @@ def test_passes_are_measured_and_leave_the_context_empty(num_slots: int, most_ro
         assert pieces == sorted(pieces)
         assert pieces
         assert all(one.seconds > 0 and one.num_cells == one.num_tokens for one in measured)
-        assert all(built.context.positions(seq_id) is None for seq_id in range(built.context.n_seq_max))
-    finally:
-        backend.close()
-        built.model.close()
+        assert all(context.positions(seq_id) is None for seq_id in range(context.n_seq_max))
+
+
+def test_a_start_makes_only_passes_that_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is too slow for a second one it warms up; nothing is learned before something was measured."""
+    monkeypatch.setattr(calibration, "_START_S", 0.0)
+    with calibrated(4) as (passes, _, learned):
+        passes.begin()
+        passes.end()
+        assert learned == []
+    with calibrated(4) as (passes, _, learned):
+        passes.begin()
+        assert passes.step()
+        passes.end()
+        assert [one.num_tokens for one in learned[0]] == [1]
+
+
+@pytest.mark.parametrize(("error", "num_warnings"), [(Aborted("closed"), 0), (DecodeError("no"), 1)])
+def test_a_pass_that_fails_ends_a_calibration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, num_warnings: int
+) -> None:
+    """What was measured before counts; a failure is logged, the end of the engine is none."""
+    monkeypatch.setattr(calibration, "_START_S", 0.0)
+    with calibrated(4) as (passes, _, learned):
+        passes.begin()
+        assert passes.step()
+
+        def failing(self: Context, rows: object) -> None:
+            raise error
+
+        monkeypatch.setattr(Context, "step", failing)
+        assert not passes.step()
+        passes.end()
+        assert [len(one) for one in learned] == [1]
+    warnings = [one for one in caplog.records if (one.name, one.levelname) == ("paceline.engine", "WARNING")]
+    assert len(warnings) == num_warnings

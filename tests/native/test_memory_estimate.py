@@ -25,7 +25,8 @@ from paceline.errors import (
     QueueFull,
     Unsupported,
 )
-from paceline.runtime import Context, MemoryEstimate, Model, memory_in_use, memory_plan, plan_memory
+from paceline.runtime import Context, MemoryEstimate, Model, context_options, memory_in_use, memory_plan, plan_memory
+from paceline.runtime.context_options import ContextOptions
 from paceline.testing.models import KINDS, LlamaSpec, write_split_model
 
 GENERATING = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
@@ -224,6 +225,27 @@ def test_what_was_given_and_cannot_fit_is_refused_before_loading(
     assert loaded == []
     with LLM(demo_model_path(), n_ctx=16384, fit=False) as llm:
         assert llm.limits.num_cells == 16384
+
+
+def test_what_surely_fits_is_planned_neither_before_nor_by_its_context(
+    free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan reads the header again; where memory may be short the context still makes its own."""
+    limits: list[object] = []
+    resolve = ContextOptions.resolve
+
+    def noting(self: ContextOptions, model: Model, **options: Any) -> dict[str, Any]:
+        found = resolve(self, model, **options)
+        limits.append(found["max_host_bytes"])
+        return found
+
+    needed = estimate_memory(demo_model_path(), n_ctx=16384).devices[-1].needed_bytes
+    monkeypatch.setattr(ContextOptions, "resolve", noting)
+    monkeypatch.setattr(context_options, "available_memory", lambda: 2 * needed)  # the bound of a context is far above
+    free(needed * 20)
+    with LLM(demo_model_path(), n_ctx=16384), LLM(demo_model_path(), n_ctx=16384, fit=False):
+        pass
+    assert limits == [None, 2 * needed]
 
 
 def test_mapped_weights_that_exceed_the_memory_load_with_a_warning(

@@ -39,13 +39,26 @@ class Commands(Protocol):
         """Return the commands since the last call, in order."""
 
 
-class Engine:
-    """Scheduler and backend put together."""
+class TimedPasses(Protocol):
+    """What is measured while nothing else has been done: a `Calibration`."""
 
-    def __init__(self, commands: Commands, scheduler: Scheduler, executor: Executor) -> None:
+    def step(self) -> bool:
+        """Time a pass; return False where none is left."""
+
+    def end(self) -> None:
+        """Learn from what was measured."""
+
+
+class Engine:
+    """Scheduler and backend put together. calibration: None where nothing is to be timed."""
+
+    def __init__(
+        self, commands: Commands, scheduler: Scheduler, executor: Executor, calibration: TimedPasses | None = None
+    ) -> None:
         self._commands = commands
         self._scheduler = scheduler
         self._executor = executor
+        self._calibration = calibration
 
     def tick(self) -> list[Event]:
         """Run one turn of the loop: commands, a plan, a pass, its events."""
@@ -53,6 +66,16 @@ class Engine:
         plan = self._scheduler.plan()
         output = self._executor.run(plan)
         return self._scheduler.apply(plan, output)
+
+    def calibrate(self) -> None:
+        """Time a pass for the cost model; the first command that may change the cache ends that for good."""
+        if self._calibration is not None and not self._calibration.step():
+            self._end_calibration()
+
+    @property
+    def is_calibrating(self) -> bool:
+        """Whether passes are left to be timed."""
+        return self._calibration is not None
 
     def fail_all(self, error: PacelineError, failures: list[Exception]) -> list[Event]:
         """End every request with an error, after a failure that none of them caused. failures: see `Scheduler.fail_all`."""
@@ -73,6 +96,7 @@ class Engine:
 
     def _take_commands(self) -> None:
         for command in self._commands.take():
+            self._make_way(command)
             match command:
                 case Submit(request):
                     self._submit(request)
@@ -90,6 +114,16 @@ class Engine:
                     self._scheduler.drain()
                 case Stop():
                     self._scheduler.stop()
+
+    def _make_way(self, command: Command) -> None:
+        """End the calibration before what may change the cache."""
+        if self._calibration is not None and not isinstance(command, Inspect | Digest):
+            self._end_calibration()
+
+    def _end_calibration(self) -> None:
+        calibration, self._calibration = self._calibration, None
+        if calibration is not None:
+            calibration.end()
 
     def _ask(self, question: Question) -> None:
         match question:

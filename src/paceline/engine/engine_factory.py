@@ -17,11 +17,12 @@ from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.adapters import adapter_paths
 from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.calibration import Calibration
 from paceline.engine.client import EngineClient
 from paceline.engine.context_sizes import default_n_ctx, has_full_window, most_seq_ids, num_seq_ids, sized_options
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
-from paceline.engine.memory_needs import fit_to_memory
+from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.errors import InvalidParams, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
@@ -103,7 +104,7 @@ class Assembly:
     """The parts of an engine.
 
     at_end: what frees their memory, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
-    that fit; empty for a model that cannot generate.
+    that fit; empty for a model that cannot generate, which has no calibration either.
     """
 
     backend: LlamaBackend
@@ -112,18 +113,22 @@ class Assembly:
     model: Model
     adapters: tuple[str, ...]
     fingerprint: bytes
+    calibration: Calibration | None
     at_end: tuple[Callable[[], None], ...]
 
 
 def assemble(
     model: Model | str | os.PathLike[str] | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
 ) -> Assembly:
-    """Load, measure and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy."""
+    """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy."""
     strategy = resolve_strategy(arguments.config.strategy)
     built = build(model, arguments)
     backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
     scheduler = Scheduler(built.limits, strategy, clock, sink)
-    scheduler.calibrate(backend.measure_passes(built.limits.num_slots))
+    calibration = None
+    if built.context is not None:
+        calibration = Calibration(built.context, built.model, built.limits.num_slots, scheduler.calibrate)
+        calibration.begin()
     at_end = (backend.close, *((built.model.close,) if built.owns_model else ()))
     return Assembly(
         backend=backend,
@@ -132,6 +137,7 @@ def assemble(
         model=built.model,
         adapters=tuple(built.adapters),
         fingerprint=b"" if built.context is None else built.context.fingerprint,
+        calibration=calibration,
         at_end=at_end,
     )
 
@@ -150,17 +156,16 @@ class Built:
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
-    fitted = None if isinstance(model, Model) else fit_to_memory(model, arguments)
-    if fitted is not None:
-        arguments = _chosen(arguments, fitted.choice)
+    fit = MemoryFit() if isinstance(model, Model) else fit_to_memory(model, arguments)
+    if fit.choice is not None:
+        arguments = _chosen(arguments, fit.choice)
     loaded, owns = _model(model, arguments.model)
     adapters: dict[str, Adapter] = {}
     try:
         _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
         adapters = _adapters(loaded, arguments.lora)
-        n_ctx = None if fitted is None else fitted.choice.n_ctx
         can_generate = _can_generate(loaded)
-        context = _context(loaded, arguments.config, dict(arguments.context), n_ctx) if can_generate else None
+        context = _context(loaded, arguments.config, dict(arguments.context), fit) if can_generate else None
     except BaseException:
         for adapter in adapters.values():
             adapter.close()
@@ -231,8 +236,8 @@ def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
     return loaded
 
 
-def _context(model: Model, config: EngineConfig, options: dict[str, Any], n_ctx: int | None) -> Context:
-    """Return the context for generation. n_ctx: chosen before, where it was not given.
+def _context(model: Model, config: EngineConfig, options: dict[str, Any], fit: MemoryFit) -> Context:
+    """Return the context for generation, with the n_ctx that was given, else what was chosen to fit.
 
     Where n_ctx was left to us and memory is short all the same, it is halved until it fits.
     """
@@ -247,10 +252,11 @@ def _context(model: Model, config: EngineConfig, options: dict[str, Any], n_ctx:
             "aborts, or mixes up states, where a pass has several sequences of it"
         )
     asked = options.pop("n_ctx", None)
-    cells = asked if asked is not None else default_n_ctx(model.n_ctx_train, num_slots) if n_ctx is None else n_ctx
+    chosen = default_n_ctx(model.n_ctx_train, num_slots) if fit.choice is None else fit.choice.n_ctx
+    cells = chosen if asked is None else asked
     while True:
         try:
-            return Context(model, **sized_options(memory, num_slots, cells, options))
+            return Context(model, is_checked=not fit.is_sure, **sized_options(memory, num_slots, cells, options))
         except NotEnoughMemory:
             if asked is not None or cells <= LEAST_CTX:
                 raise

@@ -29,6 +29,9 @@ from paceline.scheduling.events import Event
 
 _log = logging.getLogger("paceline.engine")
 _MAX_FAILURES = 3  # ticks in a row
+_QUIET_S = (
+    1.0  # from the engine's start to its calibration: callers that have just loaded it often do more, or ask at once
+)
 _EXIT_JOIN_S = 10.0  # for a strategy or an instrument that does not return
 _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
@@ -145,10 +148,11 @@ class Runner(EngineThread):
         self.pulse = Pulse(clock)
         self._is_abandoned = False
         self._num_failures = 0
+        self._calibrate_at_s = clock.now() + _QUIET_S
         self._start_thread()
 
     def _interrupt(self) -> None:
-        if self._inbox.num_open:
+        if self._inbox.num_open or self._engine.is_calibrating:
             self._abort()
 
     def abandon(self) -> None:
@@ -179,9 +183,18 @@ class Runner(EngineThread):
         if self._is_abandoned:
             self._inbox.close()
         elif not is_busy:
-            wait_s = self._engine.next_deadline_s() - self._clock.now()
-            self.pulse.rest()
-            self._inbox.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
+            self._idle()
+
+    def _idle(self) -> None:
+        """Wait for a command or a deadline; before the first request, time passes for the cost model."""
+        now, at = self._clock.now(), self._engine.next_deadline_s()
+        if self._engine.is_calibrating:
+            if now >= self._calibrate_at_s:
+                self._engine.calibrate()
+                return
+            at = min(at, self._calibrate_at_s)
+        self.pulse.rest()
+        self._inbox.wait(None if math.isinf(at) else max(0.0, at - now))
 
     def _tick(self) -> bool:
         """Run a tick and deliver its events; return whether the next one may have work at once."""

@@ -73,7 +73,7 @@ class InProcessEngine(BaseEngine):
         )
         files = StateFiles(config.state_folder, parts.fingerprint)
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
-        engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock))
+        engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         self._runner = Runner(
             engine, self._inbox, self._router, self._clock, self._backend.abort, (*at_end, *parts.at_end)
         )

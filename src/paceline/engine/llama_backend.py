@@ -23,13 +23,9 @@ from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
-from paceline.scheduling.cost_model import MeasuredPass
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
-_CALIBRATION_ROWS = (1, 8)  # of passes that decode
-_CALIBRATION_SIZES = (8, 32, 64, 128, 512)  # of pieces of a prompt, behind them
-_CALIBRATION_S = 0.5
 _MASK_TIMEOUT_S = 10.0
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
 
@@ -63,43 +59,6 @@ class LlamaBackend:
     def _compiler(self) -> ConstraintCompiler:
         """Made when first needed: reading a large vocabulary takes about a second."""
         return ConstraintCompiler(token_table(self._model.tokenizer))
-
-    def measure_passes(self, num_slots: int) -> list[MeasuredPass]:
-        """Time passes of growing size, for half a second, so that the scheduler begins with measurements.
-
-        Some hold a token of each of several sequences with its logits, at most `num_slots`, the others a piece of a prompt.
-        Leaves the context empty. The first pass warms up and does not count. It ends before a pass that would not fit, by the
-        time of the one before, and so takes at most one pass beyond the budget.
-        """
-        context = self._context
-        if context is None:
-            return []
-        measured: list[MeasuredPass] = []
-        spent_s, last_s, last_size = 0.0, 0.0, 1
-        for index, rows in enumerate(self._calibration_passes(context, num_slots)):
-            size = sum(len(row.token_ids) for row in rows)
-            if spent_s + last_s * size / last_size > _CALIBRATION_S:
-                break
-            start = time.perf_counter()
-            context.step(rows)
-            last_s, last_size = time.perf_counter() - start, size
-            spent_s += last_s
-            for row in rows:
-                context.remove(row.seq_id)
-            if index:
-                measured.append(MeasuredPass(size, size, last_s, sum(len(row.samplers) for row in rows)))
-        return measured
-
-    def _calibration_passes(self, context: Context, num_slots: int) -> list[list[StepRow]]:
-        greedy = Sampler(SamplingParams(temperature=0), self._model)
-        most_rows = min(num_slots, context.n_batch, context.n_outputs_max)
-        decoding = [
-            [StepRow(seq_id=one, position=0, token_ids=[0], samplers=(greedy.clone(),)) for one in range(num_rows)]
-            for num_rows in sorted({min(number, most_rows) for number in _CALIBRATION_ROWS})
-        ]
-        sizes = [min(size, context.n_batch, context.max_positions) for size in _CALIBRATION_SIZES]
-        prompts = [[StepRow(seq_id=0, position=0, token_ids=[0] * size)] for size in sizes]
-        return [decoding[0], *decoding, *prompts]
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler | ConstrainedSampler, ...]:
         """Make one for each choice, all with the same seed. Compiles grammar and constraint, which may take long."""

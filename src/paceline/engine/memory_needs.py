@@ -130,27 +130,38 @@ def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
     return MemoryReport(wanted=estimate, fitted=FittedMemory(_wanted(question, 0), estimate))
 
 
-def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> FittedMemory | None:
-    """Return what to choose so that a model fits; None where it surely does, or where that cannot be known.
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """What is known before a load. choice: what fits, where that was planned; None: what is wanted.
+
+    is_sure: what is wanted takes less than half of the free memory, by the header alone.
+    """
+
+    choice: MemoryChoice | None = None
+    is_sure: bool = False
+
+
+def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> MemoryFit:
+    """Return what to choose so that a model fits.
 
     model: None for the demo model. Raises `NotEnoughMemory` where it does not fit. What is wrong with a file, or with
     options, is left to the load.
     """
     if model is None or not arguments.config.fit:
-        return None
+        return MemoryFit()
     try:
         question = _question(model, arguments)
         if _surely_fits(_header(question), question):
-            return None
+            return MemoryFit(is_sure=True)
         report = plan(question)
     except PacelineError as error:
         level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
         _log.log(level, "the model's memory is not planned: %s", error)
-        return None
+        return MemoryFit()
     if report.fitted is None:
         raise NotEnoughMemory(report.refusal)
     _log_choice(report.wanted, report.fitted)
-    return report.fitted
+    return MemoryFit(report.fitted.choice)
 
 
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:

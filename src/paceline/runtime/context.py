@@ -46,14 +46,18 @@ class Context(Closeable):
     A context keeps its model alive. `close()`, the end of a `with` block or garbage collection frees its memory.
     """
 
-    def __init__(self, model: Model, **options: Any) -> None:
+    def __init__(self, model: Model, *, is_checked: bool = True, **options: Any) -> None:
+        """is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
+
+        False is for callers that know that it fits: the plan reads the model's header again.
+        """
         self._native: _native.Context | None = None
         if not isinstance(model, Model):
             raise InvalidType(f"model must be a Model, not {type(model).__name__}")
         validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
-        self._resolved = self.options.resolve(model)
+        self._resolved = self.options.resolve(model, is_checked=is_checked)
         use_kernel_of_environment()
         self._native = _native.Context(model.native, _native.ContextOptions(**self._resolved))
         self.memory_class: MemoryClass = MemoryClass(self._native.memory_class)

@@ -78,7 +78,8 @@ class Embedder(Closeable):
         # llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many.
         step = 2 * self._max_texts
         n_batch = -(-max(min(room, _PIECE) if self._in_pieces else room, 256) // step) * step
-        sizes = {"n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch, "n_seq_max": self._max_texts}
+        sizes: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch}
+        sizes["n_seq_max"] = self._max_texts
         return Context(self._model, embeddings=True, n_ctx=max(room, n_batch), **sizes, **self._options)
 
     def reserve(self, num_tokens: int) -> None:

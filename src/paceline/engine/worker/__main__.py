@@ -238,16 +238,20 @@ class Worker:
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
             facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
             fingerprint = parts.fingerprint
+            calibration = parts.calibration
+            if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
+                calibration.end()
+                calibration = None
         else:
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
             scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
-            facts, adapters, at_end, fingerprint = {}, (), (backend.close,), b""
+            facts, adapters, at_end, fingerprint, calibration = {}, (), (backend.close,), b"", None
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
         self._backend = backend
         lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
         self._preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost)
-        engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box))
+        engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
         self._abort = backend.abort
         files = StateFiles(arguments.config.state_folder, fingerprint)
         self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key, backend.adapter_fingerprint)

@@ -574,7 +574,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("-dt --defrag-thold", "N", read.unread, Ignore("llama.cpp has no use for it any more"),
              "Defragmentation.", env="LLAMA_ARG_DEFRAG_THOLD"),
         Flag("--warmup", SWITCH, read.switch, NO_OP, "A first pass before the first request.", off="--no-warmup",
-             actions={False: Ignore("the engine calibrates its cost model with a few passes when it starts")}),
+             actions={False: Ignore("the engine always warms up with a pass when it starts")}),
         Flag("--rpc", "SERVERS", read.unread,
              Reject("computing on other machines is not supported yet; leave it out"), "Compute on other machines.",
              env="LLAMA_ARG_RPC"),
