@@ -22,12 +22,13 @@ from paceline.engine.commands import (
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.errors import DecodeError, PacelineError, SamplingError
-from paceline.kv_cache import MediaItem, Remove, pack_tokens
+from paceline.kv_cache import MediaItem, Remove, Truncate, pack_tokens
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.drafter import Drafter
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (
     Delta,
@@ -196,16 +197,22 @@ def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
             "max_tick_s": 0.2,
             "embed_tokens": 64,
             "embed_texts": 4,
+            "max_drafts": 12 if kind == "attention" else 0,
+            "n_vocab": BOS + 1,
             **wanted,
         }
     )
 
 
 def make_scheduler(
-    limits: Limits, backend: FakeBackend, strategy: BatchStrategy, clock: Clock, instruments: tuple[Instrument, ...]
+    limits: Limits,
+    strategy: BatchStrategy,
+    clock: Clock,
+    instruments: tuple[Instrument, ...],
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """As an engine has it."""
-    return Scheduler(limits, strategy, clock, Instruments(instruments))
+    return Scheduler(limits, strategy, clock, Instruments(instruments), drafter)
 
 
 def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
@@ -213,15 +220,17 @@ def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
     held, cache = backend.memory._sequences, scheduler.kv_cache
     there = {sequence.seq_id for sequence in scheduler.running} | set(cache._offloader.seq_ids)
     leaving = {one.seq_id for one in cache._cells.operations if isinstance(one, Remove)}
+    cut = {one.seq_id: one.num_tokens for one in cache._cells.operations if isinstance(one, Truncate)}
     assert there.isdisjoint(leaving)
     assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
     for sequence in scheduler.running:
         assert sequence.seq_id is not None
         assert len(held[sequence.seq_id].hashes) == sequence.num_computed_tokens
     for kept in cache._offloader.prefixes:
-        assert kept.layout.shareable(len(held[kept.seq_id].hashes)) == kept.num_computed_tokens
+        num_held = cut.get(kept.seq_id, len(held[kept.seq_id].hashes))
+        assert kept.layout.shareable(num_held) == kept.num_computed_tokens
     if scheduler._limits.num_cells is not None:
-        cells = {cell for seq_id in there for cell in held[seq_id].cells}
+        cells = {cell for seq_id in there for cell in held[seq_id].cells[: cut.get(seq_id)]}
         assert len(cells) == cache.num_cells
 
 
@@ -235,6 +244,7 @@ class World:
         instruments: tuple[Instrument, ...] = (),
         limits: dict[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
+        drafter: Drafter | None = None,
         **backend: Any,
     ) -> None:
         self._make: dict[str, Any] = {"strategy": strategy, "limits": limits, "vocabulary": vocabulary, **backend}
@@ -253,10 +263,10 @@ class World:
         self.commands = Commands()
         self.scheduler = make_scheduler(
             self.limits,
-            self.backend,
             FaultyStrategy(resolve_strategy(strategy), self.faults),
             self.clock,
             (self.metrics, *instruments),
+            drafter,
         )
         self.executor = Executor(self.backend, self.clock)
         self.engine = Engine(self.commands, self.scheduler, self.executor)

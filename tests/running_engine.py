@@ -95,9 +95,7 @@ class Running:
             }
         )
         limits = make_limits(self.backend, num_slots=num_slots)
-        self.scheduler = make_scheduler(
-            limits, self.backend, resolve_strategy("paced"), self.clock, (self.metrics, *instruments)
-        )
+        self.scheduler = make_scheduler(limits, resolve_strategy("paced"), self.clock, (self.metrics, *instruments))
         self.inbox = Inbox(max_requests, max_queue_tokens)
         self.router = OutputRouter(self.inbox)
         engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock), calibration)

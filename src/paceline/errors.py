@@ -31,6 +31,7 @@
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
     │   │   └── NoTokenAllowed    masks, bans and grammar leave none
     │   ├── StrategyError     a batch strategy failed or returned an invalid plan
+    │   ├── DrafterError      a drafter failed or proposed what is no token
     │   ├── EngineStopped     the engine takes no requests any more
     │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
     │   ├── EngineDied        the worker process died
@@ -265,6 +266,12 @@ class StrategyError(EngineError):
     """A batch strategy failed or returned an invalid plan; the message names it."""
 
     code = "strategy_error"
+
+
+class DrafterError(EngineError):
+    """A drafter failed or proposed what is no token; the message names it."""
+
+    code = "drafter_error"
 
 
 class EngineStopped(EngineError):

@@ -17,6 +17,8 @@ SECONDS_PER_PRIORITY = 10.0
 """Aging: seconds of waiting that make up for one level of priority."""
 
 _LARGE = 1_000_000
+MAX_DRAFT = 64
+"""Most tokens of one sequence that speculation proposes in a tick."""
 MAX_INTERVAL = 1_000_000
 """Tokens; more than any choice has."""
 _INT32 = 2**31 - 1
@@ -47,6 +49,8 @@ class RequestOptions:
         special: Whether generated control tokens are part of the text; they always are in token_ids.
         preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
+        speculation: Whether tokens may be proposed ahead of decoding, where the engine has a drafter. The output is the same.
+        max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.
         tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes; others cannot even
             find out by timing.
         cache_salt: See tenant.
@@ -71,6 +75,8 @@ class RequestOptions:
     special: bool = False
     preserved_tokens: tuple[int, ...] = ()
     cache_prompt: bool = True
+    speculation: bool = True
+    max_draft: int | None = None
     tenant: str = ""
     cache_salt: str = ""
     request_id: str | None = None
@@ -91,8 +97,10 @@ class RequestOptions:
         if self.max_buffered_tokens is not None:
             most = validation.integer("max_buffered_tokens", self.max_buffered_tokens, 1, _INT32)
             self._set("max_buffered_tokens", most)
+        if self.max_draft is not None:
+            self._set("max_draft", validation.integer("max_draft", self.max_draft, 0, MAX_DRAFT))
         self._set("slow_reader", validation.choice("slow_reader", self.slow_reader, ("pause", "cancel")))
-        for name in ("add_special", "parse_special", "special", "cache_prompt"):
+        for name in ("add_special", "parse_special", "special", "cache_prompt", "speculation"):
             validation.boolean(name, getattr(self, name))
         self._set("preserved_tokens", _token_ids(self.preserved_tokens))
         for name in ("tenant", "cache_salt"):

@@ -24,12 +24,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.drafters import Oracle
 from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_output
 
 from paceline.errors import Aborted, DecodeError
 from paceline.kv_cache import checkpoints, offload, prefix_match
 from paceline.observability.instruments import Instrument
+from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS, FakeCost
@@ -98,6 +100,8 @@ SHARING = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(["", "s"]),
         "tenant": st.sampled_from(["", "s"]),
         "cache_prompt": st.booleans(),
+        "speculation": st.booleans(),
+        "max_draft": st.sampled_from([None, 0, 2]),
     },
 )
 
@@ -125,6 +129,7 @@ class Machine(RuleBasedStateMachine):
 
     strategy = "paced"
     kind = "attention"
+    drafts = False
 
     @initialize(
         num_cells=st.integers(25, MOST_CELLS),
@@ -135,8 +140,10 @@ class Machine(RuleBasedStateMachine):
         host_bytes=st.sampled_from([0, 200, 1000, 16_000]),
         is_tidy=st.booleans(),
         saved_token_s=st.sampled_from([0.0, 0.01]),
+        max_drafts=st.sampled_from([1, 3, 20]),
+        seed=st.integers(0, 3),
     )
-    def begin(self, num_cells: int, is_tidy: bool, saved_token_s: float, **limits: int) -> None:
+    def begin(self, num_cells: int, is_tidy: bool, saved_token_s: float, seed: int, **limits: int) -> None:
         self.make = {
             "kind": self.kind,
             "strategy": self.strategy,
@@ -145,7 +152,10 @@ class Machine(RuleBasedStateMachine):
             "adapters": ("one", "two"),
             "cost": FakeCost(saved_token_s=saved_token_s),
         }
-        self.world = World(limits=limits, instruments=(Sources(event),), **self.make)
+        self.oracle = Oracle(error_rate=0.3) if self.drafts else None
+        self.world = World(limits=limits, instruments=(Sources(event),), drafter=self.oracle, **self.make)
+        if self.world.scheduler._speculation is not None:  # whatever the costs say
+            self.world.scheduler._speculation._chooser.choose = random_depths(seed)  # type: ignore[method-assign]
         if is_tidy:  # no idle cell may stay where it is
             self.world.scheduler.kv_cache._idle_limit = lambda: 0  # type: ignore[method-assign]
         self.num_broken = 0
@@ -167,6 +177,10 @@ class Machine(RuleBasedStateMachine):
         outcome = self.world.submit(prompt, **sampling, **timing, **sharing)
         key = outcome.request.key
         self.asked[key] = (prompt, sampling)
+        if self.oracle is not None:
+            alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(sampling.items()))))
+            for choice in range(alone.request.params.n):
+                self.oracle.futures.append([*alone.request.prompt, *alone.drawn(choice), 65, EOS, 66])
         self.causes[key] = {FinishReason.DEADLINE} if timing.keys() - {"priority"} else set()
         if self.is_stopped:
             self.causes[key].add(FinishReason.SHUTDOWN)
@@ -318,6 +332,7 @@ class Machine(RuleBasedStateMachine):
         self.world.check_done()
         for outcome in self.world.outcomes.values():
             self.judge_cached(outcome)
+            self.judge_drafts(outcome)
             for choice in range(outcome.request.params.n):
                 self.judge(outcome, choice)
         for key in self.embedding:
@@ -343,6 +358,16 @@ class Machine(RuleBasedStateMachine):
         wanted = [one for chunk in alone.of_choice(choice) for one in chunk.prompt_logprobs]
         assert scored == wanted[: len(scored)]
         assert reason not in BY_ITSELF or scored == wanted
+
+    def judge_drafts(self, outcome: Outcome) -> None:
+        """Usage counts drafts, and of those that were kept no more than were generated."""
+        usage = outcome.chunks[-1].usage
+        assert usage is not None
+        assert 0 <= usage.accepted_tokens <= min(usage.draft_tokens, usage.completion_tokens)
+        if usage.accepted_tokens:
+            event("accepted")
+        if self.oracle is None or not outcome.request.options.speculation:
+            assert usage.draft_tokens == 0
 
     def judge_cached(self, outcome: Outcome) -> None:
         """Usage names what really came from other requests, and is zero where sharing is off."""
@@ -413,6 +438,20 @@ class Machine(RuleBasedStateMachine):
             self.embedding_causes[key] |= {code} if code else set()
 
 
+def random_depths(seed: int) -> Callable[..., list[int]]:
+    """Return what chooses depths at random, within what each sequence and the tick may have."""
+    source = random.Random(seed)
+
+    def choose(candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
+        depths = []
+        for _, cap in candidates:
+            depths.append(source.randint(0, min(cap, most)))
+            most -= depths[-1]
+        return depths
+
+    return choose
+
+
 def may_share(one: Request, other: Request) -> bool:
     """Return whether two requests may share cached prefixes."""
     mine, theirs = one.options, other.options
@@ -430,18 +469,24 @@ def lone(make: str, asked: str) -> Outcome:
     return World(**dict(eval(make))).alone(prompt, **dict(sampling))
 
 
-@pytest.mark.parametrize(("strategy", "kind"), list(itertools.product(STRATEGIES, KINDS)))
+@pytest.mark.parametrize(
+    ("strategy", "kind", "drafts"),
+    [
+        *((*one, False) for one in itertools.product(STRATEGIES, KINDS)),
+        *((strategy, "attention", True) for strategy in STRATEGIES),
+    ],
+)
 def test_whatever_happens_each_request_ends_once_with_the_output_it_has_alone(
-    strategy: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    strategy: str, kind: str, drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Places, cells and counts add up after each tick, nothing is left, no request notices the others."""
+    """Places, cells and counts add up after each tick, nothing is left, no request notices the others, nor speculation."""
     monkeypatch.setattr(offload, "_MIN_TRANSFER_TOKENS", 2)  # small paths leave in parts, too
     monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
     monkeypatch.setattr(checkpoints, "BLOCK_TOKENS", 4)
     monkeypatch.setattr(checkpoints, "MIN_SPACING_TOKENS", 2)
     if kind != "attention":
         monkeypatch.setattr(prefix_match, "MIN_PENDING_TOKENS", 2)
-    machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind})
+    machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind, "drafts": drafts})
     run_state_machine_as_test(
         machine,
         settings=settings(

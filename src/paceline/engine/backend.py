@@ -63,11 +63,17 @@ class Backend(Protocol):
     def load_state(self, seq_id: int, data: Any, end: int) -> None:
         """Give a sequence id what `save_state` returned; the cells before `end` are there, if they are kept apart."""
 
+    def truncate(self, seq_id: int, end: int) -> None:
+        """Remove the positions of a sequence id from `end` on; needed where drafts can be verified."""
+
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
         """Run one pass over the rows, which are of one kind, and draw for those that want it.
+
+        A row with drafts draws along them: behind its last known token and behind each draft, while what is drawn is the
+        next draft. Drafts from the first that was not drawn on are not kept. A drawn end of generation is the last draw.
 
         Raises `Unsupported` for a kind of row that this backend cannot compute.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.constraints import Constraint, LogitsProcessors, ThinkingConstrain
 from paceline.constraints.constraint import TokenWords
 from paceline.constraints.logits_processors import LogitRow
 from paceline.engine.executor import as_paceline_error
+from paceline.engine.mask_filler import Fill
 from paceline.errors import NoTokenAllowed, SamplingError
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
@@ -24,8 +26,9 @@ _GREEDY = SamplingParams(temperature=0, samplers=())
 class ConstrainedSampler:
     """Draws of one choice, and the constraint that they advance.
 
-    `fill_mask` runs on a thread of its own while the pass runs; the rest on the engine's thread. With processors the native
-    step only computes the row, for which it needs a sampler to draw with, `row_sampler`; `draw` draws the token.
+    `fill_mask` runs on a thread of its own while the pass runs, `fills_along` before it; the rest on the engine's thread. With
+    processors the native step only computes the row, for which it needs a sampler to draw with, `row_sampler`; `draw` draws
+    the token.
     """
 
     __slots__ = ("_filling", "constraint", "processors", "row_sampler", "sampler")
@@ -95,6 +98,26 @@ class ConstrainedSampler:
             constraint.refuse_forced()
         return constraint.fill_mask(words)
 
+    def fills_along(self, drafts: Sequence[int]) -> Iterator[Fill]:
+        """Yield what fills the mask behind the last known token, then behind each draft while it is allowed.
+
+        Ends before a draft behind which the choice would be complete, or the next token forced: what follows is decided
+        without drafts.
+        """
+        constraint = self.constraint
+        assert constraint is not None  # noqa: S101 - else there is no mask to fill
+        filled = _Filled(self.fill_mask)
+        yield filled.fill
+        ahead = constraint.copy() if drafts else constraint
+        for draft in drafts:
+            if self.sampler.is_eog(draft) or not filled.allows(draft):
+                return
+            ahead.accept(draft)
+            if ahead.is_complete or (isinstance(ahead, ThinkingConstraint) and ahead.forced_token is not None):
+                return
+            filled = _Filled(ahead.fill_mask)
+            yield filled.fill
+
     def accept(self, token_id: int) -> None:
         """Advance by a token of a choice that began elsewhere."""
         self.sampler.accept(token_id)
@@ -116,14 +139,14 @@ class ConstrainedSampler:
     def settle(self, output: RowOutput) -> RowOutput:
         """Return the outcome of a draw, with whether the text is complete. Never raises."""
         try:
+            for token_id in output.token_ids:
+                self.follow(token_id)
             if isinstance(output.error, NoTokenAllowed) and self._may_end():
-                return RowOutput(scored=output.scored, is_complete=True)
-            if output.error is None and output.token_ids:
-                for token_id in output.token_ids:
-                    self.follow(token_id)
+                output.error, output.is_complete = None, True
+            elif output.error is None and output.token_ids:
                 output.is_complete = self._is_complete()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own constraint may raise anything
-            return RowOutput(scored=output.scored, error=as_paceline_error(error))
+            return RowOutput(scored=output.scored, error=as_paceline_error(error), num_accepted=output.num_accepted)
         return output
 
     def _may_end(self) -> bool:
@@ -136,6 +159,24 @@ class ConstrainedSampler:
         if self.constraint is not None and self.constraint.is_complete:
             return True
         return self.sampler.params.grammar is not None and self.sampler.is_complete
+
+
+class _Filled:
+    """A mask that is filled, and what it says then."""
+
+    def __init__(self, fill: Fill) -> None:
+        self._fill = fill
+        self._words: TokenWords | None = None
+
+    def fill(self, words: TokenWords) -> bool:
+        """See `Constraint.fill_mask`."""
+        is_written = self._fill(words)
+        self._words = words if is_written else None
+        return is_written
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether a token may come."""
+        return self._words is None or _has(self._words, token_id)
 
 
 def greedy_row_sampler(model: Model) -> Sampler:

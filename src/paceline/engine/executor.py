@@ -11,7 +11,7 @@ from typing import Any
 from paceline.clock import Clock
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
-from paceline.kv_cache import Copy, Cut, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput
+from paceline.kv_cache import Copy, Cut, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput, Truncate
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
 
@@ -55,7 +55,7 @@ class Executor:
             try:
                 self._carry_out(operation, output)
             except Exception as error:
-                if isinstance(operation, Remove):
+                if isinstance(operation, (Remove, Truncate)):
                     raise
                 if isinstance(operation, (Save, Cut, SaveState)):
                     self._warn(operation, error)
@@ -100,6 +100,8 @@ class Executor:
                 output.state_saving_s += self._clock.now() - begin
             case LoadState(seq_id, data, num_tokens, layout):
                 self._backend.load_state(seq_id, data, layout.position(num_tokens))
+            case Truncate(seq_id, num_tokens, layout):
+                self._backend.truncate(seq_id, layout.position(num_tokens))
             case Remove(seq_id):
                 self._backend.remove(seq_id)
 

@@ -1,6 +1,6 @@
 """llama.cpp as the engine's backend: one context for generation, one for each pooling in use.
 
-`step`, `embed`, `copy`, `save`, `load`, `remove` and `detach_adapter` run on the engine's thread; the rest on any.
+`step`, `embed`, `copy`, `save`, `load`, `truncate`, `remove` and `detach_adapter` run on the engine's thread; the rest on any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence as Many
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
+
+import msgspec
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
 from paceline.engine.backend import Lora
@@ -133,6 +135,10 @@ class LlamaBackend:
         """Give a sequence id a saved state."""
         self._generating.load_state(seq_id, data, end)
 
+    def truncate(self, seq_id: int, end: int) -> None:
+        """Remove the positions of a sequence id from `end` on."""
+        self._generating.remove(seq_id, end)
+
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
         self._generating.remove(seq_id)
@@ -149,43 +155,43 @@ class LlamaBackend:
             self._lora = lora
         if any([row.sequence.sampler.__class__ is ConstrainedSampler for row in rows]):  # noqa: C419 - the faster way
             return self._constrained_step(context, rows)
-        if any([row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
-            return [_row_output(row) for row in context.step([_step_row(row) for row in rows]).rows]
+        if any([row.num_drafts or row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
+            found = context.step([_step_row(row) for row in rows])
+            return [_row_output(row, result) for row, result in zip(rows, found.rows, strict=True)]
         return _plain_step(context, rows)
 
     def _constrained_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
-        """Run a pass whose masks are filled meanwhile."""
+        """Run a pass whose masks are filled meanwhile; those along drafts before it, since they say which of them to try."""
         filler = self._mask_filler(context)
         samplers = [_constrained(row) for row in rows]
-        masked = [one for one in samplers if one is not None and one.constraint is not None]
+        masked = [
+            (row, one)
+            for row, one in zip(rows, samplers, strict=True)
+            if one is not None and one.constraint is not None
+        ]
         end_s = time.perf_counter() + _MASK_TIMEOUT_S
-        jobs = filler.begin([one.fill_mask for one in masked])
-        slots = dict(zip(map(id, masked), range(len(masked)), strict=True))
+        jobs = filler.begin([(one.fills_along(row.drafts), 1 + row.num_drafts) for row, one in masked])
+        of_rows = {id(row): job for (row, _), job in zip(masked, jobs, strict=True)}
         try:
-            found = context.step(
-                [_step_row(row, slots.get(id(one), -1)) for row, one in zip(rows, samplers, strict=True)],
-                masks=filler.slots,
-                mask_timeout_s=_MASK_TIMEOUT_S,
-            )
+            step_rows = [_masked_row(row, of_rows.get(id(row)), end_s) for row in rows]
+            found = context.step(step_rows, masks=filler.slots, mask_timeout_s=_MASK_TIMEOUT_S)
         finally:
             if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
                 self._masks = None  # a thread is still writing to it
-        failed = {id(one): job for one, job in zip(masked, jobs, strict=True)}
-        ends = accumulate(len(row.token_ids) for row in rows)
+        ends = accumulate(len(row.token_ids) for row in step_rows)
         outputs = []
         for row, end, one, result in zip(rows, ends, samplers, found.rows, strict=True):
-            output = _row_output(result)
+            output, job = _row_output(row, result), of_rows.get(id(row))
             if one is not None and one.processors is not None and output.error is None:
-                slot = slots.get(id(one))
-                mask = None if slot is None else filler.slots.words(slot)
+                mask = None if job is None else filler.slots.words(job.slots[0])
                 scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
                 output.scored = scored
-            outputs.append(output if one is None else _settled(one, output, failed.get(id(one))))
+            outputs.append(output if one is None else _settled(one, output, job))
         return outputs
 
     def _mask_filler(self, context: Context) -> MaskFiller:
         if self._masks is None:
-            self._masks = MaskFiller(context.n_seq_max, len(self.vocabulary.pieces))
+            self._masks = MaskFiller(max(context.n_seq_max, context.n_outputs_max), len(self.vocabulary.pieces))
         return self._masks
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
@@ -277,11 +283,26 @@ def _constrained(row: Row) -> ConstrainedSampler | None:
 
 def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None) -> RowOutput:
     if job is not None and job.error is not None:
-        return RowOutput(scored=output.scored, error=as_paceline_error(job.error))
+        return RowOutput(scored=output.scored, error=as_paceline_error(job.error), num_accepted=output.num_accepted)
     return sampler.settle(output)
 
 
-def _step_row(row: Row, mask_slot: int = -1) -> StepRow:
+def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> StepRow:
+    """Return a row with the slots of its masks. Of its drafts those that its constraint allows, for which it waits."""
+    if job is None:
+        return _step_row(row)
+    if not row.num_drafts:
+        return _step_row(row, tuple(job.slots))
+    is_done = job.done.wait(max(0.0, end_s - time.perf_counter()))
+    num_slots = max(1, job.num_filled) if is_done else 1
+    num_left_out = len(job.slots) - num_slots
+    cut = msgspec.structs.replace(
+        row, token_ids=row.token_ids[: len(row.token_ids) - num_left_out], num_drafts=row.num_drafts - num_left_out
+    )
+    return _step_row(cut, tuple(job.slots[:num_slots]))
+
+
+def _step_row(row: Row, mask_slots: tuple[int, ...] = ()) -> StepRow:
     sequence = row.sequence
     assert sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
     sampler: Any = sequence.sampler
@@ -293,17 +314,19 @@ def _step_row(row: Row, mask_slot: int = -1) -> StepRow:
         samplers=(native,) if row.draws else (),
         targets=row.targets,
         num_logprobs=row.num_logprobs,
-        mask_slots=(mask_slot,) if row.draws and mask_slot >= 0 else (),
+        num_drafts=row.num_drafts,
+        mask_slots=mask_slots,
     )
 
 
-def _row_output(result: StepRowResult) -> RowOutput:
+def _row_output(row: Row, result: StepRowResult) -> RowOutput:
     scored = _records(result.scored)
     if not result.draws:
         return RowOutput(scored=scored)
     draws = result.draws[0]
     error: PacelineError | None = draws.error
-    return RowOutput(draws.token_ids, _records(draws.logprobs), scored, error)
+    num_accepted = row.num_right(draws.token_ids) if row.num_drafts else 0
+    return RowOutput(draws.token_ids, _records(draws.logprobs), scored, error, num_accepted=num_accepted)
 
 
 def _records(logprobs: TopLogprobs | None) -> list[TokenLogprobs]:

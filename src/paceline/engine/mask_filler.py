@@ -7,8 +7,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,11 +23,17 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 @dataclass(slots=True, eq=False)
 class MaskJob:
-    """One mask of a pass. fill: see `Constraint.fill_mask`; error: what it raised."""
+    """The masks of a row: one, or with drafts one behind each. num_filled: the slots in use, once it is done.
 
-    fill: Fill
-    slot: int
+    fills: see `Constraint.fill_mask`; made one after the other, and may be fewer than slots. error: what the first raised; what
+    a later one raised only ends the masks, since it comes again without the drafts.
+    """
+
+    fills: Iterable[Fill]
+    slots: range
+    num_filled: int = 0
     error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class MaskFiller:
@@ -46,11 +52,15 @@ class MaskFiller:
                 target=_fill_masks, args=(self.slots, self._todo, self._done), name="paceline-masks", daemon=True
             ).start()
 
-    def begin(self, fills: Sequence[Fill]) -> list[MaskJob]:
-        """Begin to fill a slot for each of these; slot numbers count from 0."""
-        jobs = [MaskJob(fill, slot) for slot, fill in enumerate(fills)]
-        for job in jobs:
-            self.slots.clear(job.slot)
+    def begin(self, rows: Sequence[tuple[Iterable[Fill], int]]) -> list[MaskJob]:
+        """Begin to fill the masks of each row: its fills, and how many slots it may use. Slot numbers count from 0."""
+        jobs, slot = [], 0
+        for fills, num_slots in rows:
+            job = MaskJob(fills, range(slot, slot + num_slots))
+            slot += num_slots
+            for one in job.slots:
+                self.slots.clear(one)
+            jobs.append(job)
             self._todo.put(job)
         return jobs
 
@@ -83,11 +93,15 @@ class MaskFiller:
 def _fill_masks(slots: MaskSlots, todo: queue.SimpleQueue[MaskJob | None], done: queue.SimpleQueue[MaskJob]) -> None:
     while (job := todo.get()) is not None:
         try:
-            words = slots.words(job.slot)
-            if not job.fill(words):
-                words.fill(_ALL)
-            slots.ready(job.slot)
+            for slot, fill in zip(job.slots, job.fills, strict=False):
+                words = slots.words(slot)
+                if not fill(words):
+                    words.fill(_ALL)
+                slots.ready(slot)
+                job.num_filled += 1
         except BaseException as error:  # noqa: BLE001 - its row fails, and no other, also where it wants to exit
-            job.error = error
-            slots.fail(job.slot, type(error).__name__)
+            if not job.num_filled:
+                job.error = error
+                slots.fail(job.slots[0], type(error).__name__)
+        job.done.set()
         done.put(job)

@@ -28,6 +28,7 @@ from paceline.kv_cache.device_cells import (
     Save,
     SaveState,
     TransferOutput,
+    Truncate,
 )
 from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
@@ -69,6 +70,7 @@ __all__ = [
     "SaveState",
     "SavedState",
     "TransferOutput",
+    "Truncate",
     "hash_prefix",
     "pack_tokens",
 ]

@@ -18,6 +18,7 @@ from paceline.kv_cache.device_cells import (
     Save,
     SaveState,
     TransferOutput,
+    Truncate,
 )
 from paceline.kv_cache.host_cache import HostCache, PrefixExporter
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
@@ -132,6 +133,12 @@ class KVCache:
         assert sequence.seq_id is not None  # noqa: S101 - it had a row
         sequence.num_computed_tokens += num_tokens
         self._cells.extend(sequence.seq_id, num_tokens)
+
+    def truncate(self, sequence: CacheSequence, num_tokens: int) -> None:
+        """Free what the last pass computed of a sequence behind its first num_tokens: accepted drafts behind its end."""
+        assert sequence.seq_id is not None  # noqa: S101 - it had a row
+        sequence.num_computed_tokens = num_tokens
+        self._cells.truncate(Truncate(sequence.seq_id, num_tokens, sequence.layout))
 
     def release(self, sequence: CacheSequence) -> None:
         """Free the sequence id of a sequence that has ended; its tokens become a cached prefix, where they may."""
@@ -301,6 +308,11 @@ class KVCache:
     def num_cells(self) -> int:
         """Cells in use."""
         return self._cells.num_used
+
+    @property
+    def num_free(self) -> float:
+        """Cells not in use; infinite where memory is not made of cells."""
+        return self._budget.num_free
 
     @property
     def host_bytes(self) -> int:

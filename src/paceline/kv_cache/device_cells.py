@@ -43,6 +43,15 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncate:
+    """Keep the first num_tokens of a sequence id, and free the cells behind them."""
+
+    seq_id: int
+    num_tokens: int
+    layout: PromptLayout = TEXT_LAYOUT
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Save the cells of tokens [start, end) of a sequence id to host memory.
 
@@ -106,7 +115,7 @@ class Cut:
     tokens: bytes
 
 
-Operation = Copy | Remove | Save | Cut | Load | SaveState | LoadState
+Operation = Copy | Remove | Truncate | Save | Cut | Load | SaveState | LoadState
 
 
 @dataclass(slots=True)
@@ -181,6 +190,21 @@ class DeviceCells:
         else:
             segments.append(Segment(num_tokens))
         self.num_used += num_tokens
+
+    def truncate(self, truncate: Truncate) -> None:
+        """Free the last cells of a sequence, which no other shares."""
+        self.operations.append(truncate)
+        segments, left = self._segments[truncate.seq_id], truncate.num_tokens
+        excess = self.length(truncate.seq_id) - left
+        while excess > 0:
+            last = segments[-1]
+            assert last.num_owners == 1  # noqa: S101 - computed just now, and copied to nobody
+            num_freed = min(excess, last.length)
+            last.length -= num_freed
+            if not last.length:
+                segments.pop()
+            self.num_used -= num_freed
+            excess -= num_freed
 
     def load(self, load: Load) -> None:
         """Append a saved range to a sequence."""

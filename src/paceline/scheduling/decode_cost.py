@@ -48,6 +48,10 @@ class DecodeCost:
         share = (num_rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
+    def seen_seconds(self, num_rows: int) -> float | None:
+        """Return what such a pass took where one was seen."""
+        return self._seconds.get(num_rows)
+
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
         """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
         model = self._cost_model

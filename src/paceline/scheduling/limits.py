@@ -13,11 +13,12 @@ class Limits:
 
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
     of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
-    spend on prompt tokens. itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes.
-    embed_tokens, embed_texts: most of an embedding tick; a longer text has one of its own. max_embedding_tokens: of the
-    longest text. num_cells, can_share_part, has_state_apart, host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as
-    many as slots, and more where parts of prefixes can be shared. cannot_generate: where max_positions is 0, what the model
-    is instead, for the error of a request to generate.
+    spend on prompt tokens; max_drafts: on drafts, 0 without speculation. n_vocab: tokens of the vocabulary. itl_target_s:
+    inter-token latency target; max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most of an
+    embedding tick; a longer text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part,
+    has_state_apart, host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of
+    prefixes can be shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a request
+    to generate.
     """
 
     num_slots: int
@@ -37,6 +38,8 @@ class Limits:
     embed_tokens: int = 2048
     embed_texts: int = 64
     max_embedding_tokens: int = 2048
+    max_drafts: int = 0
+    n_vocab: int = 0
     cannot_generate: str = "it embeds texts"
 
     def for_kv_cache(self) -> KVCacheLimits:

@@ -28,9 +28,11 @@ class RowKind(Enum):
 class Row(msgspec.Struct):
     """The cells of a sequence that a tick computes, one for each of token_ids, from `position` on.
 
-    draws: whether the last one's logits give its next token. targets: the prompt tokens that follow the first of
-    token_ids, to be scored. num_logprobs: of what is drawn or scored; None for none. item: the media item whose cells these
-    are, from its cell `offset` on; `position` is where it begins, and token_ids are parts of its key.
+    draws: whether the last one's logits give its next token. num_drafts: how many of token_ids, at their end, are only
+    proposed; the row then draws behind the last known token and behind every draft up to the first wrong one. targets: the
+    prompt tokens that follow the first of token_ids, to be scored. num_logprobs: of what is drawn or scored; None for none.
+    item: the media item whose cells these are, from its cell `offset` on; `position` is where it begins, and token_ids are
+    parts of its key.
     """
 
     sequence: Sequence
@@ -41,6 +43,7 @@ class Row(msgspec.Struct):
     num_logprobs: int | None
     item: MediaItem | None = None
     offset: int = 0
+    num_drafts: int = 0
 
     @property
     def kind(self) -> RowKind:
@@ -49,12 +52,33 @@ class Row(msgspec.Struct):
             return RowKind.TOKENS
         return RowKind.EMBEDDINGS if self.item.is_causal else RowKind.WHOLE_EMBEDDINGS
 
+    @property
+    def drafts(self) -> list[int]:
+        """The proposed tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    @property
+    def num_outputs(self) -> int:
+        """How many of its tokens' logits are computed."""
+        return self.draws + self.num_drafts or len(self.targets)
+
+    def num_right(self, token_ids: SequenceOf[int]) -> int:
+        """Return how many of its drafts are right, where these tokens were drawn: as many are in the KV cache."""
+        num_right = 0
+        for draft, token_id in zip(self.drafts, token_ids, strict=False):
+            if draft != token_id:
+                break
+            num_right += 1
+        return num_right
+
 
 class RowOutput(msgspec.Struct):
     """The outcome of a row: drawn tokens with their logprobs (empty if not requested), scored targets; or an error.
 
-    With `computed` and an error, the tokens are in the KV cache and the draw failed. is_complete: nothing may follow, so that
-    the choice ends; without a token if none was left to draw.
+    Of a row with drafts more than one token may be drawn: the right drafts, and one behind them. With `computed` and an
+    error, the tokens are in the KV cache and the draw behind token_ids failed. is_complete: nothing may follow, so that the
+    choice ends; without a token if none was left to draw. num_accepted: right drafts, which
+    are in the KV cache as well.
     """
 
     token_ids: SequenceOf[int] = ()
@@ -63,6 +87,7 @@ class RowOutput(msgspec.Struct):
     error: PacelineError | None = None
     computed: bool = True
     is_complete: bool = False
+    num_accepted: int = 0
 
 
 class StepPlan(msgspec.Struct):

@@ -17,6 +17,7 @@ from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, Tran
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
+from paceline.scheduling.drafter import Drafter
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import AdapterDetached, Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
@@ -24,7 +25,8 @@ from paceline.scheduling.limits import Limits
 from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
 from paceline.scheduling.sequence import Request, Sequence, uses_adapter
-from paceline.scheduling.step_planner import StepPlanner
+from paceline.scheduling.speculation import DepthChooser, Speculation
+from paceline.scheduling.step_planner import StepBatch, StepPlanner
 from paceline.scheduling.telemetry import SlotsSnapshot, Telemetry, TelemetrySink, row_record, slots_snapshot
 from paceline.scheduling.view import BatchStrategy
 from paceline.streaming.chunk import FinishReason
@@ -36,13 +38,24 @@ class Scheduler:
     """Admission, plans and their outcome for one engine.
 
     `plan` and `apply` take turns; commands come between them. What callers are to know goes out as the events that `apply`
-    returns.
+    returns. drafter: proposes tokens; None: no speculation.
     """
 
-    def __init__(self, limits: Limits, strategy: BatchStrategy, clock: Clock, sink: TelemetrySink) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: BatchStrategy,
+        clock: Clock,
+        sink: TelemetrySink,
+        drafter: Drafter | None = None,
+    ) -> None:
         self._limits, self._strategy, self._clock, self._sink = limits, strategy, clock, sink
         self.cost_model = TickCostModel(n_ubatch=limits.n_ubatch)
         self._decode_cost = DecodeCost(self.cost_model)
+        self._speculation: Speculation | None = None
+        if drafter is not None:
+            chooser = DepthChooser(self.cost_model, self._decode_cost)
+            self._speculation = Speculation(drafter, limits, chooser, clock)
         self._tick = 0
         self._num_sequences = 0
         self.reports_held_back = False  # whether a replay log needs to know of tokens that are in no chunk yet
@@ -173,6 +186,8 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget everything but tick costs, and have the device emptied: after a failure of the engine's own."""
+        if self._speculation is not None:
+            self._speculation.reset()
         self._start()
         self.kv_cache.clear()
 
@@ -182,6 +197,8 @@ class Scheduler:
         """Return what the next tick does; an empty plan where nothing is to do before a command or a deadline."""
         now = self._clock.now()
         self._finish_due(now)
+        if self._speculation is not None:
+            self._speculation.forget_gone()
         self.kv_cache.begin_tick(is_generating=any(not one.request.is_paused for one in self._slots.running))
         if self._queue.sequences:
             self._events += self._admission.admit(now, self._tick)
@@ -223,8 +240,16 @@ class Scheduler:
         for sequence in batch.failed:
             sequence.end(FinishReason.ERROR, batch.error)
             self._events += self._finisher.finish(sequence, now_s)
+        if self._speculation is not None and batch.rows:
+            self._add_drafts(self._speculation, batch, now_s)
         operations, num_cells = self.kv_cache.take_operations(), self.kv_cache.num_cells
         return StepPlan(operations, batch.rows, batch.lora, now_s, num_cells, batch.lost_s)
+
+    def _add_drafts(self, speculation: Speculation, batch: StepBatch, now_s: float) -> None:
+        for sequence, error in speculation.add_drafts(batch.rows, self.kv_cache):
+            batch.rows = [row for row in batch.rows if row.sequence is not sequence]
+            sequence.end(FinishReason.ERROR, error)
+            self._events += self._finisher.finish(sequence, now_s)
 
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
         """Take in the outcome of a plan, and return the events of the tick."""
@@ -258,14 +283,18 @@ class Scheduler:
         records = []
         is_pressed = False
         for row, result in zip(plan.rows, output.rows, strict=True):
+            if row.num_drafts:
+                self._note_drafts(row, result)
             if row.sequence in restarted:
                 continue
-            if is_watched and result.computed:
-                records.append(row_record(row, result))
+            record = row_record(row, result) if is_watched and result.computed else None
+            num_before = row.sequence.num_tokens
             if not result.computed and isinstance(result.error, (NoKvSlot, Aborted)):
                 is_pressed = is_pressed or isinstance(result.error, NoKvSlot)
             else:
                 self._apply_row(row, result, now_s)
+            if record is not None:
+                records.append(record.taken(row.sequence.num_tokens - num_before) if row.num_drafts else record)
         if output.num_passes == 1 and not is_pressed and not restarted:
             self._learn(plan, output)
         if self._embedding.requests:
@@ -279,25 +308,18 @@ class Scheduler:
         """Correct the costs by a pass, and sum up the lost time; for the cost model every eighth that only decodes is enough."""
         self._lost_time.observe(output.step_s, plan.lost_s)
         num_tokens = sum([len(row.token_ids) for row in plan.rows])
-        if not plan.lora and num_tokens == len(plan.rows) and all(row.draws for row in plan.rows):
-            self._decode_cost.observe(len(plan.rows), plan.num_cells + num_tokens, output.step_s)
+        num_drafts = sum([row.num_drafts for row in plan.rows])
+        if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
+            self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
-            num_outputs = sum([row.draws or len(row.targets) for row in plan.rows])
+            num_outputs = sum([row.num_outputs for row in plan.rows])
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s, num_outputs)
             self.kv_cache.update_idle_limit()
 
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
         sequence = row.sequence
         if result.computed:
-            self.kv_cache.commit(sequence, len(row.token_ids))
-            sequence.last_tick = self._tick
-            if result.scored:
-                sequence.num_scored += len(result.scored)
-                sequence.output.prompt_logprobs += result.scored
-            if result.token_ids:
-                self._accept(sequence, result, now_s)
-            elif sequence.num_uncomputed_tokens == 0:
-                sequence.end(FinishReason.STOP if result.is_complete else FinishReason.LENGTH)
+            self._take_computed(row, result, now_s)
         if result.error is not None:
             sequence.end(FinishReason.ERROR, result.error)
         if sequence.request.cancelled:
@@ -309,12 +331,33 @@ class Scheduler:
         elif self.reports_held_back and result.token_ids:
             self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
+    def _take_computed(self, row: Row, result: RowOutput, now_s: float) -> None:
+        """Count what is in cells now, and take in what was scored and drawn."""
+        sequence = row.sequence
+        self.kv_cache.commit(sequence, len(row.token_ids) - row.num_drafts + result.num_accepted)
+        sequence.last_tick = self._tick
+        if result.scored:
+            sequence.num_scored += len(result.scored)
+            sequence.output.prompt_logprobs += result.scored
+        if result.token_ids:
+            self._accept(sequence, result, now_s)
+        elif sequence.num_uncomputed_tokens == 0:
+            sequence.end(FinishReason.STOP if result.is_complete else FinishReason.LENGTH)
+        if sequence.num_computed_tokens > sequence.num_tokens:  # accepted drafts behind the end
+            self.kv_cache.truncate(sequence, sequence.num_tokens)
+
+    def _note_drafts(self, row: Row, result: RowOutput) -> None:
+        assert self._speculation is not None  # noqa: S101 - else there are no drafts
+        self._speculation.note(row, result.num_accepted if result.computed else None)
+        if result.computed:
+            row.sequence.num_drafted += row.num_drafts
+
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Append the drawn tokens one by one, up to the first that ends the choice."""
         request = sequence.request
         if request.first_token_s is None:
             request.first_token_s = now_s
-        logprobs = result.logprobs
+        num_before, logprobs = sequence.num_tokens, result.logprobs
         for index, token_id in enumerate(result.token_ids):
             sequence.token_ids.append(token_id)
             sequence.num_tokens += 1
@@ -324,6 +367,7 @@ class Scheduler:
             if reason is not None:
                 sequence.end(reason)
                 break
+        sequence.num_accepted += min(result.num_accepted, sequence.num_tokens - num_before)
         if result.is_complete:
             sequence.end(FinishReason.STOP)
 

@@ -25,7 +25,7 @@ from paceline.kv_cache import (
 )
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
-from paceline.request import SECONDS_PER_PRIORITY, RequestOptions
+from paceline.request import MAX_DRAFT, SECONDS_PER_PRIORITY, RequestOptions
 from paceline.scheduling.telemetry import RequestRecord
 from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
 
@@ -134,6 +134,8 @@ class Request:
             cached_tokens=self.num_cached,
             cached_from=self.cached_from,
             completion_tokens=sum(one.output.num_generated for one in self.sequences),
+            draft_tokens=sum(one.num_drafted for one in self.sequences),
+            accepted_tokens=sum(one.num_accepted for one in self.sequences),
             queue_s=started - self.submitted_s,
             prefill_s=(now_s if first is None else first) - started,
             decode_s=0.0 if first is None else now_s - first,
@@ -152,6 +154,16 @@ class Request:
             priority=self.options.priority,
             submitted_s=self.submitted_s,
         )
+
+
+def most_drafts(params: SamplingParams, options: RequestOptions) -> int:
+    """Return how many tokens of a choice may be proposed in a tick.
+
+    None where something looks at one token after the other outside of the pass: a GBNF grammar, a logits processor.
+    """
+    if not options.speculation or params.grammar is not None or params.logits_processors:
+        return 0
+    return MAX_DRAFT if options.max_draft is None else options.max_draft
 
 
 def prefix_namespace(options: RequestOptions) -> Namespace:
@@ -177,7 +189,10 @@ class Sequence:
         "last_tick",
         "layout",
         "limit",
+        "max_draft",
+        "num_accepted",
         "num_computed_tokens",
+        "num_drafted",
         "num_prompt_tokens",
         "num_scored",
         "num_tokens",
@@ -207,6 +222,8 @@ class Sequence:
         self.layout = request.layout
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
+        self.max_draft = most_drafts(params, options)
+        self.num_drafted = self.num_accepted = 0
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None

@@ -34,7 +34,7 @@ class BatchBuilder:
             most -= self._add(sequence, min(room, sequence.limit - self._allocated.get(sequence.key, 0)))
 
     def add_decode(self, decoders: Sequence[SequenceView], most: int) -> None:
-        """Add at most `most` tokens together, in this order: one each as far as they go, drafts with what is left.
+        """Add at most `most` tokens together, in this order: one each as far as they go, more with what is left.
 
         For sequences that have no allocation yet.
         """

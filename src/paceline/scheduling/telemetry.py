@@ -48,6 +48,10 @@ class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_new: int
     first: bool
 
+    def taken(self, num_new: int) -> RowRecord:
+        """Return the same with what came out of a row with drafts: what was drawn behind its end did not."""
+        return msgspec.structs.replace(self, num_new=num_new)
+
 
 class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
@@ -189,7 +193,7 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
         position=row.position,
         num_tokens=len(row.token_ids),
         num_decode=int(sequence.is_decoding),
-        num_drafts=0,
+        num_drafts=row.num_drafts,
         num_new=len(result.token_ids),
         first=bool(result.token_ids) and sequence.num_tokens == sequence.num_prompt_tokens,
     )

@@ -11,7 +11,7 @@ import msgspec
 class SequenceView(Protocol):
     """One running sequence as a strategy sees it. It counts tokens, not phases.
 
-    key: its name in a `TokenAllocation`. num_prompt_tokens: of its prompt; num_tokens: prompt, generated and proposed;
+    key: its name in a `TokenAllocation`. num_prompt_tokens: of its prompt; num_tokens: prompt and generated;
     num_computed_tokens: in the KV cache. num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in
     this tick, 1 <= limit <= num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed
     tokens yields its next token (the last chunk of a prompt is prefill). order: place by arrival, lower came first.
@@ -82,7 +82,7 @@ class TokenAllocation(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class BatchStrategy(Protocol):
-    """Decides what goes into the next tick.
+    """Decides what goes into the next tick. What speculation proposes goes in behind it, where there is room.
 
     `plan` returns allocations: each key once and from the view, 1 <= num_tokens <= that sequence's limit, together at most
     `budget`, at least one. It must keep nothing of the view, nor wait, nor change anything: the result follows from the view

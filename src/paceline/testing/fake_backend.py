@@ -273,6 +273,10 @@ class FakeBackend:
         """Load a saved state."""
         self.memory.load_state(seq_id, data, end)
 
+    def truncate(self, seq_id: int, end: int) -> None:
+        """Remove the last positions of a sequence."""
+        self.memory.truncate(seq_id, end)
+
     def remove(self, seq_id: int) -> None:
         """Remove a sequence."""
         self.memory.remove(seq_id)
@@ -350,26 +354,43 @@ class FakeBackend:
             adapters = mix(adapters + int.from_bytes(self._adapters[name]) + round(scale * 1000))
         num_before = self.memory.length(sequence.seq_id)
         part = None if row.item is None else (row.item, row.offset)
-        history = self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters, part)
-        error = self._fail_row(row) if self._fail_row is not None and row.draws else None
-        if error is not None:
-            return RowOutput(error=error)
+        self.memory.append(sequence.seq_id, row.position, row.token_ids, adapters, part)
         output = RowOutput()
+        error = self._fail_row(row) if self._fail_row is not None and row.draws else None
         if row.targets:
             before = self.memory.hashes(sequence.seq_id)[num_before:]  # up to the token before each target
             output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
-        if row.draws:
-            assert isinstance(sequence.sampler, FakeSampler)  # noqa: S101 - made above
-            try:
-                token, output.is_complete = sequence.sampler.draw_constrained(history)
-            except Exception as raised:  # noqa: BLE001 - the row fails, and no other
-                return RowOutput(scored=output.scored, error=as_paceline_error(raised))
-            if token is None:
-                return output
-            output.token_ids = [token]
-            if row.num_logprobs is not None:
-                output.logprobs = [self._logprobs(history, token, row)]
+        if error is not None:
+            output = RowOutput(error=error)
+        elif row.draws:
+            self._draw(row, output)
+        output.num_accepted = row.num_right(output.token_ids)
+        num_wrong = row.num_drafts - output.num_accepted
+        if num_wrong:
+            self.memory.truncate(sequence.seq_id, row.position + len(row.token_ids) - num_wrong)
         return output
+
+    def _draw(self, row: Row, output: RowOutput) -> None:
+        """Draw behind the last known token, and behind each draft while they are right."""
+        sampler, seq_id = row.sequence.sampler, row.sequence.seq_id
+        assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
+        assert seq_id is not None  # noqa: S101 - it runs
+        drawn: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for history, draft in zip(self.memory.hashes(seq_id)[-1 - row.num_drafts :], [*row.drafts, None], strict=True):
+            try:
+                token, output.is_complete = sampler.draw_constrained(history)
+            except Exception as raised:  # noqa: BLE001 - the row fails, and no other
+                output.error = as_paceline_error(raised)
+                break
+            if token is None:
+                break
+            drawn.append(token)
+            if row.num_logprobs is not None:
+                logprobs.append(self._logprobs(history, token, row))
+            if token != draft or token == EOS or output.is_complete:
+                break
+        output.token_ids, output.logprobs = drawn, logprobs
 
     def _logprobs(self, history: int, token_id: int, row: Row) -> TokenLogprobs:
         k = row.num_logprobs or 0
@@ -407,4 +428,6 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
         max_tick_s=0.2,
         embed_tokens=256,
         embed_texts=8,
+        max_drafts=16 if memory.kind == "attention" else 0,
+        n_vocab=BOS + 1,
     )

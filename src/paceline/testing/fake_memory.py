@@ -276,14 +276,27 @@ class FakeMemory:
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in range(end - first)]
 
+    def truncate(self, seq_id: int, end: int) -> None:
+        """Remove the positions of a sequence from `end` on, behind the first, where nothing lies beside its cells."""
+        held = self._sequence(seq_id)
+        if self.kind != "attention":
+            raise Unsupported(f"{self.kind} memory cannot be cut at {end}")
+        if not 0 < end <= held.next_position:
+            raise InvalidParams(f"sequence {seq_id} holds {held.next_position} tokens, not {end}")
+        num_kept = held.num_before(end)
+        self._release(held.cells[num_kept:])
+        del held.hashes[num_kept:], held.ends[num_kept:], held.cells[num_kept:]
+
     def remove(self, seq_id: int) -> None:
         """Remove a sequence."""
-        held = self._sequence(seq_id)
-        for cell in held.cells:
+        self._release(self._sequence(seq_id).cells)
+        self._sequences[seq_id] = FakeSequence()
+
+    def _release(self, cells: list[int]) -> None:
+        for cell in cells:
             self._num_owners[cell] -= 1
             if not self._num_owners[cell]:
                 self._free.append(cell)
-        self._sequences[seq_id] = FakeSequence()
 
     def _sequence(self, seq_id: int) -> FakeSequence:
         if not 0 <= seq_id < len(self._sequences):

@@ -55,7 +55,7 @@ def sampler_of(constraint: Any) -> ConstrainedSampler:
 def test_a_fill_that_exits_fails_its_slot_and_keeps_the_thread() -> None:
     filler = MaskFiller(1, 32)
     for _ in range(6):  # more often than there are threads
-        (job,) = filler.begin([exiting])
+        (job,) = filler.begin([([exiting], 1)])
         assert filler.finish([job], 5)
         assert isinstance(job.error, SystemExit)
 
@@ -65,7 +65,7 @@ def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
     filler = MaskFiller(8, 32)
     late: list[int] = []
     stuck = [own.fill_mask] * filler._num_threads
-    jobs = filler.begin([*stuck, lambda _: bool(late.append(1))])
+    jobs = filler.begin([([fill], 1) for fill in [*stuck, lambda _: bool(late.append(1))]])
     begin = time.monotonic()
     assert not filler.finish(jobs, 0.2)
     assert time.monotonic() - begin < 1
@@ -85,7 +85,9 @@ def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.M
 
     backend = object.__new__(LlamaBackend)
     backend._masks, backend._context = MaskFiller(2, 32), None
-    rows: Any = [SimpleNamespace(sequence=SimpleNamespace(sampler=sampler_of(own)), draws=True)]
+    rows: Any = [
+        SimpleNamespace(sequence=SimpleNamespace(sampler=sampler_of(own)), draws=True, drafts=[], num_drafts=0)
+    ]
     begin = time.monotonic()
     with pytest.raises(RuntimeError):
         backend._constrained_step(SimpleNamespace(step=step), rows)  # type: ignore[arg-type]
@@ -97,7 +99,7 @@ def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Ow
     """The engine runs a pass that failed again, without its rows whose constraints are in use."""
     sampler = sampler_of(own)
     filler = MaskFiller(1, 32)
-    jobs = filler.begin([sampler.fill_mask])
+    jobs = filler.begin([([sampler.fill_mask], 1)])
     assert own.begun.wait(5)
     with pytest.raises(SamplingError, match="still fills"):
         sampler.fill_mask(filler.slots.words(0))
@@ -107,5 +109,5 @@ def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Ow
 
 
 def test_a_constraint_that_exits_when_it_accepts_ends_its_choice(own: Own) -> None:
-    output: Any = SimpleNamespace(error=None, token_ids=(1,), scored=())
+    output: Any = SimpleNamespace(error=None, token_ids=(1,), scored=(), num_accepted=0)
     assert "SystemExit" in str(sampler_of(own).settle(output).error)

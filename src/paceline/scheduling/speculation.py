@@ -1,0 +1,204 @@
+"""Speculation: adds drafts to the rows of a tick, behind everybody's decode row and what prefill is due. Pure.
+
+Which sequences get how many drafts follows from their acceptance and from the costs (`draft_depth`); which tokens, from the
+drafter. What a pass does with them is in `Row` and `RowOutput`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from paceline.clock import Clock
+from paceline.errors import DrafterError
+from paceline.kv_cache import KVCache
+from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.decode_cost import DecodeCost
+from paceline.scheduling.draft_depth import FIRST_WORTH, Acceptance, choose_depths, trial_depth
+from paceline.scheduling.drafter import Drafter
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.plan import Row
+from paceline.scheduling.sequence import Sequence
+
+_GAIN = 0.1  # of a new measurement of what a proposal takes
+_SHARED_GAIN = 0.05  # of a sequence's verdicts for what later sequences are taken to have at first
+_KEPT_FOR = 16  # ticks for which a choice of depths is kept while nothing else changes
+
+
+class DraftingSequence:
+    """What is known of a sequence that may have drafts.
+
+    num_observed: tokens that the drafter knows of it; 0 before it knows the sequence. num_proposed: of the proposal that no
+    pass has verified yet.
+    """
+
+    __slots__ = ("acceptance", "num_observed", "num_proposed")
+
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance = acceptance
+        self.num_observed = self.num_proposed = 0
+
+
+class DepthChooser:
+    """Chooses the depths of a tick, from what passes and proposals take. draft_s: seconds of a proposal."""
+
+    def __init__(self, cost_model: TickCostModel, decode_cost: DecodeCost) -> None:
+        self._model, self._decode_cost = cost_model, decode_cost
+        self.draft_s = 0.0
+        self._key: object = None
+        self._depths: list[int] = []
+        self._num_left = 0
+
+    def note_drafting(self, seconds: float) -> None:
+        """Learn what a proposal takes."""
+        self.draft_s += _GAIN * (seconds - self.draft_s)
+
+    def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
+        """Return how many drafts each candidate gets beside these rows; `most`: all together."""
+        num_decode = sum([row.sequence.is_decoding for row in rows])
+        num_tokens = sum([len(row.token_ids) for row in rows])
+        key = (num_decode, num_tokens, min(most, 128), [(round(one, 2), cap) for one, cap in candidates])
+        self._num_left -= 1
+        if self._num_left < 0 or key != self._key:
+            num_outputs = sum([row.num_outputs for row in rows])
+            of_pass = partial(self._seconds, num_decode, num_tokens, num_outputs, num_cells)
+            seconds = self._with_drafting(of_pass, len(candidates))
+            self._depths = choose_depths(candidates, num_decode, seconds, most)
+            self._key, self._num_left = key, _KEPT_FOR
+        return self._depths
+
+    def _with_drafting(self, seconds: Callable[[int], float], num_candidates: int) -> Callable[[int], float]:
+        return lambda num_drafts: seconds(num_drafts) + self.draft_s * min(num_drafts, num_candidates)
+
+    def _seconds(self, num_decode: int, num_tokens: int, num_outputs: int, num_cells: int, num_drafts: int) -> float:
+        """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""
+        model, total = self._model, num_tokens + num_drafts
+        if num_tokens == num_decode and (seen_s := self._decode_cost.seen_seconds(total)) is not None:
+            return seen_s + self._cells_s(total, num_cells)
+        added_s = model.mean_seconds(total, num_cells, num_outputs + num_drafts)
+        added_s -= model.mean_seconds(num_tokens, num_cells, num_outputs)
+        return self._decode_cost.seconds(num_decode) + self._cells_s(num_decode, num_cells) + added_s
+
+    def _cells_s(self, num_rows: int, num_cells: int) -> float:
+        model = self._model
+        return model.mean_seconds(num_rows, num_cells, num_rows) - model.mean_seconds(num_rows, 0, num_rows)
+
+
+class Speculation:
+    """Asks the drafter for drafts, and tells it what came of them. On the engine's thread."""
+
+    def __init__(self, drafter: Drafter, limits: Limits, chooser: DepthChooser, clock: Clock) -> None:
+        self._drafter, self._limits, self._chooser, self._clock = drafter, limits, chooser, clock
+        self._sequences: dict[Sequence, DraftingSequence] = {}
+        self._usual = FIRST_WORTH  # acceptance of all sequences
+        self._failed: list[tuple[Sequence, DrafterError]] = []  # since the last tick
+
+    def add_drafts(self, rows: list[Row], kv_cache: KVCache) -> list[tuple[Sequence, DrafterError]]:
+        """Add drafts to these rows of a pass; return the open sequences for which the drafter failed, and how."""
+        self._add_all(rows, kv_cache)
+        failed, self._failed = self._failed, []
+        return [(sequence, error) for sequence, error in failed if sequence.reason is None]
+
+    def _add_all(self, rows: list[Row], kv_cache: KVCache) -> None:
+        num_tokens = sum([len(row.token_ids) for row in rows])
+        room = min(self._limits.max_drafts, self._limits.n_batch - num_tokens, kv_cache.num_free - num_tokens)
+        candidates = [row for row in rows if row.draws and row.sequence.is_decoding and self._cap(row.sequence) > 0]
+        if room <= 0 or not candidates:
+            return
+        for row, depth in zip(candidates, self._depths(candidates, rows, kv_cache.num_cells, int(room)), strict=True):
+            try:
+                if depth:
+                    self._add(row, self._sequences[row.sequence], depth)
+            except DrafterError as error:
+                self._failed.append((row.sequence, error))
+
+    def note(self, row: Row, num_accepted: int | None) -> None:
+        """Take in how many drafts of a row were right; None: no pass verified them."""
+        known = self._sequences[row.sequence]
+        num_wrong, known.num_proposed = known.num_proposed - (num_accepted or 0), 0
+        if num_accepted is not None:
+            known.acceptance.observe(row.num_drafts, num_accepted)
+            is_right = num_accepted == row.num_drafts
+            self._usual += _SHARED_GAIN * (num_accepted / (num_accepted + (not is_right)) - self._usual)
+        try:
+            if num_wrong:
+                self._call("rollback", row.sequence.key, num_wrong)
+        except DrafterError as error:
+            self._failed.append((row.sequence, error))
+
+    def forget_gone(self) -> None:
+        """Forget the sequences that have no slot any more; one that is only preempted begins anew."""
+        self._forget([one for one in self._sequences if one.slot is None])
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        self._forget(list(self._sequences))
+
+    def _cap(self, sequence: Sequence) -> int:
+        """Return how many drafts a sequence may have now: one drawn token follows them, which may be its last."""
+        most = min(sequence.max_draft, self._limits.max_positions - sequence.num_tokens)
+        max_tokens = sequence.request.params.max_tokens
+        return most if max_tokens is None else min(most, max_tokens - sequence.output.num_generated - 1)
+
+    def _depths(self, candidates: list[Row], rows: list[Row], num_cells: int, room: int) -> list[int]:
+        """Return how many drafts to ask for, for each candidate: as many as pay, or a trial's."""
+        known = [self._known(row.sequence) for row in candidates]
+        caps = [self._cap(row.sequence) for row in candidates]
+        worths = [one.acceptance.probability for one in known]
+        depths = list(self._chooser.choose(list(zip(worths, caps, strict=True)), rows, num_cells, room))
+        num_left = room - sum(depths)
+        for index, (one, cap) in enumerate(zip(known, caps, strict=True)):
+            if depths[index]:
+                one.acceptance.has_drafts()
+            elif one.acceptance.is_due():
+                depths[index] = trial_depth(min(cap, num_left))
+                num_left -= depths[index]
+        return depths
+
+    def _known(self, sequence: Sequence) -> DraftingSequence:
+        known = self._sequences.get(sequence)
+        if known is None:
+            known = self._sequences[sequence] = DraftingSequence(Acceptance(self._usual))
+        return known
+
+    def _add(self, row: Row, known: DraftingSequence, depth: int) -> None:
+        """Ask for drafts of a row and add them."""
+        sequence, begin_s = row.sequence, self._clock.now()
+        if not known.num_observed:
+            self._call("begin", sequence.key, sequence.token_ids)
+        elif known.num_observed < sequence.num_tokens:
+            self._call("observe", sequence.key, sequence.token_ids[known.num_observed :])
+        known.num_observed = sequence.num_tokens
+        drafts = self._checked(self._call("propose", sequence.key, depth), depth)
+        self._chooser.note_drafting(self._clock.now() - begin_s)
+        known.num_proposed = row.num_drafts = len(drafts)
+        if drafts:
+            row.token_ids = row.token_ids + drafts  # a new list: the other may be the sequence's own
+
+    def _checked(self, proposed: Any, depth: int) -> list[int]:
+        try:
+            drafts = [operator.index(token_id) for token_id in proposed]
+        except TypeError:
+            raise self._error(f"must propose token ids, not {proposed!r:.80}") from None
+        if len(drafts) > depth:
+            raise self._error(f"proposed {len(drafts)} tokens where {depth} were asked for")
+        wrong = [one for one in drafts if not 0 <= one < self._limits.n_vocab]
+        if wrong:
+            raise self._error(f"proposed token {wrong[0]}, and the vocabulary has {self._limits.n_vocab}")
+        return drafts
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if self._sequences.pop(sequence).num_observed:
+                self._call("end", sequence.key)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._drafter, name)(*arguments)
+        except Exception as error:
+            raise self._error(f"failed to {name}: {error!r:.500}") from error
+
+    def _error(self, message: str) -> DrafterError:
+        return DrafterError(f"drafter {type(self._drafter).__name__} {message}")

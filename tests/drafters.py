@@ -1,0 +1,48 @@
+"""Drafters that know what will come, as far as a test tells them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+
+class Oracle:
+    """Proposes what the sequences of `futures` go on with, each token with some probability a wrong one. Checks its calls.
+
+    futures: prompts with all that is generated. num_proposals: those that were not empty.
+    """
+
+    def __init__(self, futures: Sequence[Sequence[int]] = (), *, error_rate: float = 0.0, seed: int = 0) -> None:
+        self.futures = [list(one) for one in futures]
+        self.known: dict[int, list[int]] = {}
+        self.proposed: dict[int, list[int]] = {}
+        self.num_proposals = 0
+        self._error_rate, self._random = error_rate, random.Random(seed)
+
+    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+        assert key not in self.known, "begun twice"
+        self.known[key] = list(token_ids)
+
+    def propose(self, key: int, max_tokens: int) -> list[int]:
+        assert max_tokens >= 1
+        assert not self.proposed.get(key), "the last proposal was neither observed nor rolled back"
+        known = self.known[key]
+        future = next((one for one in self.futures if len(one) > len(known) and one[: len(known)] == known), known)
+        right = future[len(known) : len(known) + max_tokens]
+        drafts = [self._random.randrange(258) if self._random.random() < self._error_rate else one for one in right]
+        self.proposed[key] = drafts
+        self.num_proposals += bool(drafts)
+        return drafts
+
+    def rollback(self, key: int, num_tokens: int) -> None:
+        assert 1 <= num_tokens <= len(self.proposed[key])
+        del self.proposed[key][-num_tokens:]
+
+    def observe(self, key: int, token_ids: Sequence[int]) -> None:
+        right = self.proposed.pop(key, [])
+        assert list(token_ids[: len(right)]) == right, "an accepted draft is no token of the sequence"
+        self.known[key] += token_ids
+
+    def end(self, key: int) -> None:
+        del self.known[key]
+        self.proposed.pop(key, None)
