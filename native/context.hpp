@@ -18,7 +18,6 @@
 #include "batch.hpp"
 #include "model.hpp"
 #include "process.hpp"
-#include "state_bytes.hpp"
 #include "thread_pools.hpp"
 #include "window_pins.hpp"
 #include "worker_pool.hpp"
@@ -103,17 +102,17 @@ public:
 
     // The state, and the last position it holds. A partial one is restored onto a sequence that still holds that position
     // and gives up what it has behind it.
-    std::pair<StateBytes, int32_t> save(int32_t seq_id, bool partial) const;
+    std::pair<std::vector<uint8_t>, int32_t> save(int32_t seq_id, bool partial) const;
     void restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last);
 
     // Positions [first, end) of a sequence as a state of their own, by way of an empty sequence `scratch`; only where any
     // part of a memory can be shared. What was saved as [state_first, state_end) is added behind position first - 1.
     // Where has_state_apart() these are cells without the state, as copy_cells() shares them.
-    StateBytes save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t> save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                     int32_t scratch);
     // Positions [first, end) of what was saved, as save_range() would have saved them.
-    StateBytes cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t> cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
 
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
     std::pair<int32_t, int32_t> threads() const;
@@ -155,15 +154,15 @@ private:
     void                  pin_added(int32_t seq_id);
     void                  check_seq(const char * name, int32_t seq_id) const;
     Positions             positions_locked(int32_t seq_id) const;
-    StateBytes            save_locked(int32_t seq_id, llama_state_seq_flags flags) const;
+    std::vector<uint8_t>  save_locked(int32_t seq_id, llama_state_seq_flags flags) const;
     // A state leaves out what the window of its last position no longer covers, so ranges are saved in shorter pieces.
     int32_t               piece_end(int32_t first, int32_t end) const;
-    StateBytes            save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
-    StateBytes            save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t>  save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t>  save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void                  load_bare(int32_t seq_id, std::span<const uint8_t> cells, Positions saved, int32_t first, int32_t end,
                                     int32_t scratch);
     void                  place_bare(std::span<const uint8_t> cells, int32_t scratch);
-    StateBytes            bare_cells(int32_t scratch); // as save_bare() returns them
+    std::vector<uint8_t>  bare_cells(int32_t scratch); // as save_bare() returns them
     bool                  is_bare(int32_t seq_id, Positions expected);
     void                  drop_state(int32_t seq_id); // that was shared with cells, as far as llama.cpp can
     void                  check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const;
@@ -172,7 +171,7 @@ private:
     int32_t               num_held(int32_t seq_id) const; // positions, with a state or without
     void load_piece(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
     void place_piece(std::span<const uint8_t> state, Positions saved, int32_t scratch);
-    StateBytes            cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t>  cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
     void for_each_piece(std::span<const uint8_t> state, Positions saved,
                         const std::function<void(std::span<const uint8_t>, Positions)> & use) const;
     // Recurrent state cannot be cut back, so before a batch it is shared with a second sequence id per sequence, which

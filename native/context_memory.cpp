@@ -22,7 +22,7 @@ constexpr size_t HEADER_SIZE = sizeof(uint32_t) + sizeof(llama_seq_id);
 const std::string WRONG_POSITIONS = "the saved range holds other positions than it was saved with";
 
 // Of a range in pieces: each with its size in front.
-void append_piece(StateBytes & state, const StateBytes & piece) {
+void append_piece(std::vector<uint8_t> & state, const std::vector<uint8_t> & piece) {
     const uint64_t size  = piece.size();
     const auto *   bytes = reinterpret_cast<const uint8_t *>(&size);
     state.insert(state.end(), bytes, bytes + sizeof(size));
@@ -203,7 +203,7 @@ void Context::clear(bool data) {
 
 // ---- state
 
-std::pair<StateBytes, int32_t> Context::save(int32_t seq_id, bool partial) const {
+std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool partial) const {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
     check_has_state("seq_id", seq_id);
@@ -212,8 +212,8 @@ std::pair<StateBytes, int32_t> Context::save(int32_t seq_id, bool partial) const
     return {save_locked(seq_id, flags), held.max};
 }
 
-StateBytes Context::save_locked(int32_t seq_id, llama_state_seq_flags flags) const {
-    StateBytes                  state(llama_state_seq_get_size_ext(get(), seq_id, flags));
+std::vector<uint8_t> Context::save_locked(int32_t seq_id, llama_state_seq_flags flags) const {
+    std::vector<uint8_t>        state(llama_state_seq_get_size_ext(get(), seq_id, flags));
     LogCapture                  log;
     const size_t                size = llama_state_seq_get_data_ext(get(), state.data(), state.size(), seq_id, flags);
     if (size == 0 || size > state.size()) {
@@ -276,7 +276,7 @@ int32_t Context::piece_end(int32_t first, int32_t end) const {
     return n_swa_ == 0 ? end : std::min(end, (first / n_swa_ + 1) * n_swa_);
 }
 
-StateBytes Context::save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
     std::lock_guard<std::mutex> lock(mutex());
     check_range(seq_id, first, end, scratch);
     const Positions held = positions_locked(seq_id);
@@ -294,14 +294,14 @@ StateBytes Context::save_range(int32_t seq_id, int32_t first, int32_t end, int32
     if (n_swa_ == 0) {
         return save_piece(seq_id, first, end, scratch);
     }
-    StateBytes state;
+    std::vector<uint8_t> state;
     for (int32_t next = first; next < end; next = piece_end(next, end)) {
         append_piece(state, save_piece(seq_id, next, piece_end(next, end), scratch));
     }
     return state;
 }
 
-StateBytes Context::cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+std::vector<uint8_t> Context::cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                                         int32_t scratch) {
     std::lock_guard<std::mutex> lock(mutex());
     check_scratch(first, end, scratch);
@@ -312,7 +312,7 @@ StateBytes Context::cut_range(std::span<const uint8_t> state, Positions saved, i
     if (has_state_apart_ || n_swa_ == 0) {
         return cut_piece(state, saved, first, end, scratch);
     }
-    StateBytes cut;
+    std::vector<uint8_t> cut;
     for_each_piece(state, saved, [&](std::span<const uint8_t> piece, Positions held) {
         const int32_t from = std::max(first, held.min);
         const int32_t to   = std::min(end, held.max + 1);
@@ -323,7 +323,7 @@ StateBytes Context::cut_range(std::span<const uint8_t> state, Positions saved, i
     return cut;
 }
 
-StateBytes Context::cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+std::vector<uint8_t> Context::cut_piece(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                                         int32_t scratch) {
     const EmptiedAfter scratch_is_empty_again{memory(), scratch};
     has_state_apart_ ? place_bare(state, scratch) : place_piece(state, saved, scratch);
@@ -332,14 +332,14 @@ StateBytes Context::cut_piece(std::span<const uint8_t> state, Positions saved, i
     if (!has_state_apart_) {
         return save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
     }
-    StateBytes cells = bare_cells(scratch);
+    std::vector<uint8_t> cells = bare_cells(scratch);
     if (!is_bare(scratch, {first, end - 1})) {
         fail("StateError", WRONG_POSITIONS);
     }
     return cells;
 }
 
-StateBytes Context::save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+std::vector<uint8_t> Context::save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
     if (first == 0 && end == positions_locked(seq_id).max + 1) {
         return save_locked(seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
     }
@@ -350,18 +350,18 @@ StateBytes Context::save_piece(int32_t seq_id, int32_t first, int32_t end, int32
 
 // A state is [header][cells][what a partial one has]. Saved are the cells; they are loaded with the header and the end of an
 // empty sequence's partial state.
-StateBytes Context::save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+std::vector<uint8_t> Context::save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
     llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
     const EmptiedAfter scratch_is_empty_again{memory(), scratch};
     drop_state(scratch);
     return bare_cells(scratch);
 }
 
-StateBytes Context::bare_cells(int32_t scratch) {
-    StateBytes   state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
-    const size_t rest  = llama_state_seq_get_size_ext(get(), scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - HEADER_SIZE;
+std::vector<uint8_t> Context::bare_cells(int32_t scratch) {
+    std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
+    const size_t         rest  = llama_state_seq_get_size_ext(get(), scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - HEADER_SIZE;
     if (!is_layout_checked_) {
-        const StateBytes partial = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        const std::vector<uint8_t> partial = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         if (partial.size() != rest + HEADER_SIZE || state.size() < rest + HEADER_SIZE ||
             !std::equal(partial.begin() + HEADER_SIZE, partial.end(), state.end() - static_cast<std::ptrdiff_t>(rest))) {
             fail("Unsupported", "llama.cpp keeps states of the architecture " + model_->architecture() + " in another order");
@@ -369,12 +369,12 @@ StateBytes Context::bare_cells(int32_t scratch) {
         is_layout_checked_ = true;
     }
     state.resize(state.size() - rest);
-    state.erase(state.begin(), state.begin() + HEADER_SIZE); // both are some bytes: not worth a copy of the size they leave
+    state.erase(state.begin(), state.begin() + HEADER_SIZE); // some bytes are not worth a copy into memory of their own
     return state;
 }
 
 void Context::place_bare(std::span<const uint8_t> cells, int32_t scratch) {
-    StateBytes state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    std::vector<uint8_t> state = save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     state.insert(state.begin() + HEADER_SIZE, cells.begin(), cells.end());
     LogCapture log;
     if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), scratch, LLAMA_STATE_SEQ_FLAGS_NONE) == 0) {

@@ -25,7 +25,7 @@ struct Context::Snapshot {
     int32_t              next; // the first position of the batch in it
     int32_t              last; // that it held; below next - 1 where the batch leaves positions out
     bool                 shadowed = false;
-    StateBytes window; // state of the sliding window and recurrent layers, if the batch can overwrite the window
+    std::vector<uint8_t> window; // state of the sliding window and recurrent layers, if the batch can overwrite the window
 };
 
 void Context::check_batch(const Batch & batch) const {

@@ -28,14 +28,13 @@ template <typename Array> auto copied(const Array & array) {
 }
 
 // An array that owns its memory.
-template <typename T, typename Allocator>
-nb::object to_numpy(std::vector<T, Allocator> && values, std::initializer_list<size_t> shape) {
-    auto *      kept  = new std::vector<T, Allocator>(std::move(values));
-    nb::capsule owner(kept, [](void * data) noexcept { delete static_cast<std::vector<T, Allocator> *>(data); });
+template <typename T> nb::object to_numpy(std::vector<T> && values, std::initializer_list<size_t> shape) {
+    auto *      kept  = new std::vector<T>(std::move(values));
+    nb::capsule owner(kept, [](void * data) noexcept { delete static_cast<std::vector<T> *>(data); });
     return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), shape, owner));
 }
 
-template <typename T, typename Allocator> nb::object to_numpy(std::vector<T, Allocator> && values) {
+template <typename T> nb::object to_numpy(std::vector<T> && values) {
     const size_t size = values.size();
     return to_numpy(std::move(values), {size});
 }

@@ -83,7 +83,7 @@ template <std::vector<float> (Context::*read)(int32_t) const> nb::object read_ro
 }
 
 nb::tuple save(const Context & context, int32_t seq_id, bool partial) {
-    std::pair<StateBytes, int32_t> saved;
+    std::pair<std::vector<uint8_t>, int32_t> saved;
     {
         Unlocked unlocked;
         saved = context.save(seq_id, partial);
@@ -98,7 +98,7 @@ void restore(Context & context, int32_t seq_id, const Bytes & state, bool partia
 }
 
 nb::object save_range(Context & context, int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
-    StateBytes state;
+    std::vector<uint8_t> state;
     {
         Unlocked unlocked;
         state = context.save_range(seq_id, first, end, scratch);
@@ -114,7 +114,7 @@ void load_range(Context & context, int32_t seq_id, const Bytes & state, int32_t 
 
 nb::object cut_range(Context & context, const Bytes & state, int32_t saved_first, int32_t saved_end, int32_t first, int32_t end,
                      int32_t scratch) {
-    StateBytes cut;
+    std::vector<uint8_t> cut;
     {
         Unlocked unlocked;
         cut = context.cut_range(as_span(state), {saved_first, saved_end - 1}, first, end, scratch);

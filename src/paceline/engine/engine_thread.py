@@ -101,9 +101,22 @@ class EngineThread(ABC):
         if os.getpid() == self._process:
             self._inbox.put(Stop())
 
+    def end_when_lost(self, owner: object) -> None:
+        """Abandon the engine when nobody holds `owner` any more. The thread must not hold it while it runs.
+
+        An engine that has ended is not kept for that, whatever the callbacks of `ended` refer to.
+        """
+        weakref.finalize(owner, _abandon, weakref.ref(self)).atexit = False
+
     def close_at_exit(self) -> None:
         """End the engine before the interpreter does: passes and workers end, and every reader gets a terminal chunk."""
         self.close(drain=False, timeout_s=None, join_s=self._exit_join_s)
+
+
+def _abandon(thread: weakref.ref[EngineThread]) -> None:
+    running = thread()  # as long as it runs it is there
+    if running is not None:
+        running.abandon()
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -79,7 +78,7 @@ class InProcessEngine(BaseEngine):
         )
         self._thread = self._runner
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
-        weakref.finalize(self, self._runner.abandon).atexit = False
+        self._runner.end_when_lost(self)
 
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str:
         return self._backend.prepare_embedding(pooling, max(map(len, ids)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +85,7 @@ class FakeEngineClient(InProcessEngine):
         engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))
         self._runner = Runner(engine, self._inbox, self._router, self._clock, fake.abort, (fake.close,))
         self._thread = self._runner
-        weakref.finalize(self, self._runner.abandon).atexit = False
+        self._runner.end_when_lost(self)
 
 
 DEFAULT_BACKEND = "paceline.testing.fake_engine_client:make_backend"

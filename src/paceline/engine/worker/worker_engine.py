@@ -140,7 +140,7 @@ class WorkerEngine(BaseEngine):
         watch = self._watch(start_s)
         self._supervisor = Supervisor(setup, policy, self._inbox, self._router, self._clock, watch)
         self._thread = self._supervisor
-        weakref.finalize(self, self._supervisor.abandon).atexit = False
+        self._supervisor.end_when_lost(self)
         front: FrontModel | None = None
         try:  # the worker starts meanwhile
             front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides")) if trial is None else trial.model
