@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from paceline.engine.commands import Drain, Stop
 from paceline.engine.core import Engine
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.errors import EngineStopped, PacelineError
+from paceline.errors import Closed, EngineStopped, PacelineError
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of
 from paceline.scheduling.events import Event
 
@@ -166,7 +166,8 @@ class Runner(EngineThread):
 
     def _interrupt(self) -> None:
         if self._inbox.num_open or self._engine.is_calibrating:
-            self._abort()
+            with suppress(Closed):  # without requests the thread may have ended meanwhile
+                self._abort()
 
     def abandon(self) -> None:
         """See `EngineThread`; the requests that were cancelled still end in order."""

@@ -9,8 +9,9 @@ from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine import engine_thread
-from paceline.engine.commands import Command, Digest, Inspect, Submit
+from paceline.engine.commands import Command, Digest, Inspect, Stop, Submit
 from paceline.engine.core import Engine
+from paceline.errors import Closed
 
 
 class Passes:
@@ -97,3 +98,23 @@ def test_requests_that_come_at_once_wait_for_no_pass() -> None:
     with Running(calibration=passes) as engine:
         assert engine.submit("hello", max_tokens=2).wait_finished(LONG_S)
     assert passes.done == ["end"]
+
+
+def test_an_engine_that_ends_before_its_calibration_closes_in_order() -> None:
+    """Its context may be closed before what would abort a pass of the calibration is called."""
+
+    class Closing(Running):
+        def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+            self.inbox.close()
+            self.inbox.put(Stop())
+            self.runner._thread.join(LONG_S)
+            super().close(drain=drain, timeout_s=timeout_s)
+
+    passes = Passes(1000)
+    with Closing(calibration=passes) as engine:
+        engine.backend.abort = engine.runner._abort = _closed  # type: ignore[method-assign]
+    assert "pass" not in passes.done
+
+
+def _closed() -> None:
+    raise Closed("the context was closed")
