@@ -110,6 +110,10 @@ def test_files_that_are_no_adapter_are_refused(model: Model, tmp_path: Path, tin
     """Missing, garbage, a model, and an adapter for other sizes each raise AdapterError with the file's name."""
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"GGUF" + b"\xff" * 200)
+    text = tmp_path / "text.txt"
+    text.write_text("k3y-of-the-house")
+    with pytest.raises(AdapterError, match=r"text.txt: not a GGUF file: it does not begin with b'GGUF'$"):
+        model.load_adapter(text)
     other = write_lora(tmp_path / "other.gguf", LlamaSpec(n_embd=32, n_head=2, n_head_kv=1))
     for path in (tmp_path / "missing.gguf", garbage, tiny_models("llama"), other):
         with pytest.raises(AdapterError, match=path.name):

@@ -130,7 +130,7 @@ def test_every_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "the file is empty"),
-        (b"GGML" + bytes(100), r"not a GGUF file: it begins with b'GGML'"),
+        (b"GGML" + bytes(100), r"not a GGUF file: it does not begin with b'GGUF'$"),
         (b"GGUF", "ends in the middle of its header"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1 is not supported"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "promises 1152921504606846976 metadata values"),

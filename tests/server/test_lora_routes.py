@@ -201,12 +201,21 @@ def test_an_adapter_that_was_unloaded_is_no_name_of_the_model(folder: Path) -> N
 def test_a_file_that_is_no_adapter_is_refused(client: httpx.Client, folder: Path) -> None:
     """Each with its reason and field, and without the server's folders; nothing is loaded."""
     long = folder / ("x" * 300)
-    statuses = {folder / "none.gguf": 404, long: 404, folder / "llama.gguf": 400, folder / "other.gguf": 400}
+    secret = folder / "secret.txt"
+    secret.write_text("k3y-of-the-house")
+    statuses = {
+        folder / "none.gguf": 404,
+        long: 404,
+        folder / "llama.gguf": 400,
+        folder / "other.gguf": 400,
+        secret: 400,
+    }
     for path, status in statuses.items():
         response = load(client, "x", path)
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (status, "lora_path", "adapter_error")
         assert str(folder) not in error["message"]
+        assert "k3y" not in error["message"]
     assert names(client) == ["tiny"]
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same request may succeed."""
 
+_MAX_DIGITS: Final = 18
+
 
 def refused(response: httpx.Response, name: str, url: str) -> Exception:
     """Return the error for a status that is none of success. name: of the file."""
@@ -47,9 +49,15 @@ def content_range(text: str) -> tuple[int | None, int | None]:
     unit, _, rest = text.partition(" ")
     span, _, total = rest.partition("/")
     first = span.partition("-")[0]
-    if unit != "bytes" or not first.isdigit():
+    begin = whole_number(first)
+    if unit != "bytes" or begin is None:
         return None, None
-    return int(first), int(total) if total.isdigit() else None
+    return begin, whole_number(total)
+
+
+def whole_number(text: str) -> int | None:
+    """Return a length as headers write it, in ASCII digits; None for anything else, and from 10**18 on."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def is_weak(tag: str) -> bool:

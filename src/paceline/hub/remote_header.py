@@ -16,15 +16,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from paceline.errors import Aborted, HubUnavailable, ModelLoadError, ModelNotFound
+from paceline.errors import Aborted, DiskFull, HubUnavailable, ModelLoadError, ModelNotFound
 from paceline.hub.download import DownloadObserver
 from paceline.hub.download_bar import LineObserver
 from paceline.hub.file_choice import quantisations
-from paceline.hub.http_responses import PASSING, content_range, refused, retry_after_s
+from paceline.hub.http_responses import PASSING, content_range, refused, retry_after_s, whole_number
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
 from paceline.hub.references import HubReference, ModelReference, UrlReference, parse_reference, without_secrets
-from paceline.runtime.gguf_file import read_gguf
+from paceline.runtime.gguf_file import read_gguf_start
 
 if TYPE_CHECKING:
     import httpx
@@ -34,6 +34,7 @@ _log = logging.getLogger("paceline.hub")
 _FIRST_BYTES: Final = 1 << 20
 _GROWTH: Final = 8  # vocabularies of 250,000 tokens take some 10 MB
 _MOST_BYTES: Final = 1 << 26  # a header that does not end within these is damaged
+_MOST_FILE_BYTES: Final = 1 << 44
 _TIMEOUT_S: Final = 20.0
 _ATTEMPTS: Final = 3
 _LONGEST_WAIT_S: Final = 60.0
@@ -163,23 +164,33 @@ def _of_listed(listed: ListedModel) -> _RemoteModel:
 
 
 def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
-    path = folder / Path(file.name).name
+    """Request the header of a file, in a few steps at most, and return a sparse file of the whole file's length."""
     count = _FIRST_BYTES
     while True:
         data, total = first_bytes(file, count, locator.observer, locator.cancel)
-        is_whole = len(data) < count or len(data) == total
-        with path.open("wb") as target:
-            target.write(data)
-            target.truncate(max(total or 0, len(data)))
-        try:
-            if is_whole or read_gguf(path).header_bytes <= len(data):
-                return path
-        except ModelLoadError:
-            if not data.startswith(b"GGUF") or count >= _MOST_BYTES:
-                raise
+        is_short = len(data) < count
+        if is_short and total is not None and total > len(data):
+            raise HubUnavailable(
+                f"the server sent {len(data)} of the first {count} bytes of {file.name}; try again later"
+            )
+        file_bytes = len(data) if is_short else total
+        if file_bytes is not None and file_bytes > _MOST_FILE_BYTES:
+            raise ModelLoadError(f"{file.name}: the server says that it has {file_bytes} bytes, more than any model")
+        if read_gguf_start(data, file.name, file_bytes) is not None:
+            return _sparse_file(folder / Path(file.name).name, data, file_bytes or 0)
         if count >= _MOST_BYTES:
             raise ModelLoadError(f"{file.name}: its header does not end within {_MOST_BYTES >> 20} MiB")
         count *= _GROWTH
+
+
+def _sparse_file(path: Path, data: bytes, file_bytes: int) -> Path:
+    try:
+        with path.open("wb") as target:
+            target.write(data)
+            target.truncate(max(file_bytes, len(data)))
+    except OSError as error:
+        raise DiskFull(f"cannot keep the header of {path.name} in {path.parent}: {error.strerror or error}") from None
+    return path
 
 
 def first_bytes(
@@ -213,7 +224,7 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
     import httpx
 
     wanted = {**file.headers, "accept-encoding": "identity", "range": f"bytes=0-{count - 1}"}
-    data = b""
+    data = bytearray()
     try:
         with httpx.stream("GET", file.url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as response:
             if response.status_code in PASSING:
@@ -230,7 +241,7 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
                     break
                 if cancel.is_set():
                     raise Aborted(f"reading {file.name} was stopped")
-            return data[:count], _length_of(response)
+            return bytes(data[:count]), _length_of(response)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise HubUnavailable(f"cannot read {file.name} from {without_secrets(file.url)}: {error}") from None
 
@@ -239,5 +250,6 @@ def _length_of(response: httpx.Response) -> int | None:
     """Return the length of the whole file, where a response says it."""
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
         return content_range(response.headers.get("content-range", ""))[1]
-    length = response.headers.get("content-length", "")
-    return int(length) if length.isdecimal() and "content-encoding" not in response.headers else None
+    if "content-encoding" in response.headers:
+        return None
+    return whole_number(response.headers.get("content-length", ""))

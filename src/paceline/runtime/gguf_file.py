@@ -22,6 +22,7 @@ MAGIC: Final = b"GGUF"
 MAX_DIMS: Final = 4
 
 _SAMPLE_BYTES = 65536
+_MAX_SHOWN = 80  # bytes of a name in a message
 
 
 class ValueType(IntEnum):
@@ -82,29 +83,55 @@ def read_gguf(path: str | Path) -> GgufFile:
     """Read the header of the file at `path`. Raises `ModelLoadError` with the reason where it is not valid GGUF."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _HeaderReader(data, str(path)).read()
+            return _HeaderReader(data, str(path), len(data)).read()
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # mmap refuses an empty file
         raise ModelLoadError(f"{path}: the file is empty") from error
 
 
-class _HeaderReader:
-    """Reads the bytes in order; a read past the end raises ModelLoadError."""
+def read_gguf_start(data: bytes, name: str, file_bytes: int | None) -> GgufFile | None:
+    """Read the header of a file of which only the first bytes are here; None where the header may go on behind them.
 
-    def __init__(self, data: mmap.mmap, name: str) -> None:
+    file_bytes: the length of the whole file; None: not known. Takes memory in proportion to the bytes that are here, whatever
+    the header promises. Raises `ModelLoadError` where no header of such a file begins so.
+    """
+    try:
+        return _HeaderReader(data, name, file_bytes).read()
+    except _HeaderIsCut:
+        return None
+
+
+class _HeaderIsCut(Exception):
+    """The header goes on behind the bytes that are here."""
+
+
+class _HeaderReader:
+    """Reads the bytes in order. file_bytes: of the whole file, of which data is the beginning; None: not known.
+
+    A read past the end of the file raises ModelLoadError, one past the end of data alone _HeaderIsCut.
+    """
+
+    def __init__(self, data: mmap.mmap | bytes, name: str, file_bytes: int | None) -> None:
         self._data = data
         self._name = name
+        self._file_bytes = file_bytes
         self._at = 0
 
     def read(self) -> GgufFile:
         if self._data[:4] != MAGIC:
-            raise self._error(f"not a GGUF file: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+            raise self._error(f"not a GGUF file: it does not begin with {MAGIC!r}")
         self._at = 4
         try:
             return self._header()
         except (struct.error, OverflowError):  # the latter from lengths beyond what a machine can address
-            raise self._error(f"the file ends in the middle of its header, after {len(self._data)} bytes") from None
+            raise self._past_the_end() from None
+
+    def _past_the_end(self) -> Exception:
+        whole = self._file_bytes
+        if whole is None or (self._at <= whole and whole > len(self._data)):
+            return _HeaderIsCut()
+        return self._error(f"the file ends in the middle of its header, after {whole} bytes")
 
     def _header(self) -> GgufFile:
         version = self._number("I")
@@ -120,7 +147,7 @@ class _HeaderReader:
         for _ in self._promised(count, 13, "metadata values"):
             key = self._string()
             if key in metadata:
-                raise self._error(f"the key {key.decode(errors='replace')!r} is there twice")
+                raise self._error(f"the key {_shown(key)!r} is there twice")
             metadata[key] = self._value(key)
         return metadata
 
@@ -132,7 +159,7 @@ class _HeaderReader:
             return MetadataValue(kind, self._number(_CODES[kind]))
         item = self._type(key)
         if item is ValueType.ARRAY:
-            raise self._error(f"{key.decode(errors='replace')}: an array of arrays, which llama.cpp does not read")
+            raise self._error(f"{_shown(key)}: an array of arrays, which llama.cpp does not read")
         return MetadataValue(kind, self._array(item, self._number("Q")), item)
 
     def _array(self, item: ValueType, count: int) -> list[Any]:
@@ -147,22 +174,22 @@ class _HeaderReader:
         """Read strings; a large vocabulary spends nearly all its time in this loop, hence the local names."""
         data, at, length_at = self._data, self._at, _LENGTH
         found: list[bytes] = []
-        for _ in range(count):
-            start = at + 8
-            at = start + length_at(data, at)[0]
-            found.append(data[start:at])
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length_at(data, at)[0]
+                found.append(data[start:at])
+        finally:
+            self._at = at
         if at > len(data):
             raise struct.error
-        self._at = at
         return found
 
     def _tensor(self) -> TensorInfo:
         name = self._string()
         n_dims = self._number("I")
         if n_dims > MAX_DIMS:
-            raise self._error(
-                f"tensor {name.decode(errors='replace')!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible"
-            )
+            raise self._error(f"tensor {_shown(name)!r} has {n_dims} dimensions, at most {MAX_DIMS} are possible")
         shape = tuple(self._number("Q") for _ in range(n_dims))
         return TensorInfo(name, shape, self._number("I"), self._number("Q"))
 
@@ -171,7 +198,7 @@ class _HeaderReader:
         try:
             return ValueType(number)
         except ValueError:
-            raise self._error(f"{key.decode(errors='replace')!r} has type {number}, which GGUF does not know") from None
+            raise self._error(f"{_shown(key)!r} has type {number}, which GGUF does not know") from None
 
     def _string(self) -> bytes:
         length = self._number("Q")
@@ -187,15 +214,23 @@ class _HeaderReader:
 
     def _promised(self, count: int, least_bytes: int, what: str) -> range:
         """Return a range over `count` entries; refused where the file is too short to hold that many."""
-        if count * least_bytes > len(self._data) - self._at:
+        end = self._at + count * least_bytes
+        if self._file_bytes is not None and end > self._file_bytes:
             raise self._error(f"the header promises {count} {what}, more than the rest of the file can hold")
+        if end > len(self._data):
+            raise _HeaderIsCut
         return range(count)
 
     def _error(self, message: str) -> ModelLoadError:
         return ModelLoadError(f"{self._name}: {message}")
 
 
-_LENGTH: Final[Callable[[mmap.mmap, int], tuple[int]]] = struct.Struct("<Q").unpack_from
+def _shown(text: bytes) -> str:
+    """Return a name of the file for a message."""
+    return text[:_MAX_SHOWN].decode(errors="replace")
+
+
+_LENGTH: Final[Callable[[mmap.mmap | bytes, int], tuple[int]]] = struct.Struct("<Q").unpack_from
 
 
 def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
