@@ -1,4 +1,4 @@
-"""Aborts whatever a context computes, for as long as a block lasts."""
+"""Aborts whatever a context computes, for as long as a block lasts, and checks that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import pytest
+
+from paceline.errors import Aborted
 from paceline.runtime import Context
 
 
@@ -26,3 +30,25 @@ def aborting(context: Context, *, after_s: float = 0.0) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def check_aborted_passes(context: Context, start: list[int], more: list[int]) -> None:
+    """Check that a sequence with the tokens `start` is where it was, and goes on as it would have, after aborts of `more`.
+
+    context: empty; computes `more` in one pass.
+    """
+    context.decode(start)
+    before = context.save_sequence(0)
+    context.decode([5])
+    expected = context.logits(0)
+    context.load_sequence(0, before)
+    for delay in (0, 0.001, 0.002, 0.003):
+        with aborting(context, after_s=delay), pytest.raises(Aborted):
+            for _ in range(1000):  # a fast machine may finish a pass before the abort comes
+                context.decode(more)
+                context.load_sequence(0, before)
+        held = context.positions(0)
+        assert held is not None
+        assert held.last == len(start) - 1
+    context.decode([5])
+    assert np.allclose(context.logits(0), expected, atol=1e-5)

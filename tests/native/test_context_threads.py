@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.native.aborting import aborting
+from tests.native.aborting import check_aborted_passes
 from tests.native.conftest import TinyModels
 from tests.native.contexts import goes_on
 
-from paceline.errors import Aborted, Closed, NoKvSlot
+from paceline.errors import Closed, NoKvSlot
 from paceline.runtime import Context, Model
 
 pytestmark = pytest.mark.native
@@ -26,20 +26,7 @@ def test_an_aborted_pass_leaves_every_row_where_it_was(tiny_models: TinyModels, 
         Model.load(tiny_models(kind)) as model,
         Context(model, n_ctx=1024, n_batch=1024, n_ubatch=32, n_threads=1) as context,
     ):
-        context.decode(start)
-        before = context.save_sequence(0)
-        context.decode([5])
-        expected = context.logits(0)
-        context.load_sequence(0, before)
-        for delay in (0, 0.001, 0.002, 0.003):
-            with aborting(context, after_s=delay), pytest.raises(Aborted):
-                for _ in range(1000):  # a fast machine may finish a pass before the abort comes
-                    context.decode(more)
-                    context.load_sequence(0, before)
-            assert context.positions(0) is not None
-            assert context.positions(0).last == 63  # type: ignore[union-attr]
-        context.decode([5])
-        assert np.allclose(context.logits(0), expected, atol=1e-5)
+        check_aborted_passes(context, start, more)
 
 
 def test_an_abort_with_nothing_running_does_nothing(context: Context) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.exact import EXACT
-from tests.native.aborting import aborting
+from tests.native.aborting import check_aborted_passes
 from tests.native.test_prefix_memory import ASK, OPTIONS, assert_same, check_cuts, ids, uncached
 
 from paceline import LLM
-from paceline.errors import Aborted
 from paceline.runtime import Context, MemoryClass, Model
 from paceline.testing.models import Lfm2Spec, write_model
 from paceline.testing.models.gguf_parts import Value
@@ -62,21 +61,8 @@ def test_passes_of_any_size_go_on_far_beyond_the_window(model: Model, n_batch: i
 @pytest.mark.parametrize("n_ubatch", [1024, 32])
 def test_an_aborted_pass_leaves_window_and_recurrent_state_where_they_were(model: Model, n_ubatch: int) -> None:
     """Of one piece and of many: the sequence goes on with the logits it would have had."""
-    start, more = ids(200, 1), ids(900, 2)
     with Context(model, n_ctx=2048, n_batch=1024, n_ubatch=n_ubatch, n_threads=1) as context:
-        context.decode(start)
-        before = context.save_sequence(0)
-        context.decode([5])
-        expected = context.logits(0)
-        context.load_sequence(0, before)
-        for delay in (0, 0.001, 0.002, 0.003):
-            with aborting(context, after_s=delay), pytest.raises(Aborted):
-                for _ in range(1000):  # a fast machine may finish a pass before the abort comes
-                    context.decode(more)
-                    context.load_sequence(0, before)
-            assert context.positions(0).last == 199  # type: ignore[union-attr]
-        context.decode([5])
-        assert np.allclose(context.logits(0), expected, atol=1e-5)
+        check_aborted_passes(context, ids(200, 1), ids(900, 2))
 
 
 def test_forks_of_one_that_runs_leave_room_for_all(path: Path) -> None:

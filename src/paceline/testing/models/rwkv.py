@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from paceline.testing.models.spec import Sizes, embedding, output
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RwkvSizes(Sizes):
+class _RwkvSizes(Sizes, ABC):
     """What both have: layer norms with biases, a time mix and a channel mix. llama.cpp computes heads of 64 values."""
 
     n_embd: int = 128
@@ -44,8 +45,9 @@ class _RwkvSizes(Sizes):
             yield matrix(f"{block}.channel_mix_value.weight", self.n_embd, self.n_ff)
             yield from self._own(block)
 
+    @abstractmethod
     def _own(self, block: str) -> Iterator[Tensor]:
-        raise NotImplementedError
+        """Yield the tensors of a layer that this version alone has."""
 
     def _norm(self, name: str) -> Iterator[Tensor]:
         yield norm(f"{name}.weight", self.n_embd)
