@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,16 @@ import pytest
 from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
+from paceline import LLM
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.engine_factory import build
+from paceline.engine.llama_backend import LlamaBackend
 from paceline.errors import InvalidParams, NoKvSlot, PromptTooLong, StateError
+from paceline.kv_cache import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
+from paceline.scheduling.plan import Row
 from paceline.testing.models import Qwen2Spec, write_model
 from paceline.testing.models.gguf_parts import Value
 
@@ -184,6 +191,46 @@ def test_positions_that_cannot_be_are_refused(make: Make) -> None:
     with pytest.raises(InvalidParams, match="must be 16, where sequence 0 goes on, not 18"):
         context.decode([1, 2], positions=[15, 18])
     assert context.positions(0) == (0, 9)
+
+
+@pytest.fixture
+def engine_parts(model: Model) -> Iterator[tuple[LlamaBackend, Context]]:
+    built = build(model, engine_arguments({"num_slots": 2, "n_ctx": 256, **EXACT}))
+    assert built.context is not None
+    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
+    yield backend, built.context
+    backend.close()
+
+
+def row_of(token_ids: list[int], position: int, layout: PromptLayout = TEXT_LAYOUT) -> Row:
+    sequence: Any = SimpleNamespace(seq_id=0, sampler=None, layout=layout)
+    return Row(sequence, position, token_ids, draws=False, targets=[], num_logprobs=None)
+
+
+def test_an_engine_refuses_a_row_of_text_that_leaves_positions_out(
+    engine_parts: tuple[LlamaBackend, Context],
+) -> None:
+    """Cells would be missing there, which is not noticed otherwise; text behind an image may."""
+    backend, context = engine_parts
+    with pytest.raises(InvalidParams, match="must be 0, where sequence 0 goes on, not 3"):
+        backend.step([row_of(HEAD, 3)], ())
+    backend.step([row_of(HEAD, 0)], ())
+    for position in (0, 9, 11, 15):
+        with pytest.raises(InvalidParams, match=f"must be 10, where sequence 0 goes on, not {position}"):
+            backend.step([row_of(TAIL, position)], ())
+    assert context.positions(0) == (0, 9)
+    backend.step([row_of(TAIL[:2], 10)], ())
+    backend.step([row_of(TAIL[2:], 15, PromptLayout((MediaItem(12, 4, 3, b"hash"),)))], ())
+    assert context.positions(0) == (0, 18)
+
+
+def test_an_engine_generates_text_with_m_rope(model: Model) -> None:
+    """Beside others and from the cache it is what it is alone."""
+    with LLM(model, num_slots=2, n_ctx=256, **EXACT) as llm:
+        options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        alone = llm.generate(HEAD * 6, **options).token_ids
+        both = llm.generate([HEAD * 6, [*HEAD * 5, *TAIL], HEAD * 6], **options)
+        assert [one.token_ids for one in (both[0], both[2])] == [alone, alone]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "falcon-h1"])

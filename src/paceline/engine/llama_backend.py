@@ -20,7 +20,8 @@ from paceline.engine.backend import Lora
 from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import MaskFiller, MaskJob
-from paceline.errors import AdapterNotFound, PacelineError, Unsupported
+from paceline.errors import AdapterNotFound, InvalidParams, PacelineError, Unsupported
+from paceline.kv_cache import TEXT_LAYOUT
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
@@ -30,6 +31,13 @@ from paceline.streaming.chunk import TokenLogprobs
 
 _MASK_TIMEOUT_S = 10.0
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
+# Architectures of which all files, or some, have M-RoPE: their contexts take rows that leave positions out.
+_SKIP_POSITIONS = frozenset(
+    {
+        "bailingmoe3", "dflash", "glm4", "glm4moe", "hunyuan_vl", "paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen3tts",
+        "qwen3vl", "qwen3vlmoe", "qwen4exp",
+    }
+)  # fmt: skip
 
 
 class LlamaBackend:
@@ -56,6 +64,7 @@ class LlamaBackend:
         self._embedders: dict[str | None, Embedder] = {}
         self._making = threading.Lock()
         self._masks: MaskFiller | None = None
+        self._may_skip_positions = model.metadata.get("general.architecture") in _SKIP_POSITIONS
 
     @cached_property
     def _compiler(self) -> ConstraintCompiler:
@@ -144,12 +153,18 @@ class LlamaBackend:
         self._generating.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """Run a pass and its draws, in one native call. Raises `Unsupported` for rows of embeddings."""
+        """Run a pass and its draws, in one native call.
+
+        Raises `Unsupported` for rows of embeddings, and `InvalidParams` for a row of text that does not go on where its sequence
+        ends.
+        """
         context = self._generating
         if rows[0].item is not None:
             raise Unsupported(
                 "llama.cpp is given rows of tokens only; embeddings of images or sound cannot be computed"
             )
+        if self._may_skip_positions:
+            self._check_positions(rows)
         if lora != self._lora:
             context.set_adapters({self._adapters[name]: scale for name, scale in lora})
             self._lora = lora
@@ -159,6 +174,14 @@ class LlamaBackend:
             found = context.step([_step_row(row) for row in rows])
             return [_row_output(row, result) for row, result in zip(rows, found.rows, strict=True)]
         return _plain_step(context, rows)
+
+    def _check_positions(self, rows: Many[Row]) -> None:
+        """Raise `InvalidParams` where cells of a text are missing: the context takes what might follow an image there."""
+        for row in rows:
+            seq_id = row.sequence.seq_id
+            assert seq_id is not None  # noqa: S101 - rows are running sequences'
+            if row.sequence.layout is TEXT_LAYOUT and row.position != (end := self.positions(seq_id)):
+                raise InvalidParams(f"position must be {end}, where sequence {seq_id} goes on, not {row.position}")
 
     def _constrained_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
         """Run a pass whose masks are filled meanwhile; those along drafts before it, since they say which of them to try."""
