@@ -4,7 +4,7 @@ python -m benchmarks.states [--model gemma3-270m|gemma3-1b|lfm2-350m|lfm2-1.2b|f
                             [--part shared|prefill|decode|forks|turns]
 
 shared   16 requests with 1,024 tokens in common, 8 at a time: seconds, and prompt tokens computed.
-prefill  a prompt of 4,096 tokens with checkpoints, and without the cache, in turns: ratio of their speeds.
+prefill  prompts of 2,048 tokens with checkpoints, and without the cache, in turns: ratio of their speeds, passes of each.
 decode   8 streams without anything in common, with the cache and without, in turns: ratio of their speeds.
 forks    a fork of a running conversation of 3,000 tokens: time to its first token, beside what computing its history takes.
 turns    12 conversations of 4 turns on 4 slots: seconds, and prompt tokens computed.
@@ -25,6 +25,8 @@ from pathlib import Path
 from benchmarks.engine import ENDLESS
 from benchmarks.state_models import MODELS, model_file
 from paceline import LLM, Completion, Model
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.telemetry import TickRecord
 
 
 def ids(count: int, seed: int, n_vocab: int) -> list[int]:
@@ -49,20 +51,44 @@ def shared(model: Model) -> None:
         print(f"shared: {took_s:.1f} s, {computed(llm)} prompt tokens computed, {1024 + 16 * 32} distinct", flush=True)
 
 
-def prefill(model: Model, pairs: int = 3) -> None:
-    """Compare the time to a prompt's first token with checkpoints and without."""
-    ratios = []
-    with LLM(model, num_slots=1, n_ctx=8192) as llm:
+class PassSums(Instrument):
+    """Sums up the passes since `begin`: their number, and the seconds that the engine took outside of them."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was."""
+        self.num_passes, self.own_s = 0, 0.0
+
+    def tick_finished(self, record: TickRecord) -> None:
+        """Add a pass."""
+        self.num_passes += 1
+        self.own_s += record.own_s
+
+
+def prefill(model: Model, pairs: int = 4) -> None:
+    """Compare the time to a prompt's first token with checkpoints and without, and show where the difference comes from."""
+    ratios, sums = [], PassSums()
+    with LLM(model, num_slots=1, n_ctx=8192, instruments=[sums]) as llm:
         llm.generate(ids(600, 99, model.n_vocab), ENDLESS.replace(max_tokens=1))  # learns what saving takes
         for pair in range(pairs):
             took: dict[bool, float] = {}
             for number, caches in enumerate((pair % 2 == 0, pair % 2 == 1)):
-                prompt = ids(4096, 10 * pair + number, model.n_vocab)
+                sums.begin()
+                prompt = ids(2048, 10 * pair + number, model.n_vocab)
                 one: Completion = llm.generate(prompt, ENDLESS.replace(max_tokens=1), cache_prompt=caches)
                 took[caches] = one.usage.prefill_s
+                name = "with checkpoints" if caches else "without"
+                print(
+                    f"prefill: {took[caches]:.2f} s {name}, {sums.num_passes} passes, {sums.own_s:.3f} s outside of them",
+                    flush=True,
+                )
             ratios.append(took[False] / took[True])
-            print(f"prefill: {took[True]:.2f} s with checkpoints, {took[False]:.2f} s without", flush=True)
-    print(f"prefill: {statistics.median(ratios):.3f} of the speed without", flush=True)
+    print(
+        f"prefill: {statistics.median(ratios):.3f} of the speed without ({min(ratios):.3f}-{max(ratios):.3f})",
+        flush=True,
+    )
 
 
 def decode(model: Model, pairs: int = 3) -> None:
@@ -76,7 +102,10 @@ def decode(model: Model, pairs: int = 3) -> None:
                 found: list[Completion] = llm.generate(prompts, ENDLESS.replace(max_tokens=96), cache_prompt=caches)
                 took[caches] = statistics.median([one.usage.decode_s for one in found])
             ratios.append(took[False] / took[True])
-    print(f"decode: {statistics.median(ratios):.3f} of the speed without", flush=True)
+    print(
+        f"decode: {statistics.median(ratios):.3f} of the speed without ({min(ratios):.3f}-{max(ratios):.3f})",
+        flush=True,
+    )
 
 
 def forks(model: Model) -> None:
