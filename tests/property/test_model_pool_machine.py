@@ -7,6 +7,7 @@ got the model or an error, and when all have gone, any model can be loaded that 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -138,6 +139,23 @@ class PoolMachine(RuleBasedStateMachine):
                 self.force(name)
                 self.acts.append(asyncio.create_task(self.pool.remove(name, 1.0)))
                 await asyncio.sleep(0)
+
+        self.now(begin())
+
+    @rule(name=st.sampled_from(["a", "c", "sleepy"]), n_ctx=st.integers(1, 3))
+    def change(self, name: str, n_ctx: int) -> None:
+        """Have other options for a model, whose users may end."""
+
+        async def begin() -> None:
+            models = [self.pool.entry(one) for one in self.pool.names()]
+            if name in self.pool.names():
+                self.force(name)
+                known = self.pool.entry(name)
+                changed = dataclasses.replace(known, options={**known.options, "n_ctx": n_ctx})
+                entries = [changed if one.name == name else one for one in models]
+                self.acts.append(asyncio.create_task(self.pool.update(entries)))
+                await asyncio.sleep(0)
+                assert self.pool.entry(name) == changed
 
         self.now(begin())
 

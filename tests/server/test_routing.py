@@ -361,6 +361,41 @@ def test_presets_are_read_again(routers: Any) -> None:
     assert len(world.client.get("/models").json()["data"]) == 3
 
 
+def test_a_changed_model_is_served_while_its_last_requests_end(routers: Any) -> None:
+    """They end as they began; a request that comes meanwhile waits for the new one, and has its settings."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    old = world.loader.engines["small"]
+    old.backend.hold()
+    world.files.contents["p.ini"] = PRESETS.replace("small.gguf", "smaller.gguf\npredict = 2")
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"})
+        world.users("small", 1)
+        reloading = pool.submit(world.client.get, "/models?reload=1")
+        world.until("small", "unloading")
+        late = pool.submit(world.client.post, "/completion", json={"prompt": "x", "model": "s"})
+        world.users("small", 2)
+        assert world.client.get("/v1/models/small").status_code == 200
+        old.backend.gate.set()
+        assert running.result().json()["tokens_predicted"] == 3
+        assert reloading.result().status_code == 200
+        assert late.result().json()["tokens_predicted"] == 2
+    assert world.loader.loads == ["small", "small"]
+    assert world.loader.engines["small"] is not old
+
+
+def test_a_request_that_waits_for_a_model_that_is_removed_gets_404(routers: Any) -> None:
+    """As if it had come after that."""
+    world = routers()
+    world.loader.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(world.client.post, "/completion", json={**BODY, "model": "large"})
+        world.users("large", 1)
+        world.files.contents["p.ini"] = PRESETS.replace("[large]", "[new]")
+        assert world.client.get("/models?reload=1").status_code == 200
+        assert waiting.result().status_code == 404
+
+
 def test_settings_that_no_engine_has_are_read_again_too(routers: Any) -> None:
     """A model that is loaded stays so, and is served with the new ones."""
     world = routers()
@@ -377,7 +412,7 @@ def test_lists_leave_out_a_model_that_is_being_removed(routers: Any) -> None:
     assert world.client.post("/completion", json={**BODY, "model": "large"}).status_code == 200
     world.loader.engines["large"].backend.hold()
     service: Any = world.server.app.state.service
-    world.files.contents["p.ini"] = PRESETS.replace("[large]", "[new]")
+    world.files.contents["p.ini"] = PRESETS.replace("large", "new")
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(world.client.post, "/completion", json={**BODY, "model": "large"})
         world.users("large", 1)

@@ -228,6 +228,9 @@ class ModelManager:
     def update(self, entries: Iterable[ModelEntry]) -> None:
         """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
 
+        Names are those of the new models at once. Users of a model that is changed have its stop_timeout_s to leave, and those
+        that wait for it or come meanwhile get the new one. Returns when what was removed or changed has been unloaded.
+
         Args:
             entries: All models.
 

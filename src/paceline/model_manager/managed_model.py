@@ -108,6 +108,11 @@ class ManagedModel(Generic[T]):
         return any(waiter.loads or self.run is not None for waiter in self.waiters)
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether it is not loaded, and nothing of it is on its way."""
+        return self.run is None and self.loading is None and self.unloading is None
+
+    @property
     def takes_room(self) -> bool:
         """Whether it counts among the loaded models: a sleeping one has no process."""
         return self.state in ("loading", "loaded", "unloading")
@@ -138,6 +143,10 @@ class ManagedModel(Generic[T]):
                 waiter.result.set_exception(error)
             else:
                 waiter.result.cancel()
+
+    def change(self, entry: ModelEntry) -> None:
+        """Make it another model of this name. What was planned and seen of the earlier one says nothing of it."""
+        self.entry, self.needed_bytes, self.most_taken_bytes = entry, None, 0
 
     def used(self, now_s: float) -> None:
         """Note that it is in use, on the loop's clock."""

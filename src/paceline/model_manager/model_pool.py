@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from paceline.errors import EngineStopped, InvalidParams, ModelNotFound, ModelsBusy
@@ -82,30 +82,45 @@ class ModelPool(Generic[T]):
         """Unload a model and forget it. Raises `ModelNotFound`."""
         self._bind()
         model = self._find(name)
-        model.is_removed = True
         for one in model.entry.names:
             del self._names[one]
         del self._models[model.entry.name]
-        model.end_waiters(ModelNotFound(f"the model {model.entry.name!r} was removed"))
-        await self._unload(model, timeout_s)
-        self._all.remove(model)
-        self.feed.change(model, "removed")
-        self._arrange()
+        await self._stopped(self._begin_removal(model, timeout_s))
 
     async def update(self, entries: Iterable[ModelEntry]) -> None:
-        """Make these the models: add the new ones, remove the missing, replace the changed, which are unloaded first.
+        """Make these the models: add the new ones, remove the missing, unload the changed, whose names stay known.
 
-        Raises `InvalidParams`; then nothing is changed.
+        That is the case before it first waits: for the end of what was unloaded. Those that wait for a changed model get the
+        new one. Raises `InvalidParams`; then nothing is changed.
         """
         self._bind()
-        wanted = tuple(entries)
-        same = [entry for entry in wanted if entry.name in self._models and self._models[entry.name].entry == entry]
-        self._check((), wanted)
-        names = {entry.name for entry in same}
-        await asyncio.gather(*(self.remove(name) for name in self._models.keys() - names))
-        for entry in wanted:
-            if entry.name not in self._models:
-                self._add(entry)
+        listed = tuple(entries)
+        self._check((), listed)
+        wanted = {entry.name: entry for entry in listed}
+        before, self._models, self._names = self._models, {}, {}
+        tasks: list[asyncio.Task[None]] = []
+        for name, model in before.items():
+            if name not in wanted:
+                tasks += self._begin_removal(model, None)
+        for name, entry in wanted.items():
+            known = before.get(name)
+            if known is not None and known.entry != entry:
+                tasks += self._runs.begin_stop(known, known.entry.stop_timeout_s, keeps_waiters=True)
+                known.change(entry)
+            self._add(entry, known)
+        await self._stopped(tasks)
+
+    def _begin_removal(self, model: ManagedModel[T], timeout_s: float | None) -> list[asyncio.Task[None]]:
+        """Begin to unload a model whose names are unknown now; return the tasks with whose end it is gone."""
+        model.is_removed = True
+        model.end_waiters(ModelNotFound(f"the model {model.entry.name!r} was removed"))
+        return self._runs.begin_stop(model, model.entry.stop_timeout_s if timeout_s is None else timeout_s)
+
+    async def _stopped(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """Wait for the end of loads and unloads."""
+        self._arrange()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _check(self, known: Sequence[ModelEntry], new: Sequence[ModelEntry]) -> None:
         owners = {name: entry.name for entry in known for name in entry.names}
@@ -118,10 +133,12 @@ class ModelPool(Generic[T]):
                 owners[name] = entry.name
             self._loader.check(entry)
 
-    def _add(self, entry: ModelEntry) -> None:
-        model = ManagedModel[T](entry)
+    def _add(self, entry: ModelEntry, known: ManagedModel[T] | None = None) -> None:
+        """Make a model known by its names. known: it, where there is one already."""
+        model = ManagedModel[T](entry) if known is None else known
+        if known is None:
+            self._all.append(model)
         self._models[entry.name] = model
-        self._all.append(model)
         self._names.update(dict.fromkeys(entry.names, model))
         self.feed.report(model)
 
@@ -143,8 +160,8 @@ class ModelPool(Generic[T]):
             model.used(self._now())
             self.feed.report(model)
             return run
-        is_gone = model.state in ("unloaded", "failed") or model.unloading is not None
-        if not load and is_gone and not any(waiter.loads for waiter in model.waiters):
+        needs_load = model.state in ("unloaded", "failed") or model.unloading is not None
+        if not load and needs_load and not any(waiter.loads for waiter in model.waiters):
             raise model.not_loaded()
         return await self._wait(model, is_user=True, loads=load, timeout_s=timeout_s)
 
@@ -172,7 +189,8 @@ class ModelPool(Generic[T]):
         timeout_s: for its users to leave; then their requests end. None: the entry's stop_timeout_s. Raises `ModelNotFound`.
         """
         self._bind()
-        await self._unload(self._find(name), timeout_s)
+        model = self._find(name)
+        await self._runs.unload(model, model.entry.stop_timeout_s if timeout_s is None else timeout_s)
 
     async def start(self) -> None:
         """Begin to load the models with load_on_startup, without waiting for them."""
@@ -193,9 +211,6 @@ class ModelPool(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         self.feed.end()
-
-    async def _unload(self, model: ManagedModel[T], timeout_s: float | None) -> None:
-        await self._runs.unload(model, model.entry.stop_timeout_s if timeout_s is None else timeout_s)
 
     # ---- finding
 
@@ -285,6 +300,7 @@ class ModelPool(Generic[T]):
         for model in self._models.values():
             self._look_after(model)
             self._runs.leave_line(model)
+        self._drop_removed()
         changes = self._rooms.serve(self._now(), self.feed)
         for model in changes.admit:
             self._runs.admit(model)
@@ -295,6 +311,12 @@ class ModelPool(Generic[T]):
                 for waiter in model.waiters:
                     self._start_timer(model, waiter)
         self._set_timer()
+
+    def _drop_removed(self) -> None:
+        """Forget the removed models of which nothing runs any more."""
+        for model in [one for one in self._all if one.is_removed and one.is_at_rest]:
+            self._all.remove(model)
+            self.feed.change(model, "removed")
 
     def _look_after(self, model: ManagedModel[T]) -> None:
         """Note whether an idle model sleeps, and unload it when its time is over."""

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from paceline.errors import EngineStopped, ModelUnloaded, NotEnoughMemory
 from paceline.model_manager.engine_loader import ModelLoader, PreparedModel, RunningModel
@@ -55,10 +55,7 @@ class ModelRuns(Generic[T]):
     def cancel_load(self, model: ManagedModel[T], error: EngineStopped) -> None:
         """Cancel a load and end those that wait for it; it is begun anew for those that come after."""
         model.end_waiters(error)
-        model.cancelled = error
-        model.cancel.set()
-        if model.room is not None and not model.room.done():
-            model.room.set_exception(error)
+        _cancel(model, error)
 
     def leave_line(self, model: ManagedModel[T]) -> None:
         """Cancel the load of a model that waits for room, and that no caller wants any more."""
@@ -96,7 +93,7 @@ class ModelRuns(Generic[T]):
             await self._room(model)
         except BaseException as error:
             model.reserved_bytes = 0
-            self._feed.change(model, "sleeping")
+            self._feed.change(model, "sleeping" if model.unloading is None else "unloading")
             if model.cancelled is None:
                 model.end_waiters(error)
             if not isinstance(error, Exception):
@@ -204,18 +201,30 @@ class ModelRuns(Generic[T]):
     # ---- unloading
 
     async def unload(self, model: ManagedModel[T], drain_s: float) -> None:
-        """Cancel a load, or unload; return when the memory is free. drain_s: for users to leave, then they are cut off."""
+        """Cancel a load, or unload; return when the memory is free. See `begin_stop`."""
+        if tasks := self.begin_stop(model, drain_s):
+            await asyncio.wait(tasks)
+
+    def begin_stop(
+        self, model: ManagedModel[T], drain_s: float, *, keeps_waiters: bool = False
+    ) -> list[asyncio.Task[None]]:
+        """Cancel a load, or begin to unload; return the tasks with whose end the memory is free.
+
+        drain_s: for users to leave, then they are cut off. keeps_waiters: whether those that wait for a load that is
+        cancelled wait for the next one; otherwise they get `ModelUnloaded`.
+        """
         if model.loading is not None:
-            name = model.entry.name
-            self.cancel_load(model, ModelUnloaded(f"the model {name!r} was unloaded before it was loaded"))
-            await asyncio.wait((model.loading,))
-        if model.run is not None:
-            self.begin_unload(model, drain_s)
+            error = ModelUnloaded(f"the model {model.entry.name!r} was unloaded before it was loaded")
+            if keeps_waiters:
+                _cancel(model, error)
+            else:
+                self.cancel_load(model, error)
         elif model.state == "failed":
             model.error = None
             self._feed.change(model, "unloaded")
-        if model.unloading is not None:
-            await asyncio.wait((model.unloading,))
+        if model.run is not None:  # also one that sleeps, and was to be woken
+            self.begin_unload(model, drain_s)
+        return [task for task in (model.loading, model.unloading) if task is not None]
 
     def begin_unload(self, model: ManagedModel[T], drain_s: float, failure: EngineStopped | None = None) -> None:
         """Begin to unload a loaded model; where that has begun, shorten the time for its users."""
@@ -257,6 +266,14 @@ class ModelRuns(Generic[T]):
         if model.loading is not None:
             self.cancel_load(model, run.revoked)
         self.begin_unload(model, 0.0, reason)
+
+
+def _cancel(model: ManagedModel[Any], error: EngineStopped) -> None:
+    """Cancel a load. error: why."""
+    model.cancelled = error
+    model.cancel.set()
+    if model.room is not None and not model.room.done():
+        model.room.set_exception(error)
 
 
 def _finite(at_s: float) -> float | None:

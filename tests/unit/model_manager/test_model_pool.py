@@ -535,6 +535,99 @@ async def test_update_leaves_alone_what_is_the_same() -> None:
     await pool.aclose()
 
 
+@virtual
+async def test_a_changed_model_stays_known_while_the_old_one_drains() -> None:
+    """Its users end in time, and those that come meanwhile get the new one."""
+    world = LoaderWorld()
+    pool = pool_of(world, ModelEntry(name="a", aliases=["x"], stop_timeout_s=100), "b")
+    old = await pool.acquire("a")
+    changed = ModelEntry(name="a", aliases=["y"], options={"n_ctx": 1})
+    updating = asyncio.create_task(pool.update([changed, ModelEntry(name="c")]))
+    await settle()
+    assert pool.names() == ["a", "c"]
+    assert states(pool) == {"a": "unloading", "c": "unloaded"}
+    assert pool.entry("y") == changed
+    await ended_with(pool.acquire("x"), ModelNotFound)
+    await hold(pool, "c", 0)
+    late = asyncio.create_task(pool.acquire("a"))
+    await asyncio.sleep(20)
+    assert old.revoked is None and not late.done() and not updating.done()
+    pool.release(old)
+    await updating
+    new = await late
+    assert new.loaded.entry == changed
+    assert world.loads == ["a", "c", "a"]
+    pool.release(new)
+    await pool.aclose()
+
+
+@virtual
+async def test_those_that_wait_for_a_model_that_is_changed_get_the_new_one() -> None:
+    """While it is prepared, queued or loaded; a load that nobody waits for is not begun anew."""
+    for seconds, state in ((0.1, "preparing"), (0.9, "loading"), (5.0, "queued")):
+        world = LoaderWorld(max_loaded=1)
+        pool = pool_of(world, "a", "b", patience_s=100)
+        holding = asyncio.create_task(hold(pool, "b", 20)) if state == "queued" else None
+        await asyncio.sleep(3 if holding else 0)
+        waiting = asyncio.create_task(pool.acquire("a"))
+        await asyncio.sleep(seconds)
+        assert states(pool)["a"] == state
+        changed = ModelEntry(name="a", options={"n_ctx": 1})
+        await pool.update([changed, ModelEntry(name="b")])
+        run = await waiting
+        assert run.loaded.entry == changed
+        pool.release(run)
+        await pool.unload("a")
+        loading = asyncio.create_task(pool.load("a"))
+        await asyncio.sleep(0.1)
+        loading.cancel()
+        count = len(world.loads)
+        await pool.update([ModelEntry(name="a"), ModelEntry(name="b")])
+        await asyncio.sleep(20)
+        assert len(world.loads) == count and states(pool)["a"] == "unloaded"
+        await pool.aclose()
+
+
+@virtual
+async def test_a_sleeping_model_that_is_changed_is_not_woken() -> None:
+    """Neither by the change, nor where a user has begun to wake it: that one gets the new model."""
+    world = LoaderWorld(max_loaded=1)
+    pool = pool_of(world, ModelEntry(name="a", options={"sleep_idle_s": 5}), "b", patience_s=100)
+    run = await hold(pool, "a", 0)
+    run.loaded.is_asleep = True
+    await asyncio.sleep(2)
+    holding = asyncio.create_task(hold(pool, "b", 20))
+    await asyncio.sleep(5)
+    waking = asyncio.create_task(pool.acquire("a"))
+    await asyncio.sleep(1)
+    assert states(pool) == {"a": "queued", "b": "loaded"}
+    await pool.update([ModelEntry(name="a"), ModelEntry(name="b")])
+    assert run.loaded.is_closed and run.loaded.is_asleep
+    new = await waking
+    assert new is not run and world.loads == ["a", "b", "a"]
+    await holding
+    await pool.aclose()
+
+
+@virtual
+async def test_a_model_is_gone_also_where_its_removal_is_awaited_by_none() -> None:
+    """The wait was cancelled; it takes no room any more, and that it was removed is reported."""
+    world = LoaderWorld(max_loaded=1)
+    pool = pool_of(world, "a", "b", patience_s=100)
+    reader = pool.feed.subscribe()
+    run = await pool.acquire("a")
+    removing = asyncio.create_task(pool.remove("a", 100))
+    await asyncio.sleep(1)
+    removing.cancel()
+    await asyncio.sleep(1)
+    pool.release(run)
+    await hold(pool, "b", 0)
+    assert world.loads == ["a", "b"]
+    pool.feed.unsubscribe(reader)
+    assert [status.state async for status in reader if status.name == "a"][-2:] == ["unloaded", "removed"]
+    await pool.aclose()
+
+
 @pytest.mark.parametrize(
     "entries",
     [

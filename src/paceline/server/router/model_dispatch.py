@@ -189,6 +189,8 @@ class ModelDispatch:
         try:
             llm = await stack.enter_async_context(self._models.manager.use(name, load=request.loads))
         except ModelNotFound as error:
+            if name not in self._models.manager.names():  # it was removed while the request waited
+                raise
             raise ModelLoadFailed(error) from error  # its files, as the name was found
         return await self._models.serve(request.preset, llm)
 

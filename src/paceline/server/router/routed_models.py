@@ -54,8 +54,9 @@ class LoadedFront:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model with its application."""
+    """A loaded model with its application. preset: with whose settings it is served."""
 
+    preset: ModelPreset
     llm: AsyncLLM
     service: Service
     app: FastAPI
@@ -109,13 +110,20 @@ class RoutedModels:
         await self.manager.aclose()
 
     async def reload(self) -> None:
-        """Read the presets again: models that are gone or changed are unloaded first. Raises `InvalidParams`."""
+        """Read the presets again, and return when models that are gone or changed have been unloaded.
+
+        Meanwhile requests for a changed one wait for the new one. Raises `InvalidParams`; then nothing is changed.
+        """
         async with self._reloading:
             presets = _by_name(await asyncio.to_thread(self._source.read))
-            await self.manager.update([entry_of(preset) for preset in presets.values()])
             before, self._presets = self._presets, presets
-            for name in self._served.keys() & presets.keys():
-                if presets[name] != before.get(name):  # in what its engine does not have
+            try:
+                await self.manager.update([entry_of(preset) for preset in presets.values()])  # changed before it waits
+            except PacelineError:
+                self._presets = before
+                raise
+            for name, served in tuple(self._served.items()):
+                if served.preset != presets.get(name):  # in what its engine does not have
                     del self._served[name]
                     self._begin_preparing(name)
 
@@ -149,8 +157,7 @@ class RoutedModels:
 
     def presets(self) -> list[ModelPreset]:
         """Return the models that are listed."""
-        names = set(self.manager.names())  # those that are being removed are no more among them
-        return [preset for preset in self._presets.values() if not preset.hidden and preset.name in names]
+        return [preset for preset in self._presets.values() if not preset.hidden]
 
     def status(self, preset: ModelPreset) -> ModelStatus:
         """Return the status of a model."""
@@ -176,14 +183,23 @@ class RoutedModels:
     # ---- serving
 
     async def serve(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
-        """Return the application of a model that was loaded just now or before. Raises `ModelLoadFailed`."""
-        async with self._building.setdefault(preset.name, asyncio.Lock()):
-            found = self._served.get(preset.name)
-            if found is None or found.llm is not llm:
-                found = await self._built(preset, llm)
-                if self.manager.status(preset.name).is_loaded:
-                    self._served[preset.name] = found
+        """Return the application of a model that was loaded just now or before. Raises `ModelLoadFailed`.
+
+        preset: of the request. A model that was changed while the request waited is served as it is now.
+        """
+        name = preset.name
+        async with self._building.setdefault(name, asyncio.Lock()):
+            now = self._presets[name] if self._is_loaded(name) else preset
+            found = self._served.get(name)
+            if found is None or found.llm is not llm or found.preset != now:
+                found = await self._built(now, llm)
+                if self._is_loaded(name) and now == self._presets[name]:
+                    self._served[name] = found
             return found
+
+    def _is_loaded(self, name: str) -> bool:
+        """Return whether a model is loaded, and neither removed nor being unloaded."""
+        return name in self._presets and self.manager.status(name).is_loaded
 
     async def _built(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
         service = Service(_shown_settings(preset), LoadedFront(llm), kept=self._kept)
@@ -194,7 +210,7 @@ class RoutedModels:
         await service.loaded.wait()
         if service.failure is not None:
             raise ModelLoadFailed(service.failure)
-        return ServedModel(llm, service, app)
+        return ServedModel(preset, llm, service, app)
 
     async def _follow(self) -> None:
         """Forget the applications of models that are being unloaded; their streams report that."""
