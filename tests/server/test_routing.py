@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -171,13 +172,22 @@ def test_a_load_that_is_over_soon_leaves_statuses_as_they_are(routers: Any) -> N
     assert world.client.post("/v1/completions", json={**STREAM, "model": "small"}).status_code == 503
 
 
-def test_a_client_that_leaves_while_its_model_is_loaded_is_forgotten(routers: Any) -> None:
-    """Nothing runs for it afterwards."""
+@pytest.mark.parametrize(("method", "path", "body"), [("POST", "/completion", BODY), ("GET", "/slots", None)])
+def test_a_client_that_leaves_while_its_model_is_loaded_is_forgotten(
+    routers: Any, method: str, path: str, body: Any
+) -> None:
+    """Nothing runs for it afterwards; a client that stays is served."""
     world = routers("--models-max", "1")
     world.loader.gate.clear()
+    request = {"method": method, "url": f"{path}?model=small", "json": body}
     with pytest.raises(httpx.ReadTimeout):
-        world.client.post("/completion", json={**BODY, "model": "small"}, timeout=0.2)
+        world.client.request(**request, timeout=0.2)
     world.users("small", 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(world.client.request, **request)
+        world.users("small", 1)
+        world.loader.gate.set()
+        assert waiting.result().status_code == 200
 
 
 def test_all_requests_for_a_model_that_is_loaded_wait_for_one_load(routers: Any) -> None:
@@ -453,6 +463,54 @@ def test_a_model_that_wakes_keeps_its_application(routers: Any) -> None:
         assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
         assert models.ready("small") is before
         assert before.service.closing_error is None
+
+
+def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter's name is none of them, and what a preset or a folder has is not deleted: the errors name the model."""
+    world = routers(presets="[*]\nalias = d\n")
+    name = "user/demo:Q8_0"
+    world.files.cached[name] = Path("/cache/demo.gguf")
+    assert world.client.get("/models?reload=1").status_code == 200
+    service: Any = world.server.app.state.service
+    removed: list[str] = []
+
+    async def remove(name: str) -> None:
+        removed.append(name)
+
+    monkeypatch.setattr(service.downloads, "remove", remove)
+    for one in (name, "d", f"{name}:latest"):
+        assert world.client.delete("/models", params={"model": one}).json() == {"success": True}
+    assert removed == [name] * 3
+    assert world.client.delete("/models?model=user/demo:Q8").status_code == 404
+    world.files.contents["p.ini"] = f"[{name}]\nalias = d\nlora-modules = sql=a.gguf\n"
+    world.files.contents["a.gguf"] = ""
+    assert world.client.get("/models?reload=1").status_code == 200
+    for one, words in (("d", f"model '{name}' is not of the cache"), ("sql", f"an adapter of the model '{name}'")):
+        refused = world.client.delete("/models", params={"model": one})
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+    assert removed == [name] * 3
+
+
+def test_an_event_that_cannot_be_handled_is_logged_where_it_happens(
+    routers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The models are followed on, and the server is closed in order."""
+    world = routers()
+    service: Any = world.server.app.state.service
+    report = service.feed.report
+
+    def fail_once(status: Any) -> None:
+        service.feed.report = report
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(service.feed, "report", fail_once)
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    assert "of the model small could not be followed" in caplog.text
+    world.server.until(lambda: service.models.ready("small") is not None)
+    assert world.client.post("/models/unload", json={"model": "small"}).status_code == 200
+    world.until("small", "unloaded")
+    world.server.until(lambda: service.models.ready("small") is None)
+    world.server.do(service.aclose())
 
 
 def test_keys_and_limits_hold_before_any_model_is_looked_for(routers: Any) -> None:

@@ -68,7 +68,7 @@ def route_path(scope: Scope) -> str:
 
 
 class DisconnectWatcher:
-    """Watches one request for the disconnection of its client. Its body must have been read."""
+    """Watches one request for the disconnection of its client. What is left of its body is lost."""
 
     def __init__(self, receive: Receive | None) -> None:
         """receive: the request's; None for a request that goes on without its client."""

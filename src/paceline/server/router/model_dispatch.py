@@ -128,7 +128,7 @@ class ModelDispatch:
             return
         style = STYLES.get(route_path(scope)) if request.streams else None
         early = None if style is None else EarlyStream(send, route_path(scope), style)
-        replay = receive if request.body is None else BufferedReceive(request.body, receive)
+        replay = BufferedReceive(request.body or b"", receive)
         async with AsyncExitStack() as stack:
             try:
                 served = await self._loaded(request, stack, scope, receive, early)
@@ -147,8 +147,7 @@ class ModelDispatch:
         conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if conversation_id is None:
-            watcher = DisconnectWatcher(None if request.body is None else receive)
-            return await self._awaited(request, stack, early, watcher, gone)
+            return await self._awaited(request, stack, early, DisconnectWatcher(receive), gone)
         owner = RequestContext.of(scope).key_digest
         with self._models.streams.waiting(owner, conversation_id, gone.cancel):
             try:

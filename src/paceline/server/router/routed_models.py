@@ -105,8 +105,7 @@ class RoutedModels:
         """Unload everything; running requests end with SHUTDOWN."""
         if self._following is not None:
             self._following.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._following
+            await asyncio.wait((self._following,))
         await self.manager.aclose()
 
     async def reload(self) -> None:
@@ -134,11 +133,10 @@ class RoutedModels:
 
         Raises `ModelNotFound` with the nearest names, and `ApiException` (400) for an adapter that several models have.
         """
-        names = dict.fromkeys((name, name.removesuffix(_LATEST)))
-        for one in names:
-            with suppress(ModelNotFound):
-                return self._presets[self.manager.entry(one).name]
-        owners = [preset for preset in self._presets.values() if self.adapters(preset).keys() & names.keys()]
+        found = self._own_name(name)
+        if found is not None:
+            return found
+        owners = self._owners(name)
         if len(owners) > 1:
             models = ", ".join(repr(preset.name) for preset in owners)
             message = (
@@ -146,6 +144,27 @@ class RoutedModels:
             )
             raise invalid_request(message, "model", "model_ambiguous")
         return owners[0] if owners else self._presets[self.manager.entry(name).name]
+
+    def model(self, name: str) -> ModelPreset:
+        """Return a model as `preset`, but not for the name of an adapter: that raises `ApiException` (400) with the model's."""
+        found = self._own_name(name)
+        if found is None:
+            owner = self.preset(name)
+            message = (
+                f"{name!r} is an adapter of the model {owner.name!r}; give the name of the model, if that is meant"
+            )
+            raise invalid_request(message, "model", "model_is_adapter")
+        return found
+
+    def _own_name(self, name: str) -> ModelPreset | None:
+        for one in _spellings(name):
+            with suppress(ModelNotFound):
+                return self._presets[self.manager.entry(one).name]
+        return None
+
+    def _owners(self, adapter: str) -> list[ModelPreset]:
+        names = set(_spellings(adapter))
+        return [preset for preset in self._presets.values() if self.adapters(preset).keys() & names]
 
     def adapters(self, preset: ModelPreset) -> Mapping[str, str]:
         """Return the paths of a model's LoRA adapters by their names; those that it begins with where it is not loaded."""
@@ -213,16 +232,23 @@ class RoutedModels:
         return ServedModel(preset, llm, service, app)
 
     async def _follow(self) -> None:
-        """Forget the applications of models that are being unloaded; their streams report that."""
+        """Follow the models. An event that cannot be handled is logged, and the next ones are handled."""
         states: dict[str, ModelState] = {}
         async with self.manager.subscribe() as events:
             async for status in events:
                 before, states[status.name] = states.get(status.name), status.state
-                if status.state == "loaded" != before and status.name not in self._served:
-                    self._begin_preparing(status.name)
-                elif status.state not in _KEEPING:
-                    self._forget(status)
-                self._feed.report(status)
+                try:
+                    self._changed(status, before)
+                except Exception:  # noqa: BLE001 - the next events are handled all the same
+                    _log.exception("the state %r of the model %s could not be followed", status.state, status.name)
+
+    def _changed(self, status: ModelStatus, before: ModelState | None) -> None:
+        """Prepare the application of a model that was loaded, forget that of one that is being unloaded, and report it."""
+        if status.state == "loaded" != before and status.name not in self._served:
+            self._begin_preparing(status.name)
+        elif status.state not in _KEEPING:
+            self._forget(status)
+        self._feed.report(status)
 
     def _begin_preparing(self, name: str) -> None:
         task = asyncio.create_task(self._prepare(name))
@@ -243,6 +269,11 @@ class RoutedModels:
             served.service.closing_error = ModelUnloaded(
                 f"the model {status.name!r} was unloaded while the request ran"
             )
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    """Return a name with and without Ollama's default tag."""
+    return name, name.removesuffix(_LATEST)
 
 
 def entry_of(preset: ModelPreset) -> ModelEntry:

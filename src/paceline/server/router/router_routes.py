@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
 from paceline.errors import ModelNotFound, PacelineError
+from paceline.model_manager import ModelState
 from paceline.server.api_errors import ServerDraining, invalid_request, llama_error_body, ollama_error_response
 from paceline.server.json_bodies import LLAMA_ERRORS, OLLAMA_ERRORS, OPENAI_ERRORS, JsonRoute, json_response
 from paceline.server.llama_server import stream_routes
@@ -32,7 +33,7 @@ from paceline.server.router.router_metrics import router_metrics_routes
 from paceline.server.router.router_service import RouterService
 
 _log = logging.getLogger("paceline.server")
-_LOADING = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
+_RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
 
 ModelQuery = Annotated[str, Query(max_length=512, description="The name of a model")]
 
@@ -146,7 +147,7 @@ def _management_routes(service: RouterService) -> APIRouter:
     async def load(body: ModelBody) -> dict[str, Any]:
         """Begin to load a model. Its status and the events report how that goes on."""
         preset = models.preset(body.model)
-        if models.status(preset).state in _LOADING:
+        if models.status(preset).state in _RUNNING:
             raise invalid_request("model is already running", "model", "model_running")
         service.begin(models.manager.load(preset.name))
         await asyncio.sleep(0)  # so that the status is that of a load
@@ -159,7 +160,7 @@ def _management_routes(service: RouterService) -> APIRouter:
             service.downloads.cancel(body.model)
             return {"success": True}
         preset = models.preset(body.model)
-        if models.status(preset).state not in _LOADING:
+        if models.status(preset).state not in _RUNNING:
             raise invalid_request("model is not running", "model", "model_not_running")
         service.begin(models.manager.unload(preset.name, timeout_s=body.timeout_s))
         return {"success": True}
@@ -181,15 +182,16 @@ def _download_routes(service: RouterService) -> APIRouter:
 
     @router.delete("/models", summary="Delete a model from the cache")
     async def delete(model: ModelQuery) -> dict[str, Any]:
-        """Unload a model and delete its files, if it is one of the cache and of no preset."""
+        """Unload a model and delete its files, if it is one of the cache and of no preset; or end its download."""
+        name = model
         if not service.downloads.is_running(model):
-            preset = models.preset(model)
+            preset = models.model(model)
+            name = preset.name
             if preset.source != "cache":
-                raise invalid_request(
-                    f"model {model!r} is not of the cache; it cannot be deleted", "model", "model_kept"
-                )
-            await models.manager.unload(preset.name)
-        await service.downloads.remove(model)
+                message = f"model {name!r} is not of the cache; remove it from its preset or its folder"
+                raise invalid_request(message, "model", "model_kept")
+            await models.manager.unload(name)
+        await service.downloads.remove(name)
         await models.reload()
         return {"success": True}
 
