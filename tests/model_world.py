@@ -6,12 +6,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from paceline.errors import Aborted, EngineStopped, InvalidParams
-from paceline.model_manager import ModelEntry, PreparedModel
+from paceline.model_manager import ManagerSettings, ModelEntry, PreparedModel
 from paceline.model_manager.model_pool import ModelPool
-from paceline.model_manager.room_plan import RoomLimits
 
 R = TypeVar("R")
 
@@ -81,7 +81,7 @@ class LoaderWorld:
     """A `ModelLoader`. bytes_of: what each model needs; fail: the errors of the next loads, by name."""
 
     def __init__(self, *, max_bytes: int | None = None, max_loaded: int | None = None, **bytes_of: int) -> None:
-        self.limits = RoomLimits(max_bytes=max_bytes, max_loaded=max_loaded)
+        self.settings = ManagerSettings(memory_budget=max_bytes, max_loaded=max_loaded or 0)
         self.bytes_of = bytes_of
         self.prepare_s, self.load_s, self.close_s = 0.3, 1.0, 0.2
         self.runs: set[FakeRun] = set()
@@ -92,9 +92,9 @@ class LoaderWorld:
         if "wrong" in entry.options:
             raise InvalidParams("wrong is wrong")
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
         await self._pass(self.prepare_s, cancel)
-        return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1))
+        return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1) if has_budget else None)
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
@@ -128,8 +128,9 @@ class LoaderWorld:
         """No more memory and no more models than there may be."""
         awake = [run for run in self.runs if not run.is_asleep]
         taken = sum(self.bytes_of.get(run.entry.name, 1) for run in awake)
-        assert self.limits.max_bytes is None or taken <= self.limits.max_bytes, [run.entry.name for run in awake]
-        assert self.limits.max_loaded is None or len(awake) <= self.limits.max_loaded
+        limits = self.settings.room_limits
+        assert limits.max_bytes is None or taken <= limits.max_bytes, [run.entry.name for run in awake]
+        assert limits.max_loaded is None or len(awake) <= limits.max_loaded
 
 
 def pool_of(
@@ -139,10 +140,9 @@ def pool_of(
     patience_s: float = 5.0,
 ) -> ModelPool[Any]:
     """A pool of these models."""
-    pool: ModelPool[Any] = ModelPool(world, world.limits, wait_timeout_s=wait_timeout_s, patience_s=patience_s)
-    for entry in entries:
-        pool.add(ModelEntry(name=entry) if isinstance(entry, str) else entry)
-    return pool
+    listed = tuple(ModelEntry(name=entry) if isinstance(entry, str) else entry for entry in entries)
+    world.settings = replace(world.settings, entries=listed, wait_timeout_s=wait_timeout_s, patience_s=patience_s)
+    return ModelPool(world, world.settings)
 
 
 def run_virtual(work: Coroutine[Any, Any, R]) -> R:

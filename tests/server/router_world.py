@@ -80,7 +80,7 @@ class FakeLoader:
     def check(self, entry: ModelEntry) -> None:
         """Accept all."""
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
         return PreparedModel(entry=entry, needed_bytes=100)
 
     async def load(self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event) -> Any:
@@ -98,9 +98,12 @@ class FakeLoader:
 class RouterWorld:
     """A router over a loader that loads nothing, and its client."""
 
-    def __init__(self, *argv: str, presets: str = PRESETS, env: Mapping[str, str] | None = None) -> None:
-        self.files = FakeFiles({"p.ini": presets})
-        found = resolve(["--models-preset", "p.ini", *argv], env or {}, self.files)
+    def __init__(
+        self, *argv: str, presets: str = PRESETS, file: str = "p.ini", env: Mapping[str, str] | None = None
+    ) -> None:
+        """file: the path of the presets, which if it is TOML is read from the disk."""
+        self.files = FakeFiles({file: presets})
+        found = resolve(["--models-preset", file, *argv], env or {}, self.files)
         self.loader = FakeLoader()
         self.server = RunningServer(
             found.settings,

@@ -371,6 +371,31 @@ def test_presets_are_read_again(routers: Any) -> None:
     assert len(world.client.get("/models").json()["data"]) == 3
 
 
+def test_limits_of_a_file_are_read_again(routers: Any, tmp_path: Path) -> None:
+    """Lower ones evict idle models; flags stay over them, and a wrong one changes nothing."""
+    path, tables = tmp_path / "models.toml", "[models.a]\n[models.b]\n"
+    path.write_text(f"max_loaded = 2\n{tables}")
+    world = routers(file=str(path))
+    for name in "ab":
+        assert world.client.post("/completion", json={**BODY, "model": name}).status_code == 200
+    path.write_text(f"max_loaded = 1\nmemory_budget = '1 GiB'\n{tables}")
+    assert world.client.get("/models?reload=1").status_code == 200
+    world.until("a", "unloaded")
+    assert world.state("b") == "loaded"
+    assert world.client.get("/props").json()["max_instances"] == 1
+    manager: Any = world.server.app.state.service.models.manager
+    assert manager.settings.memory_budget == 1 << 30
+    path.write_text(f"max_loaded = -1\n{tables}[models.c]\n")
+    refused = world.client.get("/models?reload=1")
+    assert refused.status_code == 400 and "max_loaded" in refused.json()["error"]["message"]
+    assert (manager.settings.max_loaded, manager.names()) == (1, ["a", "b"])
+    path.write_text(f"max_loaded = 5\nmemory_budget = '1 GiB'\n{tables}")
+    by_flags = routers("--models-max", "3", "--models-memory", "64", file=str(path))
+    assert by_flags.client.get("/models?reload=1").status_code == 200
+    found = by_flags.server.app.state.service.models.manager.settings
+    assert (found.max_loaded, found.memory_budget) == (3, 64 << 20)
+
+
 def test_a_changed_model_is_served_while_its_last_requests_end(routers: Any) -> None:
     """They end as they began; a request that comes meanwhile waits for the new one, and has its settings."""
     world = routers()

@@ -30,7 +30,7 @@ class AsyncModelManager:
 
     def __init__(
         self,
-        models: str | os.PathLike[str] | Iterable[ModelEntry] = (),
+        models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings = (),
         *,
         memory_budget: int | str | None = None,
         max_loaded: int | None = None,
@@ -41,7 +41,7 @@ class AsyncModelManager:
         """Read the models; nothing is loaded yet.
 
         Args:
-            models: Entries, or the path of a TOML file with them.
+            models: Entries, or the path of a TOML file with them and with the options, or what `read_models_file` returned.
             memory_budget: See `ModelManager`.
             max_loaded: See `ModelManager`.
             wait_timeout_s: See `ModelManager`.
@@ -58,14 +58,7 @@ class AsyncModelManager:
             wait_timeout_s=wait_timeout_s,
             patience_s=patience_s,
         )
-        self.settings: ManagerSettings = settings
-        self._pool: ModelPool[AsyncLLM] = ModelPool(
-            AsyncLLMLoader(has_budget=settings.memory_budget is not None) if loader is None else loader,
-            settings.room_limits,
-            wait_timeout_s=settings.wait_timeout_s,
-            patience_s=settings.patience_s,
-        )
-        self._pool.add(*settings.entries)
+        self._pool: ModelPool[AsyncLLM] = ModelPool(AsyncLLMLoader() if loader is None else loader, settings)
 
     async def start(self) -> Self:
         """Begin to load the models with load_on_startup, without waiting for them.
@@ -75,6 +68,11 @@ class AsyncModelManager:
         """
         await self._pool.start()
         return self
+
+    @property
+    def settings(self) -> ManagerSettings:
+        """The options that hold, and the entries of all models."""
+        return self._pool.settings
 
     def names(self) -> list[str]:
         """Return the names of all models, without aliases."""
@@ -131,9 +129,9 @@ class AsyncModelManager:
         """Unload a model and forget it, as `ModelManager.remove` does."""
         await self._pool.remove(name, timeout_s)
 
-    async def update(self, entries: Iterable[ModelEntry]) -> None:
-        """Replace the models, as `ModelManager.update` does."""
-        await self._pool.update(entries)
+    async def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
+        """Replace the models, as `ModelManager.update` does; they are replaced before it first waits."""
+        await self._pool.update(models)
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[StatusReader]:

@@ -40,7 +40,7 @@ class ModelManager:
 
     def __init__(
         self,
-        models: str | os.PathLike[str] | Iterable[ModelEntry] = (),
+        models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings = (),
         *,
         memory_budget: int | str | None = None,
         max_loaded: int | None = None,
@@ -53,7 +53,7 @@ class ModelManager:
         An option that is None is that of the file, or the default.
 
         Args:
-            models: Entries, or the path of a TOML file with them.
+            models: Entries, or the path of a TOML file with them and with the options, or what `read_models_file` returned.
             memory_budget: What the loaded models may take together, of all devices: bytes, or a text such as "12 GiB". A model
                 counts as what llama.cpp plans for it, its host cache, and its process; a sleeping one as nothing. None: no
                 limit but the machine's.
@@ -72,14 +72,7 @@ class ModelManager:
             wait_timeout_s=wait_timeout_s,
             patience_s=patience_s,
         )
-        self.settings: ManagerSettings = settings
-        self._pool: ModelPool[LLM] = ModelPool(
-            LLMLoader(has_budget=settings.memory_budget is not None) if loader is None else loader,
-            settings.room_limits,
-            wait_timeout_s=settings.wait_timeout_s,
-            patience_s=settings.patience_s,
-        )
-        self._pool.add(*settings.entries)
+        self._pool: ModelPool[LLM] = ModelPool(LLMLoader() if loader is None else loader, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run_loop, args=(self._loop,), name="paceline-model-manager", daemon=True
@@ -88,6 +81,11 @@ class ModelManager:
         self._thread.start()
         weakref.finalize(self, _abandon, self._loop, self._pool).atexit = False
         self._run(self._pool.start())
+
+    @property
+    def settings(self) -> ManagerSettings:
+        """The options that hold, and the entries of all models."""
+        return self._ask(lambda: self._pool.settings)
 
     def names(self) -> list[str]:
         """Return the names of all models, without aliases."""
@@ -225,19 +223,20 @@ class ModelManager:
         """
         self._run(self._pool.remove(name, timeout_s))
 
-    def update(self, entries: Iterable[ModelEntry]) -> None:
+    def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
         """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
 
         Names are those of the new models at once. Users of a model that is changed have its stop_timeout_s to leave, and those
         that wait for it or come meanwhile get the new one. Returns when what was removed or changed has been unloaded.
 
         Args:
-            entries: All models.
+            models: The entries of all models. `ManagerSettings`, such as `read_models_file` returns, replace the limits as
+                well: idle models beyond lower ones are unloaded at once, the others when their users have left.
 
         Raises:
             InvalidParams: A name is taken twice, or an option is wrong; then nothing was changed.
         """
-        self._run(self._pool.update(entries))
+        self._run(self._pool.update(models))
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Unload everything. Idempotent. Requests end with the finish reason SHUTDOWN, loads and waits with `EngineStopped`.

@@ -78,8 +78,11 @@ class ModelLoader(Protocol[T_co]):
     def check(self, entry: ModelEntry) -> None:
         """Raise what is wrong with an entry, as far as that is known before it is loaded."""
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
-        """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set."""
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+        """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set.
+
+        has_budget: whether the memory of all models is bounded, so that what this one needs has to be known.
+        """
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
@@ -133,10 +136,9 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class EngineLoader:
-    """What the loaders of both managers share. has_budget: whether memory is planned, and the host cache bounded."""
+    """What the loaders of both managers share. Under a budget memory is planned, and the host cache bounded."""
 
-    def __init__(self, *, has_budget: bool) -> None:
-        self._has_budget = has_budget
+    def __init__(self) -> None:
         self._prepared: dict[str, tuple[object, PreparedModel]] = {}
 
     def check(self, entry: ModelEntry) -> None:
@@ -150,33 +152,25 @@ class EngineLoader:
         except InvalidParams as error:
             raise type(error)(f"model {entry.name!r}: {error}") from error
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
-        """See `ModelLoader`. What was found is used again as long as entry and file stay the same."""
-        return await asyncio.to_thread(self._prepare, entry, cancel)
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+        """See `ModelLoader`. What was found is used again as long as entry, file and has_budget stay the same."""
+        return await asyncio.to_thread(self._prepare, entry, cancel, has_budget)
 
-    def _prepare(self, entry: ModelEntry, cancel: threading.Event) -> PreparedModel:
+    def _prepare(self, entry: ModelEntry, cancel: threading.Event, has_budget: bool) -> PreparedModel:
         stamp, known = self._prepared.get(entry.name, (None, None))
-        if known is not None and known.entry == entry and stamp == _stamp(known.model):
+        if known is not None and known.entry == entry and stamp == (has_budget, _stamp(known.model)):
             return known
         options = _engine_options(entry)
         files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
-        needed = self._plan(files, options)
-        if needed is not None and self._has_budget:
+        needed = _plan(files, options, has_budget=has_budget)
+        if needed is not None and has_budget:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)
             needed += (host if options.get("cache_prompt", True) else 0) + _PROCESS_BYTES
         if (template := entry.options.get("chat_template")) is not None:
             options["chat_template"] = template
         prepared = PreparedModel(entry=entry, needed_bytes=needed, model=files, options=options)
-        self._prepared[entry.name] = (_stamp(files), prepared)
+        self._prepared[entry.name] = ((has_budget, _stamp(files)), prepared)
         return prepared
-
-    def _plan(self, model: Any, options: Mapping[str, Any]) -> int | None:
-        try:
-            return estimate_memory(model, dry_run=self._has_budget, **options).total_bytes
-        except PacelineError:
-            if self._has_budget:
-                raise
-            return None  # the load finds what is wrong
 
 
 class AsyncLLMLoader(EngineLoader):
@@ -201,6 +195,15 @@ class LLMLoader(EngineLoader):
         options = {**prepared.options, "progress": progress, "cancel": cancel}
         llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
         return EngineHandle(llm, llm.engine, partial(asyncio.to_thread, llm.close))
+
+
+def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | None:
+    try:
+        return estimate_memory(model, dry_run=has_budget, **options).total_bytes
+    except PacelineError:
+        if has_budget:
+            raise
+        return None  # the load finds what is wrong
 
 
 def _engine_options(entry: ModelEntry) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Loads and unloads are tasks; all else happens at once, in `_arrange`, whenever s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import difflib
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -19,7 +20,7 @@ from paceline.model_manager.managed_model import ManagedModel, ModelRun, Waiter
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.model_runs import ModelRuns
 from paceline.model_manager.model_status import ModelStatus
-from paceline.model_manager.room_plan import RoomLimits
+from paceline.model_manager.models_file import ManagerSettings
 from paceline.model_manager.room_queue import RoomQueue
 from paceline.model_manager.status_feed import StatusFeed
 
@@ -30,31 +31,30 @@ _CLOSED: Final = "the model manager was closed"
 
 
 class ModelPool(Generic[T]):
-    """The models of a manager. All methods are for the event loop on which the first coroutine ran.
+    """The models of a manager. All methods are for the event loop on which the first coroutine ran."""
 
-    wait_timeout_s: most that a user waits for room; None: no limit. patience_s: see `RoomQueue`.
-    """
-
-    def __init__(
-        self,
-        loader: ModelLoader[T],
-        limits: RoomLimits,
-        *,
-        wait_timeout_s: float | None,
-        patience_s: float,
-    ) -> None:
-        self._loader, self._wait_timeout_s = loader, wait_timeout_s
+    def __init__(self, loader: ModelLoader[T], settings: ManagerSettings) -> None:
+        """Add the models of the settings. Raises `InvalidParams` where a name is taken twice, or an option is wrong."""
+        self._loader, self._settings = loader, settings
         self._models: dict[str, ManagedModel[T]] = {}
         self._names: dict[str, ManagedModel[T]] = {}  # aliases too
         self._all: list[ManagedModel[T]] = []  # those that are being removed, too, as long as they take room
         self.feed = StatusFeed()
-        self._rooms = RoomQueue(self._all, limits, patience_s)
+        self._rooms = RoomQueue(self._all)
+        self._rooms.set_limits(settings.room_limits, settings.patience_s)
         self._runs = ModelRuns(loader, self._rooms, self.feed, self._arrange)
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self.add(*settings.entries)
 
     # ---- entries
+
+    @property
+    def settings(self) -> ManagerSettings:
+        """The limits, and the entries of the models that there are."""
+        entries = tuple(model.entry for model in self._models.values())
+        return dataclasses.replace(self._settings, entries=entries)
 
     def names(self) -> list[str]:
         """Return the names of all models, without aliases."""
@@ -87,16 +87,18 @@ class ModelPool(Generic[T]):
         del self._models[model.entry.name]
         await self._stopped(self._begin_removal(model, timeout_s))
 
-    async def update(self, entries: Iterable[ModelEntry]) -> None:
+    async def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
         """Make these the models: add the new ones, remove the missing, unload the changed, whose names stay known.
 
-        That is the case before it first waits: for the end of what was unloaded. Those that wait for a changed model get the
-        new one. Raises `InvalidParams`; then nothing is changed.
+        Of settings the limits hold from now on, too. All that is the case before it first waits: for the end of what was
+        unloaded. Those that wait for a changed model get the new one. Raises `InvalidParams`; then nothing is changed.
         """
         self._bind()
-        listed = tuple(entries)
-        self._check((), listed)
-        wanted = {entry.name: entry for entry in listed}
+        if not isinstance(models, ManagerSettings):
+            models = dataclasses.replace(self._settings, entries=tuple(models))
+        self._check((), models.entries)
+        self._set_limits(models)
+        wanted = {entry.name: entry for entry in models.entries}
         before, self._models, self._names = self._models, {}, {}
         tasks: list[asyncio.Task[None]] = []
         for name, model in before.items():
@@ -109,6 +111,13 @@ class ModelPool(Generic[T]):
                 known.change(entry)
             self._add(entry, known)
         await self._stopped(tasks)
+
+    def _set_limits(self, settings: ManagerSettings) -> None:
+        self._settings = settings
+        self._rooms.set_limits(settings.room_limits, settings.patience_s)
+        for model in self._all:
+            if model.state == "loaded":
+                self._runs.note_memory(model)
 
     def _begin_removal(self, model: ManagedModel[T], timeout_s: float | None) -> list[asyncio.Task[None]]:
         """Begin to unload a model whose names are unknown now; return the tasks with whose end it is gone."""
@@ -147,8 +156,8 @@ class ModelPool(Generic[T]):
     async def acquire(self, name: str, *, load: bool = True, timeout_s: float | None = None) -> ModelRun[T]:
         """Count a user of a model and return its run, once it is loaded; `release` it.
 
-        timeout_s: most that it waits for room; None: the pool's. Raises `ModelNotFound`, `ModelNotLoaded` without load,
-        `ModelsBusy`, `ModelUnloaded`, `EngineStopped`, and what a load raises.
+        timeout_s: most that it waits for room; None: wait_timeout_s of the settings. Raises `ModelNotFound`, `ModelNotLoaded`
+        without load, `ModelsBusy`, `ModelUnloaded`, `EngineStopped`, and what a load raises.
         """
         self._bind()
         model = self._find(name)
@@ -245,7 +254,7 @@ class ModelPool(Generic[T]):
     async def _wait(
         self, model: ManagedModel[T], *, is_user: bool, loads: bool, timeout_s: float | None
     ) -> ModelRun[T]:
-        longest_s = self._wait_timeout_s if timeout_s is None else timeout_s
+        longest_s = self._settings.wait_timeout_s if timeout_s is None else timeout_s
         waiter = Waiter[T](asyncio.get_running_loop().create_future(), is_user, loads, longest_s)
         model.waiters.append(waiter)
         self._runs.begin_load(model)

@@ -73,7 +73,7 @@ class ModelRuns(Generic[T]):
     async def _load(self, model: ManagedModel[T]) -> None:
         try:
             self._feed.change(model, "preparing")
-            prepared = await self._loader.prepare(model.entry, model.cancel)
+            prepared = await self._loader.prepare(model.entry, model.cancel, has_budget=self._rooms.has_budget)
             model.needed_bytes = prepared.needed_bytes
             await self._room(model)
             loaded = await self._loaded(model, prepared)
@@ -160,11 +160,11 @@ class ModelRuns(Generic[T]):
         run.loaded.ended.add_done_callback(ended)
 
     def note_memory(self, model: ManagedModel[T]) -> None:
-        """Count what a model takes, where that is more than was planned."""
+        """Count what a loaded model takes, where that is more than was planned."""
         taken = None if model.run is None else model.run.loaded.taken_bytes
         if taken is not None:
             model.most_taken_bytes = max(model.most_taken_bytes, taken)
-            model.reserved_bytes = self._rooms.reserved_bytes(model)
+        model.reserved_bytes = self._rooms.reserved_bytes(model)
 
     def admit(self, model: ManagedModel[T]) -> None:
         """Let all in that wait for a loaded model."""

@@ -65,13 +65,17 @@ class ManagerSettings:
 _OPTIONS: Final = tuple(one.name for one in dataclasses.fields(ManagerSettings) if one.name != "entries")
 
 
-def manager_settings(models: str | os.PathLike[str] | Iterable[ModelEntry], **options: Any) -> ManagerSettings:
+def manager_settings(
+    models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings, **options: Any
+) -> ManagerSettings:
     """Return the settings of entries or of a file, with the options that are not None over them. Raises `InvalidParams`."""
     given = {name: value for name, value in options.items() if value is not None}
     if "memory_budget" in given:
         given["memory_budget"] = byte_count("memory_budget", given["memory_budget"])
     if isinstance(models, (str, os.PathLike)):
-        return dataclasses.replace(read_models_file(models), **given)
+        models = read_models_file(models)
+    if isinstance(models, ManagerSettings):
+        return dataclasses.replace(models, **given)
     if not isinstance(models, Iterable):
         raise InvalidType(f"models must be entries or the path of a TOML file, not {models!r:.80}")
     return ManagerSettings(entries=tuple(models), **given)

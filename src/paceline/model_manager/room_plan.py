@@ -94,16 +94,17 @@ def plan_room(
 
 
 def plan_relief(residents: Sequence[Resident], limits: RoomLimits) -> list[Resident]:
-    """Return which idle models to evict since models take more than was planned."""
+    """Return which idle models to evict, least recently used first, since models take more than was planned, or than may be."""
     staying = [one for one in residents if one.kind != "leaving"]
+    taken = sum(one.num_bytes for one in staying)
+    excess_bytes = 0 if limits.max_bytes is None else taken - limits.max_bytes
+    excess = 0 if limits.max_loaded is None else len(staying) - limits.max_loaded
     victims: list[Resident] = []
-    if limits.max_bytes is None:
-        return victims
-    excess = sum(one.num_bytes for one in staying) - limits.max_bytes
     for one in sorted((one for one in staying if one.kind == "idle"), key=lambda one: one.used_s):
-        if excess <= 0:
+        if excess_bytes <= 0 and excess <= 0:
             break
-        excess -= one.num_bytes
+        excess_bytes -= one.num_bytes
+        excess -= 1
         victims.append(one)
     return victims
 

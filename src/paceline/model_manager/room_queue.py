@@ -25,16 +25,26 @@ class RoomChanges(Generic[T]):
 
 
 class RoomQueue(Generic[T]):
-    """The queue for the room that `limits` leave among the models.
+    """The queue for the room that limits leave among the models."""
 
-    patience_s: how long the first one waits before models in use take no new users, until it has its room.
-    """
-
-    def __init__(self, models: Collection[ManagedModel[T]], limits: RoomLimits, patience_s: float) -> None:
-        self._models, self._limits, self._patience_s = models, limits, patience_s
+    def __init__(self, models: Collection[ManagedModel[T]]) -> None:
+        self._models = models
+        self._limits, self._patience_s = RoomLimits(), 0.0
         self._waiting: list[ManagedModel[T]] = []
         self._head: ManagedModel[T] | None = None  # the first of them, since _head_since_s
         self._head_since_s = 0.0
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the memory of the models is bounded."""
+        return self._limits.max_bytes is not None
+
+    def set_limits(self, limits: RoomLimits, patience_s: float) -> None:
+        """Set what models may take from now on; what is beyond it is evicted by the next `serve`.
+
+        patience_s: how long the first one waits before models in use take no new users, until it has its room.
+        """
+        self._limits, self._patience_s = limits, patience_s
 
     def join(self, model: ManagedModel[T]) -> asyncio.Future[None]:
         """Return a future that is done when the model may load. Its exception is `NotEnoughMemory` where it never may."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -532,6 +533,58 @@ async def test_update_leaves_alone_what_is_the_same() -> None:
     await pool.update([ModelEntry(name="a"), ModelEntry(name="b", options={"n_ctx": 1}), ModelEntry(name="d")])
     assert states(pool) == {"a": "loaded", "b": "unloaded", "d": "unloaded"}
     assert pool.entry("b").options == {"n_ctx": 1}
+    await pool.aclose()
+
+
+@virtual
+async def test_lower_limits_evict_idle_models_at_once_and_others_when_they_are_idle() -> None:
+    """The least recently used first, by number and by memory; nothing is taken from users."""
+    world = LoaderWorld(a=10, b=10, c=10, d=10)
+    pool = pool_of(world, *"abcd")
+    for name in "abc":
+        await hold(pool, name, 1)
+    runs = [await pool.acquire(name) for name in "cd"]
+    world.settings = replace(pool.settings, max_loaded=3)
+    await pool.update(world.settings)
+    await asyncio.sleep(1)
+    assert states(pool) == {"a": "unloaded", "b": "loaded", "c": "loaded", "d": "loaded"}
+    world.settings = replace(pool.settings, max_loaded=0, memory_budget=10)
+    for run in runs:
+        run.loaded.taken_bytes = 10
+    await pool.update(world.settings)
+    await asyncio.sleep(1)
+    assert states(pool) == {"a": "unloaded", "b": "unloaded", "c": "loaded", "d": "loaded"}
+    for run in runs:
+        assert run.revoked is None
+        pool.release(run)
+        await asyncio.sleep(1)
+    assert states(pool) == {"a": "unloaded", "b": "unloaded", "c": "unloaded", "d": "loaded"}
+    assert pool.settings == world.settings
+    await pool.aclose()
+
+
+@virtual
+async def test_higher_limits_let_those_in_that_wait() -> None:
+    """At once; the time-out is that of the moment, and with a budget memory is planned."""
+    world = LoaderWorld(max_loaded=1, a=10, b=10)
+    pool = pool_of(world, "a", "b", patience_s=100)
+    run = await pool.acquire("a")
+    assert pool.status("a").needed_bytes is None
+    waiting = asyncio.create_task(pool.acquire("b"))
+    await asyncio.sleep(5)
+    began = now()
+    world.settings = replace(pool.settings, max_loaded=2, wait_timeout_s=3.0)
+    await pool.update(world.settings)
+    pool.release(await waiting)
+    assert now() - began < 2
+    await pool.unload("b")
+    run.loaded.taken_bytes = 10
+    world.settings = replace(pool.settings, memory_budget=10)
+    await pool.update(world.settings)
+    await ended_with(pool.acquire("b"), ModelsBusy, "waited 3 s")
+    pool.release(run)
+    await hold(pool, "b", 0)
+    assert pool.status("b").needed_bytes == 10
     await pool.aclose()
 
 

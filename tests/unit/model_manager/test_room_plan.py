@@ -56,16 +56,17 @@ def test_a_plan_is_right(num_bytes: int, residents: list[Resident], limits: Room
 
 @given(RESIDENTS, LIMITS)
 def test_relief_evicts_no_more_than_it_must(residents: list[Resident], limits: RoomLimits) -> None:
-    """Idle models alone, the least recently used first, until the rest is within the budget."""
+    """Idle models alone, the least recently used first, until the rest is within the limits."""
     victims = plan_relief(residents, limits)
     staying = [one for one in residents if one.kind != "leaving"]
     idle = sorted((one for one in staying if one.kind == "idle"), key=lambda one: one.used_s)
     assert victims == idle[: len(victims)]
-    if limits.max_bytes is None:
-        assert not victims
-        return
-    for number in range(len(victims)):
-        assert sum(one.num_bytes for one in staying if one not in victims[:number]) > limits.max_bytes
+    for number in range(len(victims) + 1):
+        left = [one for one in staying if one not in victims[:number]]
+        is_within = (limits.max_bytes is None or sum(one.num_bytes for one in left) <= limits.max_bytes) and (
+            limits.max_loaded is None or len(left) <= limits.max_loaded
+        )
+        assert is_within == (number == len(victims)) or (number == len(victims) == len(idle))
 
 
 def test_idle_models_go_before_busy_ones() -> None:

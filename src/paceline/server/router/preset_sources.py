@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,14 @@ from paceline.server.flags.model_presets import check_names
 from paceline.server.settings import ServerSettings
 
 _OF_THE_SERVER: Final = ("chat_template", "offline", "hf_token")  # options of an entry that are no engine's
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPresets:
+    """The models by their names, and the options of their manager, without entries."""
+
+    presets: Mapping[str, ModelPreset]
+    limits: ManagerSettings
 
 
 class PresetSources:
@@ -26,27 +35,27 @@ class PresetSources:
         path = self._settings.models_preset
         return path if path is not None and path.suffix.lower() == ".toml" else None
 
-    def manager_settings(self) -> ManagerSettings:
-        """Return the options of the manager: those of flags, else of a TOML file. Raises `InvalidParams`."""
-        settings = self._settings
+    def read(self) -> FoundPresets:
+        """Return all models, one of each name, and the limits; a TOML file's win over those that are found.
+
+        Flags win over the limits of a TOML file. Raises `InvalidParams`.
+        """
         of_file = ManagerSettings() if self._toml is None else read_models_file(self._toml)
-        memory, most = settings.models_memory, settings.models_max
+        named = [self._of_entry(entry) for entry in of_file.entries]
+        names = {preset.name for preset in named}
+        found = self._presets.read(self._settings.models_preset, self._settings.models_dir)
+        all_models = [*named, *(preset for preset in found if preset.name not in names)]
+        check_names(all_models)
+        return FoundPresets({preset.name: preset for preset in all_models}, self._limits(of_file))
+
+    def _limits(self, of_file: ManagerSettings) -> ManagerSettings:
+        memory, most = self._settings.models_memory, self._settings.models_max
         return replace(
             of_file,
             entries=(),
             memory_budget=of_file.memory_budget if memory is None else memory,
             max_loaded=most if self._toml is None or self._presets.sets("server.models_max") else of_file.max_loaded,
         )
-
-    def read(self) -> list[ModelPreset]:
-        """Return all models, one of each name; a TOML file's win over those that are found. Raises `InvalidParams`."""
-        of_file = () if self._toml is None else read_models_file(self._toml).entries
-        named = [self._of_entry(entry) for entry in of_file]
-        names = {preset.name for preset in named}
-        found = self._presets.read(self._settings.models_preset, self._settings.models_dir)
-        all_models = [*named, *(preset for preset in found if preset.name not in names)]
-        check_names(all_models)
-        return all_models
 
     def _of_entry(self, entry: ModelEntry) -> ModelPreset:
         options = dict(entry.options)

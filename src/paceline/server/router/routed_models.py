@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,20 @@ from fastapi import FastAPI
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
 from paceline.hub import HubReference, UrlReference
-from paceline.model_manager import AsyncModelManager, ModelEntry, ModelLoader, ModelState, ModelStatus
+from paceline.model_manager import (
+    AsyncModelManager,
+    ManagerSettings,
+    ModelEntry,
+    ModelLoader,
+    ModelState,
+    ModelStatus,
+)
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.router.event_feed import EventFeed
-from paceline.server.router.preset_sources import PresetSources
+from paceline.server.router.preset_sources import FoundPresets, PresetSources
 from paceline.server.service import KeptForClients, Service
 from paceline.server.settings import ServerSettings
 
@@ -75,16 +82,9 @@ class RoutedModels:
     ) -> None:
         """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
         self._source, self._kept, self._feed = PresetSources(settings, presets), kept, feed
-        self._presets = _by_name(self._source.read())
-        options = self._source.manager_settings()
-        self.manager = AsyncModelManager(
-            [entry_of(preset) for preset in self._presets.values()],
-            memory_budget=options.memory_budget,
-            max_loaded=options.max_loaded,
-            wait_timeout_s=options.wait_timeout_s,
-            patience_s=options.patience_s,
-            loader=loader,
-        )
+        found = self._source.read()
+        self._presets = found.presets
+        self.manager = AsyncModelManager(_settings_of(found), loader=loader)
         self._served: dict[str, ServedModel] = {}
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
         self._preparing: set[asyncio.Task[None]] = set()
@@ -109,20 +109,20 @@ class RoutedModels:
         await self.manager.aclose()
 
     async def reload(self) -> None:
-        """Read the presets again, and return when models that are gone or changed have been unloaded.
+        """Read the presets and limits again, and return when models that are gone or changed have been unloaded.
 
         Meanwhile requests for a changed one wait for the new one. Raises `InvalidParams`; then nothing is changed.
         """
         async with self._reloading:
-            presets = _by_name(await asyncio.to_thread(self._source.read))
-            before, self._presets = self._presets, presets
+            found = await asyncio.to_thread(self._source.read)
+            before, self._presets = self._presets, found.presets
             try:
-                await self.manager.update([entry_of(preset) for preset in presets.values()])  # changed before it waits
+                await self.manager.update(_settings_of(found))  # which has them replaced before it waits
             except PacelineError:
                 self._presets = before
                 raise
             for name, served in tuple(self._served.items()):
-                if served.preset != presets.get(name):  # in what its engine does not have
+                if served.preset != found.presets.get(name):  # in what its engine does not have
                     del self._served[name]
                     self._begin_preparing(name)
 
@@ -300,11 +300,11 @@ def entry_of(preset: ModelPreset) -> ModelEntry:
     )
 
 
+def _settings_of(found: FoundPresets) -> ManagerSettings:
+    return replace(found.limits, entries=tuple(entry_of(preset) for preset in found.presets.values()))
+
+
 def _shown_settings(preset: ModelPreset) -> ServerSettings:
     """Return a model's settings; one without a path has its name there, of which /props shows the last part."""
     shown = None if preset.reference is None else Path(str(preset.reference))
     return preset.settings if shown is None else replace(preset.settings, model=shown)
-
-
-def _by_name(presets: Iterable[ModelPreset]) -> dict[str, ModelPreset]:
-    return {preset.name: preset for preset in presets}

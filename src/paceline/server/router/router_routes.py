@@ -207,7 +207,7 @@ def _props_routes(service: RouterService) -> APIRouter:
         """Return the properties of the server."""
         return {
             "role": "router",
-            "max_instances": settings.models_max,
+            "max_instances": service.models.manager.settings.max_loaded,
             "models_autoload": settings.models_autoload,
             "model_alias": "paceline",
             "model_path": "none",
