@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from paceline.errors import Aborted, EngineStopped, InvalidParams
+from paceline.errors import Aborted, EngineStopped, InvalidParams, NotEnoughMemory
 from paceline.model_manager import ManagerSettings, ModelEntry, PreparedModel
 from paceline.model_manager.model_pool import ModelPool
 
@@ -78,7 +78,10 @@ class FakeRun:
 
 
 class LoaderWorld:
-    """A `ModelLoader`. bytes_of: what each model needs; fail: the errors of the next loads, by name."""
+    """A `ModelLoader`. bytes_of: what each model needs.
+
+    fail: the errors of the next loads, by name; too_large: models that are too large for the machine.
+    """
 
     def __init__(self, *, max_bytes: int | None = None, max_loaded: int | None = None, **bytes_of: int) -> None:
         self.settings = ManagerSettings(memory_budget=max_bytes, max_loaded=max_loaded or 0)
@@ -87,6 +90,7 @@ class LoaderWorld:
         self.runs: set[FakeRun] = set()
         self.fail: dict[str, list[Exception]] = {}
         self.loads: list[str] = []
+        self.too_large: set[str] = set()
 
     def check(self, entry: ModelEntry) -> None:
         if "wrong" in entry.options:
@@ -94,6 +98,8 @@ class LoaderWorld:
 
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
         await self._pass(self.prepare_s, cancel)
+        if entry.name in self.too_large:
+            raise NotEnoughMemory("1 MiB are all that there is")
         return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1) if has_budget else None)
 
     async def load(

@@ -15,6 +15,7 @@ from tests.native.conftest import TinyModels
 from paceline import LLM, estimate_memory
 from paceline.demo import demo_model_path
 from paceline.engine import dry_run, memory_needs
+from paceline.engine.memory_needs import check_machine
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
 from paceline.errors import (
     EngineError,
@@ -246,6 +247,21 @@ def test_what_surely_fits_is_planned_neither_before_nor_by_its_context(
     with LLM(demo_model_path(), n_ctx=16384), LLM(demo_model_path(), n_ctx=16384, fit=False):
         pass
     assert limits == [None, 2 * needed]
+
+
+def test_what_cannot_fit_into_the_machine_is_known_whatever_is_free(
+    free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All memory counts then; fit=False leaves that check out, too."""
+    needed = estimate_memory(demo_model_path(), n_ctx=16384).devices[-1].needed_bytes
+    free(needed // 4)
+    monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed + needed // 8)
+    check_machine(demo_model_path(), {"n_ctx": 16384})
+    monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed // 2)
+    check_machine(demo_model_path(), {})
+    with pytest.raises(NotEnoughMemory, match=r"needs .* of host memory .* are all that there is; n_ctx \d+ would fit"):
+        check_machine(demo_model_path(), {"n_ctx": 16384})
+    check_machine(demo_model_path(), {"n_ctx": 16384, "fit": False})
 
 
 def test_mapped_weights_that_exceed_the_memory_load_with_a_warning(

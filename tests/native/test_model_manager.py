@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, AsyncModelManager, ModelEntry, ModelManager, demo_model_path
+from paceline.engine import dry_run, memory_needs
 from paceline.errors import (
     EngineStopped,
     InvalidParams,
@@ -23,6 +24,7 @@ from paceline.errors import (
     ModelUnloaded,
     NotEnoughMemory,
 )
+from paceline.runtime import memory_plan
 from paceline.streaming import FinishReason
 
 pytestmark = pytest.mark.native
@@ -207,6 +209,24 @@ def test_the_need_is_planned_and_held(alone: str) -> None:
             assert status.needed_bytes is not None
             if status.taken_bytes is not None:
                 assert 10 << 20 < status.taken_bytes < status.needed_bytes
+
+    asyncio.run(check())
+
+
+def test_what_the_machine_cannot_hold_evicts_none(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget, too: it is refused before room is made for it."""
+    monkeypatch.setattr(memory_plan, "usable_memory", lambda: 20 << 20)
+    monkeypatch.setattr(memory_needs, "plan", dry_run.answer)  # in this process, which has that little
+
+    async def check() -> None:
+        huge = entry("huge", model=demo_model_path(), options={"n_ctx": 16384})
+        async with AsyncModelManager([entry("a"), huge], max_loaded=1) as models:
+            await models.load("a")
+            with pytest.raises(NotEnoughMemory, match=r"KV cache .* 20 MiB are all that there is; n_ctx \d+ would fit"):
+                await models.load("huge")
+            assert [one.state for one in models.statuses()] == ["loaded", "failed"]
+            async with models.use("a", load=False) as llm:
+                assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
 
     asyncio.run(check())
 

@@ -33,6 +33,18 @@ def test_memory_of_a_container_counts_its_file_cache_as_free(tmp_path: Path) -> 
     assert module._cgroup_available(tmp_path / "absent") is None
 
 
+def test_a_container_may_have_less_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit counts, unless it has none."""
+    for content, limit in (("1000\n", 1000), ("max\n", None), ("x", None)):
+        (tmp_path / "memory.max").write_text(content)
+        assert module._cgroup_limit(tmp_path) == limit
+    assert module._cgroup_limit(tmp_path / "absent") is None
+    monkeypatch.setattr(module, "_cgroup_limit", lambda: 1000)
+    assert module.usable_memory() == 1000
+    monkeypatch.setattr(module, "_cgroup_limit", lambda: 1 << 62)
+    assert module.usable_memory() == module.total_memory()
+
+
 def test_this_machine_has_a_cpu_cores_and_memory() -> None:
     """The real device returns plausible values."""
     assert any(one.kind == "cpu" and one.total_bytes > 0 for one in devices())

@@ -16,7 +16,7 @@ from paceline.engine.context_sizes import default_n_ctx, sized_options
 from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
 from paceline.errors import NotEnoughMemory, PacelineError
-from paceline.runtime import MemoryClass, MemoryEstimate, Model, plan_memory
+from paceline.runtime import MemoryClass, MemoryEstimate, Model, on_empty_machine, plan_memory
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
@@ -41,6 +41,7 @@ def answer(question: MemoryQuestion) -> MemoryReport:
         n_layer=model.n_layer,
         n_expert=planner.n_expert,
         targets=question.targets,
+        is_alone=question.is_alone,
     )
     estimate = planner.measure(wanted)
     try:
@@ -67,7 +68,8 @@ class _Planner:
         question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe)
         options = sized_options(model.memory_class, choice.num_slots, choice.n_ctx, question.context)
         load_mode = question.model.get("load_mode", "auto")
-        return plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, **options)
+        estimate = plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, **options)
+        return on_empty_machine(estimate) if question.is_alone else estimate
 
     def _sketch(self, n_gpu_layers: int | None, n_cpu_moe: int) -> Model:
         options: dict[str, Any] = {**self._question.model, "no_alloc": True, "n_gpu_layers": n_gpu_layers}

@@ -38,7 +38,7 @@ class FitRules:
 
     least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has where memory is not short.
     n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
-    host memory where there is no GPU; empty for the defaults.
+    host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free.
     """
 
     chooses_ctx: bool
@@ -49,6 +49,7 @@ class FitRules:
     n_layer: int = 0
     n_expert: int = 0
     targets: Sequence[int] = ()
+    is_alone: bool = False
 
     def fits(self, estimate: MemoryEstimate) -> bool:
         """Whether every device keeps its margin."""
@@ -181,7 +182,8 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
     ]
     return (
         f"the model needs {mebibytes(short.needed_bytes)} of {where} ({', '.join(parts)}), and "
-        f"{mebibytes(short.free_bytes or 0)} are free; {'; '.join(_ways_out(short, weights, fitting_cells, rules))}"
+        f"{mebibytes(short.free_bytes or 0)} are {'all that there is' if rules.is_alone else 'free'}; "
+        f"{'; '.join(_ways_out(short, weights, fitting_cells, rules))}"
     )
 
 

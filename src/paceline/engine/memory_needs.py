@@ -23,7 +23,7 @@ from paceline.engine.memory_fit import LEAST_CTX, FittedMemory, MemoryChoice
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
 from paceline.errors import EngineError, InvalidType, NotEnoughMemory, PacelineError, named_error
 from paceline.hub import check_is_path, is_reference
-from paceline.runtime import Device, MemoryEstimate, available_memory, devices
+from paceline.runtime import Device, MemoryEstimate, available_memory, devices, on_empty_machine
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.gguf_check import files_beside
 from paceline.runtime.header_estimate import CacheShape, Placement, estimate_from_header
@@ -147,10 +147,22 @@ def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> Memory
     model: None for the demo model. Raises `NotEnoughMemory` where it does not fit. What is wrong with a file, or with
     options, is left to the load.
     """
+    return _fitted(model, arguments, is_alone=False)
+
+
+def check_machine(model: ModelPath | None, options: Mapping[str, Any]) -> None:
+    """Raise `NotEnoughMemory` where a load could not fit even if nothing else were in the machine's memory.
+
+    As `fit_to_memory` it leaves alone what has fit=False, and what cannot be planned.
+    """
+    _fitted(model, engine_arguments(options), is_alone=True)
+
+
+def _fitted(model: ModelPath | None, arguments: EngineArguments, *, is_alone: bool) -> MemoryFit:
     if model is None or not arguments.config.fit:
         return MemoryFit()
     try:
-        question = _question(model, arguments)
+        question = dataclasses.replace(_question(model, arguments), is_alone=is_alone)
         if _surely_fits(_header(question), question):
             return MemoryFit(is_sure=True)
         report = plan(question)
@@ -160,7 +172,8 @@ def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> Memory
         return MemoryFit()
     if report.fitted is None:
         raise NotEnoughMemory(report.refusal)
-    _log_choice(report.wanted, report.fitted)
+    if not is_alone:
+        _log_choice(report.wanted, report.fitted)
     return MemoryFit(report.fitted.choice)
 
 
@@ -251,6 +264,8 @@ def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
     if header.keeps_more:
         return False
     estimate, shape = header_estimate(header, question), _shape(header, question)
+    if question.is_alone:
+        estimate = on_empty_machine(estimate)
     scores = 4 * header.n_head * shape.n_ubatch * shape.n_ctx
     rows = 4 * header.n_vocab * (2 * (shape.n_seq_max + shape.n_ubatch))
     needed = estimate.total_bytes + scores + rows + _BYTES_OF_ACTIVATIONS * header.n_embd * shape.n_ubatch

@@ -14,7 +14,10 @@ from paceline.runtime import MemoryEstimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuestion:
-    """What a plan is about: a model's files and options, and what may be chosen to make it fit."""
+    """What a plan is about: a model's files and options, and what may be chosen to make it fit.
+
+    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts.
+    """
 
     paths: tuple[str, ...]
     model: Mapping[str, Any]
@@ -25,6 +28,7 @@ class MemoryQuestion:
     chooses_layers: bool
     least_ctx: int
     targets: tuple[int, ...]
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from paceline import validation
 from paceline.async_llm import AsyncLLM
 from paceline.engine.engine_factory import check_options, check_source, local_files
-from paceline.engine.memory_needs import estimate_memory
+from paceline.engine.memory_needs import check_machine, estimate_memory
 from paceline.errors import InvalidParams, PacelineError
 from paceline.llm import LLM
 from paceline.model_manager.model_entry import ModelEntry
@@ -81,6 +81,7 @@ class ModelLoader(Protocol[T_co]):
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
         """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set.
 
+        Raises `NotEnoughMemory` where even the machine without any other model has too little; none is evicted for it then.
         has_budget: whether the memory of all models is bounded, so that what this one needs has to be known.
         """
 
@@ -162,6 +163,7 @@ class EngineLoader:
             return known
         options = _engine_options(entry)
         files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
+        check_machine(files, options)
         needed = _plan(files, options, has_budget=has_budget)
         if needed is not None and has_budget:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)

@@ -9,7 +9,7 @@ from paceline.runtime.context import Context, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
 from paceline.runtime.memory_estimate import DeviceMemory, MemoryEstimate
-from paceline.runtime.memory_plan import memory_in_use, plan_memory
+from paceline.runtime.memory_plan import memory_in_use, on_empty_machine, plan_memory
 from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import BuildInfo, build_info
 from paceline.runtime.sampler import Sampler
@@ -44,6 +44,7 @@ __all__ = [
     "build_info",
     "devices",
     "memory_in_use",
+    "on_empty_machine",
     "physical_cores",
     "plan_memory",
     "total_memory",

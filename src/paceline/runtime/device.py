@@ -50,6 +50,12 @@ def total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def usable_memory() -> int:
+    """Return the bytes of host memory that could be allocated if nothing were: the machine's, within the container's limit."""
+    limit = _cgroup_limit()
+    return total_memory() if limit is None else min(limit, total_memory())
+
+
 def _allowed_cpus() -> Iterable[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
@@ -96,6 +102,14 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         int(line.split()[1]) for line in stat.splitlines() if line.startswith(("inactive_file ", "active_file "))
     )
     return max(0, int(limit) - used + reclaimable)
+
+
+def _cgroup_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit)
+    except (OSError, ValueError):
+        return None
 
 
 def _darwin_memory() -> int | None:

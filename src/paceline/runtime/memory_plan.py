@@ -6,6 +6,7 @@ allocated for the moment.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from paceline import _native, validation
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import ContextOptions
-from paceline.runtime.device import available_memory, devices
+from paceline.runtime.device import available_memory, devices, usable_memory
 from paceline.runtime.memory_estimate import HOST, DeviceMemory, MemoryEstimate
 from paceline.runtime.model import LoadMode, Model
 from paceline.runtime.tensor_placement import HOST_BUFFER
@@ -48,6 +49,16 @@ def memory_in_use(context: Context) -> MemoryEstimate:
         devices=_by_device(context.native.memory_use(), rows, is_mapped=False),
         is_measured=True,
     )
+
+
+def on_empty_machine(estimate: MemoryEstimate) -> MemoryEstimate:
+    """Return an estimate for which each device has all its memory free. What is not bounded stays so."""
+    totals = {**{device.name: device.total_bytes for device in devices()}, HOST: usable_memory()}
+    found = tuple(
+        one if one.free_bytes is None else dataclasses.replace(one, free_bytes=totals.get(one.device, one.free_bytes))
+        for one in estimate.devices
+    )
+    return dataclasses.replace(estimate, devices=found)
 
 
 def _by_device(uses: Iterable[_native.BufferUse], rows_bytes: int, *, is_mapped: bool) -> tuple[DeviceMemory, ...]:

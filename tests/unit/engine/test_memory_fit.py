@@ -126,6 +126,8 @@ def test_what_was_given_is_not_changed() -> None:
     assert "2,048 MiB are free" in message
     assert "n_ctx 30976 would fit" in message
     assert "fit=False" in message
+    with pytest.raises(NotEnoughMemory, match="2,048 MiB are all that there is"):
+        fit_memory(host(2 * GIB), WANTED, replace(FIXED, is_alone=True))
 
 
 def test_weights_that_are_not_mapped_count() -> None:

@@ -779,6 +779,20 @@ async def test_a_model_alone_is_not_evicted_for_what_it_takes() -> None:
 
 
 @virtual
+async def test_a_model_that_is_too_large_for_the_machine_evicts_none() -> None:
+    """It is refused when its memory is planned, also where the number of models alone would evict one."""
+    world = LoaderWorld(max_loaded=2)
+    pool = pool_of(world, "a", "b", "huge")
+    for name in "ab":
+        await hold(pool, name, 1)
+    world.too_large.add("huge")
+    await ended_with(pool.acquire("huge"), NotEnoughMemory, "all that there is")
+    await asyncio.sleep(5)
+    assert states(pool) == {"a": "loaded", "b": "loaded", "huge": "failed"}
+    await pool.aclose()
+
+
+@virtual
 async def test_idle_models_make_room_where_the_machine_is_short() -> None:
     """Without a budget, the load that fails for want of memory is tried again after each eviction."""
     world = LoaderWorld()
