@@ -10,12 +10,14 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline import validation
 from paceline.engine.backend import Lora
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, InvalidType
 from paceline.request import RequestOptions
+
+_NUMBER_MARK: Final = "\0"  # before the number in the key of a later load; no name has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class LoraAdapter:
     Attributes:
         name: The name that requests use.
         path: Its file; empty where the backend has none.
-        key: What the engine calls it: unique over all loads, the name where that was never used before.
+        key: What the engine calls it: unique over all loads, the name where that was never used before. No text for users.
     """
 
     name: str
@@ -36,13 +38,26 @@ class LoraAdapter:
 def adapter_paths(lora: object) -> dict[str, Any]:
     """Return the files of the option `lora` by name: a mapping of names to paths, or paths whose stems are the names."""
     if isinstance(lora, Mapping):
-        return {validation.text("lora: the name", name): path for name, path in lora.items()}
+        return {_checked_name("lora: the name", name): path for name, path in lora.items()}
     if not isinstance(lora, Sequence) or isinstance(lora, (str, bytes)):
         raise InvalidType(f"lora must be a list of paths or a mapping of names to paths, not {type(lora).__name__}")
-    named = {validation.path("lora", path).stem: path for path in lora}
+    named = {_checked_name("lora: the name", validation.path("lora", path).stem): path for path in lora}
     if len(named) < len(lora):
         raise InvalidParams("lora has two files of the same name; give a mapping of names to paths")
     return named
+
+
+def _checked_name(label: str, name: object) -> str:
+    """Return the name of an adapter, which stands in lists of models, logs and messages. Raises `InvalidParams`."""
+    text = validation.text(label, name)
+    if not text.isprintable():
+        raise InvalidParams(f"{label} must have no control characters: {text!r:.200}")
+    return text
+
+
+def name_of(key: str) -> str:
+    """Return the name that an adapter was loaded under, for messages: users know no keys."""
+    return key.partition(_NUMBER_MARK)[0]
 
 
 def absolute(path: Any) -> str:
@@ -70,7 +85,7 @@ class AdapterRegistry:
         known = {} if paths is None else paths
         self._lock = threading.Lock()
         self._adapters = {name: LoraAdapter(name, str(known.get(name, "")), name) for name in names}
-        self._names = {name: name for name in self._adapters}  # of every key that there ever was
+        self._num_loads = dict.fromkeys(self._adapters, 1)  # by name, those that have ended before among them
         self._loading: set[str] = set()
 
     def all(self) -> tuple[LoraAdapter, ...]:
@@ -96,30 +111,27 @@ class AdapterRegistry:
 
         Raises `InvalidParams` for names that have no adapter any more.
         """
-        return tuple(sorted((self._key(self._names.get(key, key)), scale) for key, scale in lora))
+        return tuple(sorted((self._key(name_of(key)), scale) for key, scale in lora))
 
     def begin(self, name: str, *, in_place: bool) -> str:
         """Return the key of a new load, and reserve the name. Raises `InvalidParams` for a name that is taken."""
-        if not validation.text("name", name):
+        if not _checked_name("name", name):
             raise InvalidParams("name must not be empty")
-        if not name.isprintable():  # it stands in lists of models, logs and messages
-            raise InvalidParams(f"name must have no control characters: {name!r:.200}")
         with self._lock:
             if name in self._loading:
                 raise InvalidParams(f"name: an adapter {name!r} is being loaded")
             if name in self._adapters and not in_place:
                 raise InvalidParams(f"name: there is an adapter {name!r} already; unload it, or load in place of it")
             self._loading.add(name)
-            key, number = name, 2
-            while key in self._names:
-                key, number = f"{name}#{number}", number + 1
-            self._names[key] = name
-            return key
+            number = self._num_loads[name] = self._num_loads.get(name, 0) + 1
+            return name if number == 1 else f"{name}{_NUMBER_MARK}{number}"
 
-    def cancel(self, name: str) -> None:
-        """Release the name of a load that failed."""
+    def cancel(self, name: str, *, is_over: bool) -> None:
+        """Release the name of a load that failed. is_over: whether the load is at an end, so that another may have its key."""
         with self._lock:
             self._loading.discard(name)
+            if is_over:
+                self._num_loads[name] -= 1
 
     def add(self, adapter: LoraAdapter) -> LoraAdapter | None:
         """Add what was loaded, and return the adapter that had this name."""

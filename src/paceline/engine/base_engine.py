@@ -120,8 +120,8 @@ class BaseEngine(ABC):
         try:
             check_adapter_file(file)
             self._load_adapter(key, str(file))
-        except BaseException:
-            self._adapters.cancel(name)
+        except BaseException as error:
+            self._adapters.cancel(name, is_over=isinstance(error, Exception))  # not where the wait was interrupted
             raise
         replaced = self._adapters.add(LoraAdapter(name, str(file), key))
         if replaced is not None:

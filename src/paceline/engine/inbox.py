@@ -12,6 +12,7 @@ import queue
 import threading
 import weakref
 
+from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
 from paceline.engine.commands import Command, Submit
 from paceline.errors import EngineStopped, InvalidParams, QueueFull
@@ -138,7 +139,7 @@ class Inbox:
             return
         for key, _ in request.lora:
             if key in self._retired:
-                raise InvalidParams(f"lora: the adapter {key!r} is being unloaded, or was unloaded just now")
+                raise InvalidParams(f"lora: the adapter {name_of(key)!r} is being unloaded, or was unloaded just now")
         self._adapters[request.key] = request.lora
 
     def _check_room(self, num_tokens: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
+from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
 from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
 from paceline.engine.executor import as_paceline_error
@@ -232,7 +233,7 @@ class LlamaBackend:
         """See `Backend`."""
         found = self._adapters.get(adapter)
         if found is None:
-            raise AdapterNotFound(f"the adapter {adapter!r} is not loaded")
+            raise AdapterNotFound(f"the adapter {name_of(adapter)!r} is not loaded")
         return found.fingerprint
 
     def detach_adapter(self, adapter: str) -> None:

@@ -169,16 +169,16 @@ class KVCache:
         if prefix is not None:
             self._offloader.drop(prefix, now_s)
 
-    def forget(self, is_gone: Callable[[Namespace], bool], now_s: float) -> None:
-        """Drop all that is cached in these namespaces, of which no sequence runs, and what is about to be."""
-        for prefix in [one for one in self._offloader.prefixes if is_gone(one.namespace)]:
+    def forget(self, is_forgotten: Callable[[Namespace], bool], now_s: float) -> None:
+        """Drop all that is cached in the forgotten namespaces, of which no sequence runs, and what is about to be."""
+        for prefix in [one for one in self._offloader.prefixes if is_forgotten(one.namespace)]:
             self._offloader.drop(prefix, now_s)
         self._cells.operations[:] = [
             one
             for one in self._cells.operations
-            if not (isinstance(one, (Save, Cut, SaveState)) and is_gone(one.namespace))
+            if not (isinstance(one, (Save, Cut, SaveState)) and is_forgotten(one.namespace))
         ]
-        self._host.forget(is_gone, now_s)
+        self._host.forget(is_forgotten, now_s)
 
     def clear(self) -> None:
         """Empty every sequence id on the device, whatever lies there; for a new cache after a failure."""

@@ -55,9 +55,9 @@ class HostCache:
             else:
                 self.put_state(SaveState(0, end, namespace, path), data, now_s)
 
-    def forget(self, is_gone: Callable[[Namespace], bool], now_s: float) -> None:
-        """Drop what is kept of these namespaces."""
-        for node in reversed(self._tree.below(is_gone)):
+    def forget(self, is_forgotten: Callable[[Namespace], bool], now_s: float) -> None:
+        """Drop what is kept of the forgotten namespaces."""
+        for node in reversed(self._tree.below(is_forgotten)):
             if node.has_host:
                 self._drop(node, now_s)
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
+from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
 from paceline.engine.executor import as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
@@ -317,7 +318,7 @@ class FakeBackend:
         """Hash what it is that the adapter changes. Raises `AdapterNotFound`."""
         found = self._adapters.get(adapter)
         if found is None:
-            raise AdapterNotFound(f"the adapter {adapter!r} is not loaded")
+            raise AdapterNotFound(f"the adapter {name_of(adapter)!r} is not loaded")
         return blake2b(found, digest_size=16).digest()
 
     def detach_adapter(self, adapter: str) -> None:

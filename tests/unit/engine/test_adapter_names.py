@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.adapters import AdapterRegistry, LoraAdapter, adapter_paths
+from paceline.engine.adapters import AdapterRegistry, LoraAdapter, adapter_paths, name_of
 from paceline.errors import AdapterNotFound, InvalidParams, InvalidType
 from paceline.request import RequestOptions
 
@@ -19,9 +19,11 @@ def test_adapters_are_named_by_their_keys_or_by_their_files() -> None:
     assert list(adapter_paths({"n": "x/a.gguf", "a": "y"})) == ["n", "a"]
 
 
-@pytest.mark.parametrize("lora", ["a.gguf", b"a", 3, None, ["a/x.gguf", "b/x.gguf"], {3: "a.gguf"}])
+@pytest.mark.parametrize(
+    "lora", ["a.gguf", b"a", 3, None, ["a/x.gguf", "b/x.gguf"], {3: "a.gguf"}, {"a\0": "a.gguf"}, ["a\n.gguf"]]
+)
 def test_what_names_no_adapters_is_refused(lora: Any) -> None:
-    """A single path, a number, two files of one name, a name that is no text."""
+    """A single path, a number, two files of one name, a name that is no text or has control characters."""
     with pytest.raises(InvalidParams, match="lora"):
         adapter_paths(lora)
     if not isinstance(lora, (list, dict)):
@@ -64,15 +66,17 @@ def test_keys_are_renewed_by_their_names() -> None:
 
 
 def test_a_name_is_reserved_while_it_is_loaded() -> None:
-    """A load that fails releases it; its key is not used again."""
+    """A load that fails releases it, and its key unless it may still be going on."""
     registry = AdapterRegistry()
     first = registry.begin("a", in_place=False)
     for in_place in (False, True):
         with pytest.raises(InvalidParams, match="being loaded"):
             registry.begin("a", in_place=in_place)
-    registry.cancel("a")
+    registry.cancel("a", is_over=True)
+    assert registry.begin("a", in_place=False) == first == "a"
+    registry.cancel("a", is_over=False)
     second = registry.begin("a", in_place=False)
-    assert len({first, second, registry.begin("a#2", in_place=False), registry.begin("a#3", in_place=False)}) == 4
+    assert second != first and name_of(second) == name_of(first) == "a"
     with pytest.raises(AdapterNotFound, match="known are none"):
         registry.find("a")
 
@@ -100,5 +104,6 @@ def test_a_name_is_there_at_any_moment_of_its_replacement() -> None:
 
     registry._adapters = Watched(registry._adapters)
     registry.add(LoraAdapter("a", "y", registry.begin("a", in_place=True)))
-    assert dict(registry.resolve(options).lora) == {"a#2": 1.0}
+    ((key, _),) = registry.resolve(options).lora
+    assert key != "a" and name_of(key) == "a"
     assert [one.name for one in registry.all()] == ["a", "b"]

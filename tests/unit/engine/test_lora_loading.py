@@ -13,6 +13,7 @@ import pytest
 from tests.running_engine import LONG_S
 
 from paceline.engine import EngineClient
+from paceline.engine.adapters import name_of
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
@@ -222,7 +223,8 @@ def test_an_adapter_that_is_replaced_while_a_request_is_accepted_is_renewed(
     monkeypatch.setattr(engine._inbox, "submit", submit_late)
     _, last = read(engine.accept(request))
     assert last.error is None
-    assert dict(request.lora) == {"a#2": 1.0, "b": 1.0}
+    assert [name_of(key) for key, _ in request.lora] == ["a", "b"]
+    assert dict(request.lora).keys() == {adapter.key for adapter in engine.loras()} != {"a", "b"}
     assert request.options.lora == request.lora
     monkeypatch.undo()
     assert generate(engine, lora={"b": 1.0})[0] == expected
@@ -339,16 +341,17 @@ def test_a_request_goes_on_with_its_adapter_in_the_next_worker(mortal: WorkerEng
 def test_an_adapter_whose_file_is_gone_fails_its_requests_and_no_others(
     mortal: WorkerEngine, files: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next worker runs without it; unloading it and loading another under its name helps."""
-    mortal.load_lora("a", files[0])
+    """The next worker runs without it; unloading it and loading another under its name helps. Messages have its name."""
+    mortal.load_lora("a", files[1])
+    mortal.load_lora("a", files[0], in_place=True)
     plain = generate(mortal)[0]
     Path(files[0]).unlink()
     kill(mortal)
     assert generate(mortal)[0] == plain
     _, last = read(start(mortal, lora={"a": 1.0}))
     assert isinstance(last.error, AdapterError)
-    assert "'a' could not be loaded again" in str(last.error)
-    assert "could not be loaded again" in caplog.text
+    assert "the adapter 'a' could not be loaded again" in str(last.error)
+    assert "the adapter 'a' could not be loaded again" in caplog.text
     mortal.unload_lora("a")
     mortal.load_lora("a", files[1])
     assert generate(mortal, lora={"a": 1.0})[0] != plain

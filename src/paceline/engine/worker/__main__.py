@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from paceline import validation
 from paceline.clock import MonotonicClock
+from paceline.engine.adapters import name_of
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Cancel, DetachAdapter, Digest, EndSlow, Inspect, SetInterval, SetPaused, Stop
@@ -128,7 +129,7 @@ class Worker:
             case messages.AskDigest(number, max_prefixes):
                 self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestReply, number))
             case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter():
-                threading.Thread(target=self._do_aside, args=(message,), daemon=True).start()
+                threading.Thread(target=self._do_in_thread, args=(message,), daemon=True).start()
             case messages.Leave():
                 self._may_leave = True
 
@@ -162,8 +163,8 @@ class Worker:
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
 
-    def _do_aside(self, message: messages.Prefix | messages.AdapterQuestion) -> None:
-        """Do what a thread of its own is for: files take time, and the engine replies after a tick."""
+    def _do_in_thread(self, message: messages.Prefix | messages.AdapterQuestion) -> None:
+        """Do what takes time, on a thread of its own: files are read, and the engine replies after a tick."""
         if isinstance(message, messages.Prefix):
             self._do_prefix(message)
         else:
@@ -305,7 +306,7 @@ def _load_again(backend: Backend, key: str, path: str) -> PacelineError | None:
     try:
         backend.load_adapter(key, path)
     except Exception as error:  # noqa: BLE001 - its requests fail, and no others
-        _log.error("the adapter %r could not be loaded again: %s", key, error)
+        _log.error("the adapter %r could not be loaded again: %s", name_of(key), error)
         return as_paceline_error(error)
     return None
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from paceline.engine.adapters import name_of
 from paceline.engine.backend import Backend
 from paceline.engine.commands import Command, RequestCommand
 from paceline.engine.executor import as_paceline_error
@@ -73,7 +74,8 @@ class RequestPreparer:
         params, options = SamplingParams(**message.params), RequestOptions(**message.options)
         for key, _ in options.lora:
             if key in self._lost_adapters:
-                raise AdapterError(f"the adapter {key!r} could not be loaded again: {self._lost_adapters[key]}")
+                why = self._lost_adapters[key]
+                raise AdapterError(f"the adapter {name_of(key)!r} could not be loaded again: {why}")
         if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
             options = dataclasses.replace(options, interval=1)
         text = [one for one in message.prompt if one >= 0] if message.media else message.prompt
