@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
 
 from paceline.errors import Aborted, EngineStopped, InvalidParams, NotEnoughMemory
 from paceline.model_manager import ManagerSettings, ModelEntry, PreparedModel
+from paceline.model_manager.managed_model import ModelRun
 from paceline.model_manager.model_pool import ModelPool
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+Pool = ModelPool[Any]
 
 STEP_S = 0.1  # between two looks of a load whether it is cancelled
 
@@ -144,7 +151,7 @@ def pool_of(
     *entries: ModelEntry | str,
     wait_timeout_s: float | None = None,
     patience_s: float = 5.0,
-) -> ModelPool[Any]:
+) -> Pool:
     """A pool of these models."""
     listed = tuple(ModelEntry(name=entry) if isinstance(entry, str) else entry for entry in entries)
     world.settings = replace(world.settings, entries=listed, wait_timeout_s=wait_timeout_s, patience_s=patience_s)
@@ -155,3 +162,40 @@ def run_virtual(work: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine on a loop of virtual time; no task may be left."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test on a loop of virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def hold(pool: Pool, name: str, seconds: float, **options: Any) -> ModelRun[Any]:
+    """Use a model for that long."""
+    run = await pool.acquire(name, **options)
+    await asyncio.sleep(seconds)
+    pool.release(run)
+    return run
+
+
+async def settle() -> None:
+    """Let everything happen that needs no time."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def ended_with(work: Awaitable[Any], kind: type[Exception], match: str | None = None) -> None:
+    with pytest.raises(kind, match=match):
+        await work
+
+
+def states(pool: Pool) -> dict[str, str]:
+    return {status.name: status.state for status in pool.statuses()}

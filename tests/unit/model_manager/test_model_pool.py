@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
-from typing import Any
 
 import pytest
-from tests.model_world import LoaderWorld, pool_of, run_virtual
+from tests.model_world import LoaderWorld, ended_with, hold, now, pool_of, run_virtual, settle, states, virtual
 
 from paceline.errors import (
     EngineStopped,
@@ -21,47 +18,6 @@ from paceline.errors import (
     NotEnoughMemory,
 )
 from paceline.model_manager import ModelEntry
-from paceline.model_manager.managed_model import ModelRun
-from paceline.model_manager.model_pool import ModelPool
-
-Pool = ModelPool[Any]
-
-
-def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test on a loop of virtual time."""
-
-    def run() -> None:
-        run_virtual(test())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def hold(pool: Pool, name: str, seconds: float) -> ModelRun[Any]:
-    """Use a model for that long."""
-    run = await pool.acquire(name)
-    await asyncio.sleep(seconds)
-    pool.release(run)
-    return run
-
-
-async def settle() -> None:
-    """Let everything happen that needs no time."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def ended_with(work: Awaitable[Any], kind: type[Exception], match: str | None = None) -> None:
-    with pytest.raises(kind, match=match):
-        await work
-
-
-def states(pool: Pool) -> dict[str, str]:
-    return {status.name: status.state for status in pool.statuses()}
 
 
 @virtual
@@ -201,7 +157,7 @@ async def test_a_time_out_that_is_over_before_the_queue_holds_there() -> None:
     pool.release(run)
     pool.release(await patient)
     await pool.unload("b")
-    pool.release(await pool.acquire("b", timeout_s=1))
+    await hold(pool, "b", 0, timeout_s=1)
     await pool.aclose()
 
 
@@ -395,7 +351,7 @@ async def test_a_model_that_is_not_to_be_loaded_is_an_error() -> None:
     pool = pool_of(LoaderWorld(), "a")
     await ended_with(pool.acquire("a", load=False), ModelNotLoaded, "'a' is not loaded")
     await pool.load("a")
-    pool.release(await pool.acquire("a", load=False))
+    await hold(pool, "a", 0, load=False)
     await pool.aclose()
 
 
@@ -505,201 +461,6 @@ async def test_an_engine_that_a_user_closed_is_replaced() -> None:
     assert again is not run and not again.loaded.is_closed
     assert pool.status("a").error is None
     await pool.aclose()
-
-
-@virtual
-async def test_remove_unloads_and_forgets() -> None:
-    """Those that wait for it get ModelNotFound; a model of that name can be added again."""
-    world = LoaderWorld()
-    pool = pool_of(world, ModelEntry(name="a", aliases=["x"]))
-    waiting = asyncio.create_task(pool.acquire("a"))
-    await asyncio.sleep(0.1)
-    await pool.remove("x")
-    await ended_with(waiting, ModelNotFound, "was removed")
-    await ended_with(pool.acquire("a"), ModelNotFound)
-    assert not world.runs
-    pool.add(ModelEntry(name="x", aliases=["a"]))
-    await hold(pool, "a", 0)
-    await pool.aclose()
-
-
-@virtual
-async def test_update_leaves_alone_what_is_the_same() -> None:
-    """New models are added, missing ones removed, changed ones unloaded."""
-    world = LoaderWorld()
-    pool = pool_of(world, "a", "b", "c")
-    for name in "abc":
-        await hold(pool, name, 0)
-    await pool.update([ModelEntry(name="a"), ModelEntry(name="b", options={"n_ctx": 1}), ModelEntry(name="d")])
-    assert states(pool) == {"a": "loaded", "b": "unloaded", "d": "unloaded"}
-    assert pool.entry("b").options == {"n_ctx": 1}
-    await pool.aclose()
-
-
-@virtual
-async def test_lower_limits_evict_idle_models_at_once_and_others_when_they_are_idle() -> None:
-    """The least recently used first, by number and by memory; nothing is taken from users."""
-    world = LoaderWorld(a=10, b=10, c=10, d=10)
-    pool = pool_of(world, *"abcd")
-    for name in "abc":
-        await hold(pool, name, 1)
-    runs = [await pool.acquire(name) for name in "cd"]
-    world.settings = replace(pool.settings, max_loaded=3)
-    await pool.update(world.settings)
-    await asyncio.sleep(1)
-    assert states(pool) == {"a": "unloaded", "b": "loaded", "c": "loaded", "d": "loaded"}
-    world.settings = replace(pool.settings, max_loaded=0, memory_budget=10)
-    for run in runs:
-        run.loaded.taken_bytes = 10
-    await pool.update(world.settings)
-    await asyncio.sleep(1)
-    assert states(pool) == {"a": "unloaded", "b": "unloaded", "c": "loaded", "d": "loaded"}
-    for run in runs:
-        assert run.revoked is None
-        pool.release(run)
-        await asyncio.sleep(1)
-    assert states(pool) == {"a": "unloaded", "b": "unloaded", "c": "unloaded", "d": "loaded"}
-    assert pool.settings == world.settings
-    await pool.aclose()
-
-
-@virtual
-async def test_higher_limits_let_those_in_that_wait() -> None:
-    """At once; the time-out is that of the moment, and with a budget memory is planned."""
-    world = LoaderWorld(max_loaded=1, a=10, b=10)
-    pool = pool_of(world, "a", "b", patience_s=100)
-    run = await pool.acquire("a")
-    assert pool.status("a").needed_bytes is None
-    waiting = asyncio.create_task(pool.acquire("b"))
-    await asyncio.sleep(5)
-    began = now()
-    world.settings = replace(pool.settings, max_loaded=2, wait_timeout_s=3.0)
-    await pool.update(world.settings)
-    pool.release(await waiting)
-    assert now() - began < 2
-    await pool.unload("b")
-    run.loaded.taken_bytes = 10
-    world.settings = replace(pool.settings, memory_budget=10)
-    await pool.update(world.settings)
-    await ended_with(pool.acquire("b"), ModelsBusy, "waited 3 s")
-    pool.release(run)
-    await hold(pool, "b", 0)
-    assert pool.status("b").needed_bytes == 10
-    await pool.aclose()
-
-
-@virtual
-async def test_a_changed_model_stays_known_while_the_old_one_drains() -> None:
-    """Its users end in time, and those that come meanwhile get the new one."""
-    world = LoaderWorld()
-    pool = pool_of(world, ModelEntry(name="a", aliases=["x"], stop_timeout_s=100), "b")
-    old = await pool.acquire("a")
-    changed = ModelEntry(name="a", aliases=["y"], options={"n_ctx": 1})
-    updating = asyncio.create_task(pool.update([changed, ModelEntry(name="c")]))
-    await settle()
-    assert pool.names() == ["a", "c"]
-    assert states(pool) == {"a": "unloading", "c": "unloaded"}
-    assert pool.entry("y") == changed
-    await ended_with(pool.acquire("x"), ModelNotFound)
-    await hold(pool, "c", 0)
-    late = asyncio.create_task(pool.acquire("a"))
-    await asyncio.sleep(20)
-    assert old.revoked is None and not late.done() and not updating.done()
-    pool.release(old)
-    await updating
-    new = await late
-    assert new.loaded.entry == changed
-    assert world.loads == ["a", "c", "a"]
-    pool.release(new)
-    await pool.aclose()
-
-
-@virtual
-async def test_those_that_wait_for_a_model_that_is_changed_get_the_new_one() -> None:
-    """While it is prepared, queued or loaded; a load that nobody waits for is not begun anew."""
-    for seconds, state in ((0.1, "preparing"), (0.9, "loading"), (5.0, "queued")):
-        world = LoaderWorld(max_loaded=1)
-        pool = pool_of(world, "a", "b", patience_s=100)
-        holding = asyncio.create_task(hold(pool, "b", 20)) if state == "queued" else None
-        await asyncio.sleep(3 if holding else 0)
-        waiting = asyncio.create_task(pool.acquire("a"))
-        await asyncio.sleep(seconds)
-        assert states(pool)["a"] == state
-        changed = ModelEntry(name="a", options={"n_ctx": 1})
-        await pool.update([changed, ModelEntry(name="b")])
-        run = await waiting
-        assert run.loaded.entry == changed
-        pool.release(run)
-        await pool.unload("a")
-        loading = asyncio.create_task(pool.load("a"))
-        await asyncio.sleep(0.1)
-        loading.cancel()
-        count = len(world.loads)
-        await pool.update([ModelEntry(name="a"), ModelEntry(name="b")])
-        await asyncio.sleep(20)
-        assert len(world.loads) == count and states(pool)["a"] == "unloaded"
-        await pool.aclose()
-
-
-@virtual
-async def test_a_sleeping_model_that_is_changed_is_not_woken() -> None:
-    """Neither by the change, nor where a user has begun to wake it: that one gets the new model."""
-    world = LoaderWorld(max_loaded=1)
-    pool = pool_of(world, ModelEntry(name="a", options={"sleep_idle_s": 5}), "b", patience_s=100)
-    run = await hold(pool, "a", 0)
-    run.loaded.is_asleep = True
-    await asyncio.sleep(2)
-    holding = asyncio.create_task(hold(pool, "b", 20))
-    await asyncio.sleep(5)
-    waking = asyncio.create_task(pool.acquire("a"))
-    await asyncio.sleep(1)
-    assert states(pool) == {"a": "queued", "b": "loaded"}
-    await pool.update([ModelEntry(name="a"), ModelEntry(name="b")])
-    assert run.loaded.is_closed and run.loaded.is_asleep
-    new = await waking
-    assert new is not run and world.loads == ["a", "b", "a"]
-    await holding
-    await pool.aclose()
-
-
-@virtual
-async def test_a_model_is_gone_also_where_its_removal_is_awaited_by_none() -> None:
-    """The wait was cancelled; it takes no room any more, and that it was removed is reported."""
-    world = LoaderWorld(max_loaded=1)
-    pool = pool_of(world, "a", "b", patience_s=100)
-    reader = pool.feed.subscribe()
-    run = await pool.acquire("a")
-    removing = asyncio.create_task(pool.remove("a", 100))
-    await asyncio.sleep(1)
-    removing.cancel()
-    await asyncio.sleep(1)
-    pool.release(run)
-    await hold(pool, "b", 0)
-    assert world.loads == ["a", "b"]
-    pool.feed.unsubscribe(reader)
-    assert [status.state async for status in reader if status.name == "a"][-2:] == ["unloaded", "removed"]
-    await pool.aclose()
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [ModelEntry(name="d"), ModelEntry(name="e", aliases=["d"])],
-        [ModelEntry(name="d"), ModelEntry(name="d")],
-        [ModelEntry(name="d"), ModelEntry(name="e", options={"wrong": 1})],
-    ],
-)
-def test_an_update_that_is_wrong_changes_nothing(entries: list[ModelEntry]) -> None:
-    """It is checked as a whole before anything is removed."""
-
-    async def check() -> None:
-        pool = pool_of(LoaderWorld(), "a", "b")
-        await hold(pool, "a", 0)
-        await ended_with(pool.update(entries), InvalidParams)
-        assert states(pool) == {"a": "loaded", "b": "unloaded"}
-        await pool.aclose()
-
-    run_virtual(check())
 
 
 @virtual
