@@ -15,7 +15,7 @@ from tests.native.conftest import TinyModels
 from paceline import LLM, estimate_memory
 from paceline.demo import demo_model_path
 from paceline.engine import dry_run, memory_needs
-from paceline.engine.memory_needs import check_machine
+from paceline.engine.memory_needs import estimate_on_machine
 from paceline.engine.memory_report import MemoryQuestion, MemoryReport
 from paceline.errors import (
     EngineError,
@@ -256,12 +256,13 @@ def test_what_cannot_fit_into_the_machine_is_known_whatever_is_free(
     needed = estimate_memory(demo_model_path(), n_ctx=16384).devices[-1].needed_bytes
     free(needed // 4)
     monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed + needed // 8)
-    check_machine(demo_model_path(), {"n_ctx": 16384})
+    estimate = estimate_on_machine(demo_model_path(), {"n_ctx": 16384}, dry_run=True)
+    assert (estimate.devices[-1].needed_bytes, estimate.devices[-1].free_bytes) == (needed, needed // 4)
     monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed // 2)
-    check_machine(demo_model_path(), {})
+    estimate_on_machine(demo_model_path(), {}, dry_run=False)
     with pytest.raises(NotEnoughMemory, match=r"needs .* of host memory .* are all that there is; n_ctx \d+ would fit"):
-        check_machine(demo_model_path(), {"n_ctx": 16384})
-    check_machine(demo_model_path(), {"n_ctx": 16384, "fit": False})
+        estimate_on_machine(demo_model_path(), {"n_ctx": 16384}, dry_run=False)
+    assert not estimate_on_machine(demo_model_path(), {"n_ctx": 16384, "fit": False}, dry_run=False).fits
 
 
 def test_mapped_weights_that_exceed_the_memory_load_with_a_warning(

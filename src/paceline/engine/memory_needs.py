@@ -82,10 +82,28 @@ def estimate_memory(
     arguments = engine_arguments(options)
     with _header_files(model, offline=offline, hf_token=hf_token) as paths:
         question = _question(paths, arguments)
+        return _estimate(_header(question), question, dry_run=dry_run)
+
+
+def estimate_on_machine(model: ModelPath | None, options: Mapping[str, Any], *, dry_run: bool) -> MemoryEstimate:
+    """Return what the files of a model will need, as `estimate_memory` does.
+
+    Raises `NotEnoughMemory` where they could not be loaded even if nothing else were in the machine's memory; as
+    `fit_to_memory` it leaves alone what has fit=False, and what cannot be planned.
+    """
+    arguments = engine_arguments(options)
+    with _header_files(model, offline=True, hf_token=None) as paths:
+        question = _question(paths, arguments)
         header = _header(question)
-        if not dry_run or header.keeps_nothing:
-            return header_estimate(header, question)
-        return plan(dataclasses.replace(question, chooses_slots=False, chooses_layers=False)).wanted
+        if arguments.config.fit:
+            _fitted(header, dataclasses.replace(question, is_alone=True))
+        return _estimate(header, question, dry_run=dry_run)
+
+
+def _estimate(header: ModelHeader, question: MemoryQuestion, *, dry_run: bool) -> MemoryEstimate:
+    if not dry_run or header.keeps_nothing:
+        return header_estimate(header, question)
+    return plan(dataclasses.replace(question, chooses_slots=False, chooses_layers=False)).wanted
 
 
 @contextmanager
@@ -147,34 +165,36 @@ def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> Memory
     model: None for the demo model. Raises `NotEnoughMemory` where it does not fit. What is wrong with a file, or with
     options, is left to the load.
     """
-    return _fitted(model, arguments, is_alone=False)
-
-
-def check_machine(model: ModelPath | None, options: Mapping[str, Any]) -> None:
-    """Raise `NotEnoughMemory` where a load could not fit even if nothing else were in the machine's memory.
-
-    As `fit_to_memory` it leaves alone what has fit=False, and what cannot be planned.
-    """
-    _fitted(model, engine_arguments(options), is_alone=True)
-
-
-def _fitted(model: ModelPath | None, arguments: EngineArguments, *, is_alone: bool) -> MemoryFit:
     if model is None or not arguments.config.fit:
         return MemoryFit()
     try:
-        question = dataclasses.replace(_question(model, arguments), is_alone=is_alone)
-        if _surely_fits(_header(question), question):
+        question = _question(model, arguments)
+        header = _header(question)
+    except PacelineError as error:
+        _log_unplanned(error)
+        return MemoryFit()
+    return _fitted(header, question)
+
+
+def _fitted(header: ModelHeader, question: MemoryQuestion) -> MemoryFit:
+    """Return what to choose. Raises `NotEnoughMemory` where nothing fits; what else is wrong is left to the load."""
+    try:
+        if _surely_fits(header, question):
             return MemoryFit(is_sure=True)
         report = plan(question)
     except PacelineError as error:
-        level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
-        _log.log(level, "the model's memory is not planned: %s", error)
+        _log_unplanned(error)
         return MemoryFit()
     if report.fitted is None:
         raise NotEnoughMemory(report.refusal)
-    if not is_alone:
+    if not question.is_alone:
         _log_choice(report.wanted, report.fitted)
     return MemoryFit(report.fitted.choice)
+
+
+def _log_unplanned(error: PacelineError) -> None:
+    level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
+    _log.log(level, "the model's memory is not planned: %s", error)
 
 
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from paceline import validation
 from paceline.async_llm import AsyncLLM
 from paceline.engine.engine_factory import check_options, check_source, local_files
-from paceline.engine.memory_needs import check_machine, estimate_memory
-from paceline.errors import InvalidParams, PacelineError
+from paceline.engine.memory_needs import estimate_on_machine
+from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError
 from paceline.llm import LLM
 from paceline.model_manager.model_entry import ModelEntry
 
@@ -163,7 +163,6 @@ class EngineLoader:
             return known
         options = _engine_options(entry)
         files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
-        check_machine(files, options)
         needed = _plan(files, options, has_budget=has_budget)
         if needed is not None and has_budget:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)
@@ -201,9 +200,9 @@ class LLMLoader(EngineLoader):
 
 def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | None:
     try:
-        return estimate_memory(model, dry_run=has_budget, **options).total_bytes
-    except PacelineError:
-        if has_budget:
+        return estimate_on_machine(model, options, dry_run=has_budget).total_bytes
+    except PacelineError as error:
+        if has_budget or isinstance(error, NotEnoughMemory):
             raise
         return None  # the load finds what is wrong
 
