@@ -197,7 +197,7 @@ def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
             "max_tick_s": 0.2,
             "embed_tokens": 64,
             "embed_texts": 4,
-            "max_drafts": 12 if kind == "attention" else 0,
+            "max_drafted": 12 if kind == "attention" else 0,
             "n_vocab": BOS + 1,
             **wanted,
         }

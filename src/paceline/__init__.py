@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
+    from paceline.scheduling.drafter import Drafter
+    from paceline.scheduling.ngram_drafter import NgramDrafter
     from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
     from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
@@ -47,6 +49,7 @@ _HOMES = {
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
+    "Drafter": "paceline.scheduling.drafter",
     "Embedder": "paceline.runtime",
     "DeviceMemory": "paceline.runtime",
     "EndRecord": "paceline.scheduling.telemetry",
@@ -59,6 +62,7 @@ _HOMES = {
     "ModelEntry": "paceline.model_manager",
     "ModelManager": "paceline.model_manager",
     "ModelStatus": "paceline.model_manager",
+    "NgramDrafter": "paceline.scheduling.ngram_drafter",
     "RequestOptions": "paceline.request",
     "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
@@ -93,6 +97,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Context",
     "Conversation",
     "DeviceMemory",
+    "Drafter",
     "Embedder",
     "EndRecord",
     "EngineError",
@@ -106,6 +111,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "ModelError",
     "ModelManager",
     "ModelStatus",
+    "NgramDrafter",
     "PacelineError",
     "RequestError",
     "RequestOptions",

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 
+_MAX_DRAFT = 64
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached prefixes
 
 
@@ -26,6 +27,11 @@ class EngineConfig:
         strategy: The batch strategy: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
             with a `plan` method (see `BatchStrategy`). A name may have options: "paced:patience=4", or
             {"name": "paced", "patience": 4}.
+        speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup), a name
+            with options such as "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr", or an object with the
+            methods of `Drafter`; None: nothing does. Needs a model whose memory can be cut.
+        max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are where more do not pay.
+        min_draft: Least tokens of a proposal that is verified at all, 0 to 64.
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
             was loaded before: if there is one).
         max_tick_ms: Longest tick of "paced" while no sequence decodes, so that admission and cancelling stay prompt; also the
@@ -65,6 +71,9 @@ class EngineConfig:
     num_slots: int = 8
     chunk_size: int = 512
     strategy: Any = "paced"
+    speculation: Any = None
+    max_draft: int = 64
+    min_draft: int = 0
     itl_target_ms: float | None = None
     max_tick_ms: float = 1000.0
     max_queue: int = 256
@@ -91,6 +100,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         validation.integer("num_slots", self.num_slots, 1, _MAX_SLOTS)
         validation.integer("chunk_size", self.chunk_size, 1)
+        validation.integer("max_draft", self.max_draft, 1, _MAX_DRAFT)
+        validation.integer("min_draft", self.min_draft, 0, self.max_draft)
         if self.itl_target_ms is not None:
             validation.number("itl_target_ms", self.itl_target_ms, above=0)
         validation.number("max_tick_ms", self.max_tick_ms, above=0)

@@ -20,6 +20,7 @@ PAGES = (
     "guide/prefix_caching.md",
     "guide/sampling.md",
     "guide/several_models.md",
+    "guide/speculation.md",
     "guide/strategies.md",
     "guide/streaming.md",
     "guide/structured_output.md",

@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         host_bytes=st.sampled_from([0, 200, 1000, 16_000]),
         is_tidy=st.booleans(),
         saved_token_s=st.sampled_from([0.0, 0.01]),
-        max_drafts=st.sampled_from([1, 3, 20]),
+        max_drafted=st.sampled_from([1, 3, 20]),
         seed=st.integers(0, 3),
     )
     def begin(self, num_cells: int, is_tidy: bool, saved_token_s: float, seed: int, **limits: int) -> None:

@@ -13,6 +13,7 @@ from paceline.engine.adapters import adapter_paths
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
+from paceline.scheduling.named_drafter import check_drafter_name
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.streaming import StreamChannel
 
@@ -82,6 +83,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
     config = EngineConfig(**_only(options, CONFIG_NAMES))
     check_strategy_name(config.strategy)
+    check_drafter_name(config.speculation)
     adapter_paths(options.get("lora", ()))  # raises for what names no files
     return EngineArguments(
         config=config,

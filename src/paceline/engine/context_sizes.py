@@ -9,6 +9,7 @@ from paceline.runtime import MemoryClass
 
 _CTX_PER_SLOT: Final = 4096
 _MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
+_MAX_DRAFTED: Final = 64  # for drafts in a tick, with speculation
 _MOST_SEQ_IDS: Final = 256
 _MOST_DOUBLED_SEQ_IDS: Final = 128  # where a context needs a second id for each sequence
 
@@ -18,13 +19,24 @@ def default_n_ctx(n_ctx_train: int, num_slots: int) -> int:
     return min(n_ctx_train if n_ctx_train > 0 else _CTX_PER_SLOT, _CTX_PER_SLOT) * num_slots
 
 
-def sized_options(memory: MemoryClass, num_slots: int, n_ctx: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the context for generation."""
+def sized_options(
+    memory: MemoryClass, num_slots: int, n_ctx: int, options: Mapping[str, Any], *, drafts: bool
+) -> dict[str, Any]:
+    """Return the options of the context for generation. drafts: whether there is speculation."""
     num_seqs = num_seq_ids(memory, num_slots, options) + 1
+    most = num_slots + _MAX_SCORED
+    if drafts and isinstance(n_ctx, int):  # `ContextOptions` names what is wrong
+        most = max(most, min(most + _MAX_DRAFTED, n_ctx))
     n_batch = options.get("n_batch")
-    room = n_batch if isinstance(n_batch, int) else _MAX_SCORED + num_slots
-    outputs = max(num_seqs, min(num_slots + _MAX_SCORED, room))
+    outputs = max(num_seqs, min(most, n_batch) if isinstance(n_batch, int) else most)
     return {**options, "n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": outputs}
+
+
+def output_shares(num_slots: int, n_outputs_max: int, *, drafts: bool) -> tuple[int, int]:
+    """Return how many rows of logits a tick can spend on prompt tokens, and how many on drafts, beside one a slot."""
+    num_left = n_outputs_max - num_slots
+    num_drafted = min(_MAX_DRAFTED, max(0, num_left - 1)) if drafts else 0
+    return max(1, num_left - num_drafted), num_drafted
 
 
 def has_full_window(memory: MemoryClass, options: Mapping[str, Any]) -> bool:

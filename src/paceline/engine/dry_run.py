@@ -66,7 +66,9 @@ class _Planner:
     def measure(self, choice: MemoryChoice) -> MemoryEstimate:
         """Return what a choice needs."""
         question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe)
-        options = sized_options(model.memory_class, choice.num_slots, choice.n_ctx, question.context)
+        options = sized_options(
+            model.memory_class, choice.num_slots, choice.n_ctx, question.context, drafts=question.drafts
+        )
         load_mode = question.model.get("load_mode", "auto")
         estimate = plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, **options)
         return on_empty_machine(estimate) if question.is_alone else estimate

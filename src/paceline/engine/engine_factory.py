@@ -19,7 +19,14 @@ from paceline.engine.adapters import adapter_paths
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.calibration import Calibration
 from paceline.engine.client import EngineClient
-from paceline.engine.context_sizes import default_n_ctx, has_full_window, most_seq_ids, num_seq_ids, sized_options
+from paceline.engine.context_sizes import (
+    default_n_ctx,
+    has_full_window,
+    most_seq_ids,
+    num_seq_ids,
+    output_shares,
+    sized_options,
+)
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
@@ -28,6 +35,7 @@ from paceline.hub import check_is_path, is_reference, local_model, parse_referen
 from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
 from paceline.runtime.embedder import longest_text
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.telemetry import TelemetrySink
@@ -120,11 +128,11 @@ class Assembly:
 def assemble(
     model: Model | str | os.PathLike[str] | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
 ) -> Assembly:
-    """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy."""
-    strategy = resolve_strategy(arguments.config.strategy)
+    """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy or drafter."""
+    strategy, drafter = resolve_strategy(arguments.config.strategy), resolve_drafter(arguments.config.speculation)
     built = build(model, arguments)
     backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
-    scheduler = Scheduler(built.limits, strategy, clock, sink)
+    scheduler = Scheduler(built.limits, strategy, clock, sink, drafter)
     calibration = None
     if built.context is not None:
         calibration = Calibration(built.context, built.model, built.limits.num_slots, scheduler.calibrate)
@@ -163,6 +171,7 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
     adapters: dict[str, Adapter] = {}
     try:
         _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
+        _check_speculation(loaded, arguments)
         adapters = _adapters(loaded, arguments.lora)
         can_generate = _can_generate(loaded)
         context = _context(loaded, arguments.config, dict(arguments.context), fit) if can_generate else None
@@ -223,6 +232,23 @@ def _can_generate(model: Model) -> bool:
     return model.has_decoder
 
 
+def _check_speculation(model: Model, arguments: EngineArguments) -> None:
+    """Raise `Unsupported` where wrong drafts could not be cut from memory, before any is allocated."""
+    if arguments.config.speculation is None:
+        return
+    memory, options = model.memory_class, arguments.context
+    if memory is MemoryClass.ATTENTION or has_full_window(memory, options):
+        return
+    reasons = {
+        MemoryClass.SLIDING_WINDOW: "its layers drop what has left their window, so that wrong tokens cannot be taken back; "
+        "swa_full=True keeps it",
+        MemoryClass.RECURRENT: "its state cannot be taken back behind wrong tokens",
+        MemoryClass.HYBRID: "the state of its recurrent layers cannot be taken back behind wrong tokens",
+        MemoryClass.NONE: "it generates no text",
+    }
+    raise Unsupported(f"speculation does not go with this model: {reasons[memory]}; leave speculation out")
+
+
 def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
     """Load the adapters of the option `lora`, by name."""
     loaded: dict[str, Adapter] = {}
@@ -251,12 +277,13 @@ def _context(model: Model, config: EngineConfig, options: dict[str, Any], fit: M
             f"num_slots must be 1 for a model of the architecture {model.native.architecture}, not {num_slots}: llama.cpp "
             "aborts, or mixes up states, where a pass has several sequences of it"
         )
-    asked = options.pop("n_ctx", None)
+    asked, drafts = options.pop("n_ctx", None), config.speculation is not None
     chosen = default_n_ctx(model.n_ctx_train, num_slots) if fit.choice is None else fit.choice.n_ctx
     cells = chosen if asked is None else asked
     while True:
         try:
-            return Context(model, is_checked=not fit.is_sure, **sized_options(memory, num_slots, cells, options))
+            sized = sized_options(memory, num_slots, cells, options, drafts=drafts)
+            return Context(model, is_checked=not fit.is_sure, **sized)
         except NotEnoughMemory:
             if asked is not None or cells <= LEAST_CTX:
                 raise
@@ -296,6 +323,10 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         return dataclasses.replace(common, cannot_generate=_DIFFUSION) if model.is_diffusion else common
     stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & arguments.context.keys()
     trained = model.n_ctx_train if model.n_ctx_train > 0 and not stretched else context.max_positions
+    drafts = config.speculation is not None
+    max_scored, max_drafted = output_shares(config.num_slots, context.n_outputs_max, drafts=drafts)
+    if drafts and context.n_batch < 2:
+        raise InvalidParams(f"n_batch={context.n_batch} leaves speculation no room behind a token; raise n_batch")
     return dataclasses.replace(
         common,
         n_batch=context.n_batch,
@@ -304,7 +335,11 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
         num_seq_ids=num_seq_ids(model.memory_class, config.num_slots, arguments.context),
         host_bytes=_host_bytes(config),
-        max_scored=max(1, context.n_outputs_max - config.num_slots),
+        max_scored=max_scored,
+        max_drafted=max_drafted,
+        max_draft=config.max_draft,
+        min_draft=config.min_draft,
+        n_vocab=model.n_vocab,
     )
 
 

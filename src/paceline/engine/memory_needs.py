@@ -210,6 +210,7 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
         chooses_layers=not any(name in arguments.model for name in _PLACING) and bool(_gpus(arguments.model)),
         least_ctx=LEAST_CTX if config.fit_ctx is None else config.fit_ctx,
         targets=config.fit_targets,
+        drafts=config.speculation is not None,
     )
 
 
@@ -272,7 +273,7 @@ def _wanted(question: MemoryQuestion, n_ctx_train: int) -> MemoryChoice:
 def _shape(header: ModelHeader, question: MemoryQuestion) -> CacheShape:
     n_ctx = _wanted(question, header.n_ctx_train).n_ctx
     memory = header.memory_class
-    sizes = sized_options(memory, question.num_slots, n_ctx, question.context)
+    sizes = sized_options(memory, question.num_slots, n_ctx, question.context, drafts=question.drafts)
     checked = ContextOptions(**sizes).cache_numbers()
     doubled = 2 if has_doubled_seq_ids(memory, question.context) else 1
     return CacheShape(**{**checked, "n_seq_max": doubled * sizes["n_seq_max"]})

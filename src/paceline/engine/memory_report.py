@@ -16,7 +16,8 @@ from paceline.runtime import MemoryEstimate
 class MemoryQuestion:
     """What a plan is about: a model's files and options, and what may be chosen to make it fit.
 
-    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts.
+    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts. drafts: whether
+    there is speculation.
     """
 
     paths: tuple[str, ...]
@@ -29,6 +30,7 @@ class MemoryQuestion:
     least_ctx: int
     targets: tuple[int, ...]
     is_alone: bool = False
+    drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,10 +89,9 @@ PREFILL_S = _counter(
 )
 DECODE = _counter("decode_tokens", "tokens", "Generated tokens computed to get the next one.")
 GENERATED = _counter("tokens_generated", "tokens", "Tokens generated.")
-DRAFTED = _counter(
-    "draft_tokens", "tokens", "Tokens proposed by speculation in ended requests; 0, as there is no speculation yet."
-)
-ACCEPTED = _counter("draft_tokens_accepted", "tokens", "Draft tokens that were accepted; 0 likewise.")
+DRAFTED = _counter("draft_tokens", "tokens", "Tokens proposed by speculation, and verified, in ended requests.")
+ACCEPTED = _counter("draft_tokens_accepted", "tokens", "Draft tokens that were accepted, in ended requests.")
+PROPOSALS = _counter("drafts", "drafts", "Proposals of one or more tokens that were verified.")
 TOKENS_MAX = _gauge("request_tokens_max", "tokens", "Most tokens, prompt and generated, of a request that has ended.")
 EMBEDDED = _counter("texts_embedded", "texts", "Texts embedded.")
 EMBEDDED_TOKENS = _counter("embedded_tokens", "tokens", "Tokens of embedded texts.")

@@ -171,11 +171,12 @@ class Metrics(Instrument):
 
     def _count_rows(self, record: TickRecord) -> None:
         self._gauge(table.KV_CELLS, record.num_cells)  # embedding ticks use cells of another context
-        num_tokens = num_decode = num_drafts = num_new = 0
+        num_tokens = num_decode = num_drafts = num_proposals = num_new = 0
         for row in record.rows:
             num_tokens += row.num_tokens
             num_decode += row.num_decode
             num_drafts += row.num_drafts
+            num_proposals += row.num_drafts > 0
             num_new += row.num_new
         num_prefill = num_tokens - num_decode - num_drafts
         if num_prefill:
@@ -183,6 +184,8 @@ class Metrics(Instrument):
             self._count(table.PREFILL_S, record.step_s)
         self._count(table.DECODE, num_decode + num_drafts)
         self._count(table.GENERATED, num_new)
+        if num_proposals:
+            self._count(table.PROPOSALS, num_proposals)
         self._observe(table.TICK_ROWS, len(record.rows))
         if record.num_slots:  # a trace file may have any value
             self._observe(table.OCCUPANCY, record.num_running / record.num_slots)

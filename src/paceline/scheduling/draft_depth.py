@@ -84,9 +84,9 @@ def choose_depths(
     return depths
 
 
-def trial_depth(max_drafts: int) -> int:
-    """Return how many drafts a trial has."""
-    return min(_TRIED, max_drafts)
+def trial_depth(most: int, least: int) -> int:
+    """Return how many drafts a trial has; 0 where `least` are more than it may have."""
+    return min(max(_TRIED, least), most) if least <= most else 0
 
 
 def _worths(candidates: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:

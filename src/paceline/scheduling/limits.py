@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.kv_cache import KVCacheLimits
+from paceline.request import MAX_DRAFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,12 +14,12 @@ class Limits:
 
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
     of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
-    spend on prompt tokens; max_drafts: on drafts, 0 without speculation. n_vocab: tokens of the vocabulary. itl_target_s:
-    inter-token latency target; max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most of an
-    embedding tick; a longer text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part,
-    has_state_apart, host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of
-    prefixes can be shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a request
-    to generate.
+    spend on prompt tokens; max_drafted: on drafts, 0 without speculation. max_draft: most drafts of one sequence in a tick;
+    min_draft: fewer than that are not verified. n_vocab: tokens of the vocabulary. itl_target_s: inter-token latency target;
+    max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most of an embedding tick; a longer
+    text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part, has_state_apart,
+    host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of prefixes can be
+    shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a request to generate.
     """
 
     num_slots: int
@@ -38,7 +39,9 @@ class Limits:
     embed_tokens: int = 2048
     embed_texts: int = 64
     max_embedding_tokens: int = 2048
-    max_drafts: int = 0
+    max_drafted: int = 0
+    max_draft: int = MAX_DRAFT
+    min_draft: int = 1
     n_vocab: int = 0
     cannot_generate: str = "it embeds texts"
 

@@ -59,15 +59,19 @@ class DepthChooser:
         """Return how many drafts each candidate gets beside these rows; `most`: all together."""
         num_decode = sum([row.sequence.is_decoding for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows])
-        key = (num_decode, num_tokens, min(most, 128), [(round(one, 2), cap) for one, cap in candidates])
+        key = (num_decode, num_tokens, [int(100 * worth) for worth, _ in candidates])
         self._num_left -= 1
-        if self._num_left < 0 or key != self._key:
+        if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows])
             of_pass = partial(self._seconds, num_decode, num_tokens, num_outputs, num_cells)
             seconds = self._with_drafting(of_pass, len(candidates))
             self._depths = choose_depths(candidates, num_decode, seconds, most)
             self._key, self._num_left = key, _KEPT_FOR
         return self._depths
+
+    def _fit(self, candidates: list[tuple[float, int]], most: int) -> bool:
+        """Return whether the last choice is within bounds."""
+        return sum(self._depths) <= most and all(map(operator.le, self._depths, [cap for _, cap in candidates]))
 
     def _with_drafting(self, seconds: Callable[[int], float], num_candidates: int) -> Callable[[int], float]:
         return lambda num_drafts: seconds(num_drafts) + self.draft_s * min(num_drafts, num_candidates)
@@ -102,15 +106,24 @@ class Speculation:
         return [(sequence, error) for sequence, error in failed if sequence.reason is None]
 
     def _add_all(self, rows: list[Row], kv_cache: KVCache) -> None:
-        num_tokens = sum([len(row.token_ids) for row in rows])
-        room = min(self._limits.max_drafts, self._limits.n_batch - num_tokens, kv_cache.num_free - num_tokens)
-        candidates = [row for row in rows if row.draws and row.sequence.is_decoding and self._cap(row.sequence) > 0]
-        if room <= 0 or not candidates:
+        limits, num_tokens = self._limits, sum([len(row.token_ids) for row in rows])
+        room = min(limits.max_drafted, limits.n_batch - num_tokens, kv_cache.num_free - num_tokens)
+        least = max(1, limits.min_draft)
+        if room < least:
             return
-        for row, depth in zip(candidates, self._depths(candidates, rows, kv_cache.num_cells, int(room)), strict=True):
+        candidates = [
+            (row, self._known(row.sequence), cap)
+            for row in rows
+            if row.draws and row.sequence.is_decoding and (cap := self._cap(row.sequence)) >= least
+        ]
+        if not candidates:
+            return
+        for (row, known, _), depth in zip(
+            candidates, self._depths(candidates, rows, kv_cache.num_cells, int(room)), strict=True
+        ):
             try:
                 if depth:
-                    self._add(row, self._sequences[row.sequence], depth)
+                    self._add(row, known, depth)
             except DrafterError as error:
                 self._failed.append((row.sequence, error))
 
@@ -138,23 +151,24 @@ class Speculation:
 
     def _cap(self, sequence: Sequence) -> int:
         """Return how many drafts a sequence may have now: one drawn token follows them, which may be its last."""
-        most = min(sequence.max_draft, self._limits.max_positions - sequence.num_tokens)
-        max_tokens = sequence.request.params.max_tokens
+        limits, max_tokens = self._limits, sequence.request.params.max_tokens
+        most = min(sequence.max_draft, limits.max_draft, limits.max_positions - sequence.num_tokens)
         return most if max_tokens is None else min(most, max_tokens - sequence.output.num_generated - 1)
 
-    def _depths(self, candidates: list[Row], rows: list[Row], num_cells: int, room: int) -> list[int]:
-        """Return how many drafts to ask for, for each candidate: as many as pay, or a trial's."""
-        known = [self._known(row.sequence) for row in candidates]
-        caps = [self._cap(row.sequence) for row in candidates]
-        worths = [one.acceptance.probability for one in known]
-        depths = list(self._chooser.choose(list(zip(worths, caps, strict=True)), rows, num_cells, room))
-        num_left = room - sum(depths)
-        for index, (one, cap) in enumerate(zip(known, caps, strict=True)):
-            if depths[index]:
-                one.acceptance.has_drafts()
-            elif one.acceptance.is_due():
-                depths[index] = trial_depth(min(cap, num_left))
-                num_left -= depths[index]
+    def _depths(
+        self, candidates: list[tuple[Row, DraftingSequence, int]], rows: list[Row], num_cells: int, room: int
+    ) -> list[int]:
+        """Return how many drafts to ask for, for each row with what is known and its cap: as many as pay, or a trial's."""
+        worths = [(known.acceptance.probability, cap) for _, known, cap in candidates]
+        depths = list(self._chooser.choose(worths, rows, num_cells, room))
+        num_left, least = room - sum(depths), self._limits.min_draft
+        for index, (_, known, cap) in enumerate(candidates):
+            if depths[index] >= max(1, least):
+                known.acceptance.has_drafts()
+                continue
+            tried = trial_depth(min(cap, num_left), least)
+            depths[index] = tried if known.acceptance.is_due() else 0
+            num_left -= depths[index]
         return depths
 
     def _known(self, sequence: Sequence) -> DraftingSequence:
@@ -173,9 +187,12 @@ class Speculation:
         known.num_observed = sequence.num_tokens
         drafts = self._checked(self._call("propose", sequence.key, depth), depth)
         self._chooser.note_drafting(self._clock.now() - begin_s)
+        if len(drafts) < self._limits.min_draft:
+            if drafts:
+                self._call("rollback", sequence.key, len(drafts))
+            return
         known.num_proposed = row.num_drafts = len(drafts)
-        if drafts:
-            row.token_ids = row.token_ids + drafts  # a new list: the other may be the sequence's own
+        row.token_ids = row.token_ids + drafts  # a new list: the other may be the sequence's own
 
     def _checked(self, proposed: Any, depth: int) -> list[int]:
         try:

@@ -219,8 +219,7 @@ _LLAMA = """\
 llama-server's names, from the same counters. They mean what they mean there, with these differences: `n_tokens_max` is a gauge,
 since it is no sum, and covers requests that have ended; `tokens_predicted_seconds_total` adds up the time between the tokens
 of every stream; the two rates are means since the last scrape, as there, so that two scrapers see each other's.
-`spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation. There is no speculation
-here yet, so all counters of drafts are 0.
+`spec_decode_num_accepted_tokens_per_pos_total` is absent, as it is there without speculation.
 """
 
 

@@ -182,7 +182,9 @@ LLAMA_METRICS: Final = (
         "Proposed tokens that were kept; 0 without speculation.",
         _number(table.ACCEPTED),
     ),
-    _counter("spec_decode_num_drafts", "Passes that verified drafts; 0 without speculation.", lambda _: 0.0),
+    _counter(
+        "spec_decode_num_drafts", "Proposals that were verified; 0 without speculation.", _number(table.PROPOSALS)
+    ),
     _gauge("requests_processing", "Slots in which a sequence is.", _number(table.SLOTS_IN_USE)),
     _gauge("requests_deferred", "Requests that wait for their start.", _number(table.QUEUED)),
     _gauge("n_busy_slots_per_decode", "Slots in use at a pass, on average.", _busy_slots),

@@ -429,6 +429,6 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
         max_tick_s=0.2,
         embed_tokens=256,
         embed_texts=8,
-        max_drafts=16 if memory.kind == "attention" else 0,
+        max_drafted=16 if memory.kind == "attention" else 0,
         n_vocab=BOS + 1,
     )

@@ -68,6 +68,7 @@ def test_the_names_are_stable() -> None:
         "paceline_tokens_generated_total",
         "paceline_draft_tokens_total",
         "paceline_draft_tokens_accepted_total",
+        "paceline_drafts_total",
         "paceline_request_tokens_max",
         "paceline_texts_embedded_total",
         "paceline_embedded_tokens_total",

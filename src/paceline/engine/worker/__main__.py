@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import pickle
 import queue
 import selectors
 import signal
@@ -41,10 +42,11 @@ from paceline.engine.worker.link import Link
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
-from paceline.errors import PacelineError
+from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
+from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 
@@ -229,7 +231,7 @@ class Worker:
         wanted = (*resolve_instruments(setup.instruments), *(() if trace is None else (trace,)))
         instruments = Instruments(wanted, own=self._metrics)
         progress = {"progress": _Progress(self._send)} if setup.reports_progress else {}
-        arguments = engine_arguments({**setup.options, **progress})
+        arguments = engine_arguments({**setup.options, **progress, **_drafter(setup.drafter)})
         backend: Backend
         if setup.backend is None:
             from paceline.engine.engine_factory import assemble
@@ -245,7 +247,9 @@ class Worker:
                 calibration = None
         else:
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
-            scheduler = Scheduler(limits, resolve_strategy(arguments.config.strategy), self._clock, instruments)
+            config = arguments.config
+            strategy, drafter = resolve_strategy(config.strategy), resolve_drafter(config.speculation)
+            scheduler = Scheduler(limits, strategy, self._clock, instruments, drafter)
             facts, adapters, at_end, fingerprint, calibration = {}, (), (backend.close,), b"", None
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
@@ -295,6 +299,19 @@ class _Progress:
         if fraction - self._reported >= _PROGRESS_STEP or (fraction >= 1.0 > self._reported):
             self._reported = fraction
             self._send(messages.Loading(fraction))
+
+
+def _drafter(pickled: bytes) -> dict[str, Any]:
+    """Return the option `speculation` where an object was given for it."""
+    if not pickled:
+        return {}
+    try:
+        return {"speculation": pickle.loads(pickled)}  # noqa: S301 - of our own front
+    except Exception as error:
+        raise InvalidParams(
+            f"speculation: the drafter cannot be unpickled in the worker: {type(error).__name__}: {error}; give it as "
+            '"module:attr"'
+        ) from error
 
 
 def _model(paths: list[str]) -> Any:

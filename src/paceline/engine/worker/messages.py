@@ -19,7 +19,7 @@ from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +36,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     backend_options, in place of llama.cpp. log_level: below it the front ignores records. num_restarts: how many workers
     there were before. reports_progress: whether to report how far loading is. trace_start_s: the clock at the beginning of the
     engine's trace; None: there is none. adapters: files by their keys, of a later worker, which goes on without those that it
-    cannot load.
+    cannot load. drafter: an object for the option speculation, pickled; empty without one.
     """
 
     protocol: int
@@ -51,6 +51,7 @@ class Setup(_Message, frozen=True, tag="setup"):
     reports_progress: bool = False
     trace_start_s: float | None = None
     adapters: dict[str, str] = {}
+    drafter: bytes = b""
 
 
 class Life(_Message, frozen=True):

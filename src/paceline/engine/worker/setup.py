@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,10 +34,16 @@ def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | 
     strategy = options.get("strategy", "")
     if not isinstance(strategy, (str, Mapping)):
         raise _no_object("strategy", strategy)
+    drafter, is_object = options.get("speculation"), _is_object(options.get("speculation"))
     return messages.Setup(
         protocol=messages.PROTOCOL,
         model=_paths(model),
-        options={name: _plain(name, value) for name, value in options.items() if name not in _OF_THE_FRONT},
+        options={
+            name: _plain(name, value)
+            for name, value in options.items()
+            if name not in _OF_THE_FRONT and not (is_object and name == "speculation")
+        },
+        drafter=_pickled(drafter) if is_object else b"",
         instruments=_names(options.get("instruments", ())),
         path=[str(Path(entry).absolute()) for entry in sys.path],
         log_level=logging.getLogger("paceline").getEffectiveLevel(),
@@ -65,6 +72,27 @@ def _names(instruments: Any) -> list[str]:
         if not isinstance(one, str) or ":" not in one:
             raise _no_object("instruments", one)
     return list(instruments)
+
+
+def _is_object(speculation: object) -> bool:
+    return speculation is not None and not isinstance(speculation, (str, Mapping))
+
+
+def _pickled(drafter: object) -> bytes:
+    """Return a drafter's bytes. Raises `InvalidParams` for one that has none, or that the worker would not find."""
+    name = type(drafter).__name__
+    if type(drafter).__module__ == "__main__":
+        raise InvalidParams(
+            f'speculation: {name} is defined in __main__, which the worker of isolation="process" does not run; move it into '
+            'a module of its own, or use isolation="thread"'
+        )
+    try:
+        return pickle.dumps(drafter)
+    except Exception as error:
+        raise InvalidParams(
+            f'speculation: this {name} does not pickle ({error}), and lives in the worker with isolation="process"; give it '
+            'as "module:attr", or use isolation="thread"'
+        ) from error
 
 
 def _no_object(name: str, value: object) -> InvalidParams:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from paceline.errors import InvalidParams, PacelineError
 from paceline.hub import ModelReference, parse_hub_reference
-from paceline.server.flags.flag import Files, Reject, Store, on_one_line
+from paceline.server.flags.flag import Files, Store, on_one_line
 from paceline.server.flags.preset_file import ALL_MODELS, PresetSection, read_presets
 from paceline.server.flags.resolution import Resolved, resolve_model
 from paceline.server.flags.sources import GivenFlag
@@ -213,8 +213,8 @@ def _kept(flags: Sequence[GivenFlag], notes: list[str]) -> list[GivenFlag]:
     for given in flags:
         if _targets(given) & _SERVERS_OWN:
             notes.append(f"{given.label} has no effect: it is a setting of the whole server")
-        elif isinstance(given.flag.action, Reject) and given.flag.action == SPECULATION:
-            notes.append(f"{given.label} has no effect: speculative decoding is not supported yet")
+        elif given.flag.action_of(given.texts[-1]) == SPECULATION:
+            notes.append(f"{given.label} has no effect: {SPECULATION.way_out}")
         else:
             kept.append(given)
     return kept

@@ -180,7 +180,7 @@ def _settings(draft: Draft) -> ServerSettings:
 
 def _check_together(draft: Draft) -> None:
     """Derive values that follow from several flags, and check them together. Raises `InvalidParams`."""
-    for step in (_isolation, _sleep, _lora, _escapes, _tls, _hosts, _bodies, _together):
+    for step in (_isolation, _sleep, _speculation, _lora, _escapes, _tls, _hosts, _bodies, _together):
         step(draft)
 
 
@@ -295,6 +295,22 @@ def _sleep(draft: Draft) -> None:
         raise InvalidParams(
             "--sleep-idle-seconds needs --isolation process, whose memory is given back as a whole; leave one of them out"
         )
+
+
+def _speculation(draft: Draft) -> None:
+    """Make llama-server's drafter of its flags, with the sizes that it has there."""
+    sizes = {"size_n": 12, "size_m": 48, "min_hits": 1}
+    given = {name: f"aside.ngram_{name}" for name in sizes if draft.get(f"aside.ngram_{name}") is not None}
+    if draft.get("aside.spec_type") is None:
+        draft.notes += [
+            f"{draft.origins[target].name} has no effect without --spec-type ngram-simple" for target in given.values()
+        ]
+        return
+    draft.origin = draft.origins["aside.spec_type"]
+    if draft.get("engine.speculation") is not None:
+        raise InvalidParams(f"--speculation and {draft.origin.name} name two drafters; give one of them")
+    options = sizes | {name: draft.get(target) for name, target in given.items()}
+    draft.put("engine.speculation", {"name": "ngram", **options}, draft.origin.name)
 
 
 def _context(draft: Draft) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
+from paceline.scheduling.named_drafter import check_drafter_name
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.server.flags.flag import UNSET, Draft, Setter, on_one_line
 from paceline.server.settings import ApiKey
@@ -117,6 +119,21 @@ def strategy(draft: Draft, value: str | Mapping[str, Any], label: str) -> None:
     except InvalidParams as error:
         raise InvalidParams(str(error).replace("strategy", label, 1)) from None
     draft.put("engine.strategy", value, label)
+
+
+def speculation(draft: Draft, value: str | Mapping[str, Any], label: str) -> None:
+    """Store a drafter's name and options; checks what does not need an import of its module."""
+    try:
+        check_drafter_name(value)
+    except InvalidParams as error:
+        raise InvalidParams(str(error).replace("speculation", label, 1)) from None
+    draft.put("engine.speculation", value, label)
+
+
+def spec_type(draft: Draft, value: str, label: str) -> None:
+    """Store llama-server's name of a drafter. Raises for a name that is none, and for several."""
+    validation.choice(label, value, ("none", "ngram-simple"))
+    draft.put("aside.spec_type", UNSET if value == "none" else value, label)
 
 
 def trace(draft: Draft, value: Path, label: str) -> None:

@@ -67,8 +67,12 @@ _PLACED = Ignore("threads are placed by the operating system; start the server u
 _STEERING = Reject("control vectors are not supported yet; leave it out")
 _HUB = Reject("this shortcut is not supported; name the repository of the model with -hf")
 _DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging Face Hub with -hf")
-SPECULATION: Final = Reject("speculative decoding is not supported yet; leave out everything about drafts")
-_REMOVED = Reject("llama-server has removed it, and speculative decoding is not supported yet; leave it out")
+SPECULATION: Final = Reject("drafts are made by prompt lookup alone; leave it out, or give --spec-type ngram-simple")
+_REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of --spec-type ngram-simple")
+_SPEC_TYPES = (  # what of llama-server's is refused
+    *(f"draft-{name}" for name in ("simple", "eagle3", "mtp", "dflash", "dspark")),
+    *(f"ngram-{name}" for name in ("map-k", "map-k4v", "mod", "cache")),
+)
 _IMAGES = Reject("images, sound and video are not supported yet; leave it out")
 _NO_IMAGES = Ignore("it is about images and video, which are not supported yet")
 _TOOLS = Reject("the server runs no tools; let the client run them")
@@ -91,8 +95,6 @@ _DRAFTS = (  # names and environment variable of what takes a value
     ("--spec-draft-poll-batch --poll-batch-draft", None),
     ("--spec-draft-override-tensor -otd --override-tensor-draft", None),
     ("--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft", "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
-    ("--spec-draft-n-max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    ("--spec-draft-n-min", "LLAMA_ARG_SPEC_DRAFT_N_MIN"),
     ("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN"),
     ("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES"),
     ("--spec-draft-p-split --draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
@@ -103,7 +105,7 @@ _DRAFTS = (  # names and environment variable of what takes a value
     *((f"--spec-ngram-mod-n-{name}", None) for name in ("min", "max", "match")),
     *(
         (f"--spec-ngram-{kind}-{name}", None)
-        for kind in ("simple", "map-k", "map-k4v")
+        for kind in ("map-k", "map-k4v")
         for name in ("size-n", "size-m", "min-hits")
     ),
     ("-lcs --lookup-cache-static", None),
@@ -639,13 +641,28 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
     "Speculation": (
-        Flag("--spec-type", "TYPE,...", read.text, SPECULATION, "How drafts are made; none is the default.",
-             env="LLAMA_ARG_SPEC_TYPE", actions={"none": NO_OP}),
+        Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", setters.spec_type),
+             "How drafts are made: none, or ngram-simple, which is --speculation ngram with llama-server's sizes.",
+             env="LLAMA_ARG_SPEC_TYPE", actions=dict.fromkeys(_SPEC_TYPES, SPECULATION), default="none"),
+        Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
+             "What proposes tokens ahead of decoding: ngram, or module:attr. Options follow the name, as in "
+             "ngram:size_n=6,size_m=16; in a file also as a table with the key name.", table=True, ours=True),
+        Flag("--spec-draft-n-max", "N", read.integer(1, 64), Store("engine.max_draft"),
+             "Most tokens that are proposed for a sequence in a tick; fewer are where more do not pay.",
+             env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+        Flag("--spec-draft-n-min", "N", read.integer(0, 64), Store("engine.min_draft"),
+             "Least tokens of a proposal that is verified.", env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
+        Flag("--spec-ngram-simple-size-n", "N", read.integer(1, 64), Store("aside.ngram_size_n"),
+             "Tokens that have to match, with --spec-type ngram-simple.", default="12"),
+        Flag("--spec-ngram-simple-size-m", "N", read.integer(1, 64), Store("aside.ngram_size_m"),
+             "Most tokens of a proposal, with --spec-type ngram-simple.", default="48"),
+        Flag("--spec-ngram-simple-min-hits", "N", read.integer(1), Store("aside.ngram_min_hits"),
+             "Earlier occurrences without which nothing is proposed, with --spec-type ngram-simple.", default="1"),
         *(_value(names, SPECULATION, "About drafts.", env=env) for names, env in _DRAFTS),
         _switch("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", SPECULATION, "About drafts.",
                 env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
         _switch("--spec-draft-backend-sampling",
-                Ignore("it is about drafts, and speculative decoding is not supported yet"), "About drafts.",
+                Ignore("it is about draft models, which are not supported yet"), "About drafts.",
                 env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING", off="--no-spec-draft-backend-sampling"),
         _switch("--spec-default", SPECULATION, "Drafts as llama-server makes them."),
         *(_value(names, _REMOVED, "About drafts.", env=env) for names, env in _REMOVED_NAMES),

@@ -87,6 +87,8 @@ class PacelineFields(LlamaBody):
     max_buffered_tokens: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
     slow_reader: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
     special: Any = Field(default=None, description=_OURS + "RequestOptions")
+    speculation: Any = Field(default=None, description=_OURS + "RequestOptions")
+    max_draft: Any = Field(default=None, description=_OURS + "RequestOptions")
     cache_salt: Any = Field(default=None, description=_OURS + "RequestOptions")
     add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
     parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")

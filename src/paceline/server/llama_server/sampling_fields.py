@@ -56,7 +56,7 @@ _SAMPLING_EXTRAS = (
 )  # fmt: skip
 _OPTION_EXTRAS = (
     "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
-    "max_buffered_tokens", "slow_reader",
+    "max_buffered_tokens", "slow_reader", "speculation", "max_draft",
 )  # fmt: skip
 
 

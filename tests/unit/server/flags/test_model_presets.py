@@ -101,7 +101,7 @@ def test_what_is_of_the_whole_server_has_no_effect_in_a_section() -> None:
     one = read("[one]\nmodel = one.gguf\nport = 1\napi-key = secret\nspec-draft-hf = u/d\n")["one"]
     assert len(one.notes) == 3 and "secret" not in str(one)
     assert one.settings.port == 8080 and one.settings.api_keys == ()
-    assert "speculative decoding" in one.notes[-1]
+    assert "prompt lookup" in one.notes[-1]
 
 
 @pytest.mark.parametrize(

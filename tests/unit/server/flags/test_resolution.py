@@ -583,3 +583,34 @@ def test_printing_the_settings_downloads_nothing() -> None:
 def test_paths_stay_as_they_were_given() -> None:
     """Relative ones are relative to where the server starts, not to the file that names them."""
     assert config("model = 'm.gguf'").settings.model == Path("m.gguf")
+
+
+@pytest.mark.parametrize(
+    "name", ["draft-simple", "draft-eagle3", "draft-mtp", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"]
+)
+def test_other_kinds_of_drafts_are_refused_with_the_one_that_is_there(name: str) -> None:
+    """Draft models and n-grams over requests."""
+    assert "--spec-type ngram-simple" in refusal("--spec-type", name)
+
+
+def test_names_that_are_no_kind_of_drafts_are_refused() -> None:
+    """So are several, and sizes out of range."""
+    assert "ngram-simple" in refusal("--spec-type", "ngram")
+    assert "--spec-type" in refusal("--spec-type", "ngram-simple,draft-simple")
+    assert "size_n" in refusal("--speculation", "ngram:size_n=99")
+    assert "--spec-draft-n-max" in refusal("--spec-draft-n-max", "65")
+    assert "min_draft" in refusal("--spec-draft-n-max", "4", "--spec-draft-n-min", "5")
+    assert "two drafters" in refusal("--spec-type", "ngram-simple", "--speculation", "ngram")
+
+
+def test_sizes_without_their_drafter_get_a_note() -> None:
+    """They change nothing."""
+    found = resolved("--spec-ngram-simple-size-n", "4")
+    assert "without --spec-type ngram-simple" in found.notes[0]
+    assert found.settings == resolved().settings
+
+
+def test_none_takes_back_what_came_before() -> None:
+    """The command line comes after the environment."""
+    found = resolved("--spec-type", "none", env={"LLAMA_ARG_SPEC_TYPE": "ngram-simple"})
+    assert "speculation" not in found.settings.engine_options

@@ -140,6 +140,25 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--yarn-beta-slow": (["1"], {"engine.yarn_beta_slow": 1.0}),
     "--yarn-beta-fast": (["32"], {"engine.yarn_beta_fast": 32.0}),
     "--strategy": (["paced:patience=4"], {"engine.strategy": "paced:patience=4"}),
+    "--spec-type": (
+        ["ngram-simple"],
+        {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}},
+    ),
+    "--speculation": (["ngram:size_n=6"], {"engine.speculation": "ngram:size_n=6"}),
+    "--spec-draft-n-max": (["16"], {"engine.max_draft": 16}),
+    "--spec-draft-n-min": (["2"], {"engine.min_draft": 2}),
+    "--spec-ngram-simple-size-n": (
+        ["6", "--spec-type", "ngram-simple"],
+        {"engine.speculation": {"name": "ngram", "size_n": 6, "size_m": 48, "min_hits": 1}},
+    ),
+    "--spec-ngram-simple-size-m": (
+        ["16", "--spec-type", "ngram-simple"],
+        {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 16, "min_hits": 1}},
+    ),
+    "--spec-ngram-simple-min-hits": (
+        ["2", "--spec-type", "ngram-simple"],
+        {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 2}},
+    ),
     "--itl-target-ms": (["40"], {"engine.itl_target_ms": 40.0}),
     "--max-tick-ms": (["500"], {"engine.max_tick_ms": 500.0}),
     "--chunk-size": (["128"], {"engine.chunk_size": 128}),
