@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import shutil
@@ -285,6 +286,8 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, single: str) -> None
         assert models.status("a").state == "loaded"
         models.update([models.entry("a"), models.entry("c")])
         assert models.names() == ["a", "c"]
+        models.update(dataclasses.replace(models.settings, max_loaded=1))
+        assert (models.settings.max_loaded, models.settings.patience_s, models.names()) == (1, 0.1, ["a", "c"])
         models.add(entry("d"))
         models.remove("c")
         assert models.names() == ["a", "d"]
