@@ -63,7 +63,9 @@ def test_a_start_makes_only_passes_that_are_over_at_once(monkeypatch: pytest.Mon
         assert [one.num_tokens for one in learned[0]] == [1]
 
 
-@pytest.mark.parametrize(("error", "num_warnings"), [(Aborted("closed"), 0), (DecodeError("no"), 1)])
+@pytest.mark.parametrize(
+    ("error", "num_warnings"), [(Aborted("closed"), 0), (DecodeError("no"), 1), (MemoryError(), 1)]
+)
 def test_a_pass_that_fails_ends_a_calibration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, num_warnings: int
 ) -> None:

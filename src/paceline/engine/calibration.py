@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from paceline.errors import Aborted, PacelineError
+from paceline.errors import Aborted
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
@@ -51,8 +51,8 @@ class Calibration:
             self._measure()
         except Aborted:  # the engine is being closed
             return False
-        except PacelineError as error:
-            _log.warning("the passes of a calibration cannot be computed: %s", error)
+        except Exception as error:  # noqa: BLE001 - without it the cost model learns from ticks
+            _log.warning("the passes of a calibration cannot be computed: %r", error)
             return False
         return True
 

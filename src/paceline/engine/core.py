@@ -70,7 +70,7 @@ class Engine:
     def calibrate(self) -> None:
         """Time a pass for the cost model; the first command that may change the cache ends that for good."""
         if self._calibration is not None and not self._calibration.step():
-            self._end_calibration()
+            self.end_calibration()
 
     @property
     def is_calibrating(self) -> bool:
@@ -118,9 +118,10 @@ class Engine:
     def _make_way(self, command: Command) -> None:
         """End the calibration before what may change the cache."""
         if self._calibration is not None and not isinstance(command, Inspect | Digest):
-            self._end_calibration()
+            self.end_calibration()
 
-    def _end_calibration(self) -> None:
+    def end_calibration(self) -> None:
+        """Hand over what was timed, and let go of the passes that are left, which hold the model."""
         calibration, self._calibration = self._calibration, None
         if calibration is not None:
             calibration.end()

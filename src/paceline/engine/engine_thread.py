@@ -29,9 +29,8 @@ from paceline.scheduling.events import Event
 
 _log = logging.getLogger("paceline.engine")
 _MAX_FAILURES = 3  # ticks in a row
-_QUIET_S = (
-    1.0  # from the engine's start to its calibration: callers that have just loaded it often do more, or ask at once
-)
+# From the engine's start to its calibration: callers that have just loaded it often do more, or ask at once.
+_QUIET_S = 1.0
 _EXIT_JOIN_S = 10.0  # for a strategy or an instrument that does not return
 _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
@@ -185,6 +184,7 @@ class Runner(EngineThread):
                 ends.callback(end)
             ends.callback(lambda: self.ended.set_result(self._gave_up))
             ends.callback(self._sink.close)
+            ends.callback(self._engine.end_calibration)
             ends.callback(self._end_requests, EngineStopped("the engine's thread has ended"))
             ends.callback(self._inbox.close)
             ends.callback(self.pulse.end)

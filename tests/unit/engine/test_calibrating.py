@@ -118,3 +118,11 @@ def test_an_engine_that_ends_before_its_calibration_closes_in_order() -> None:
 
 def _closed() -> None:
     raise Closed("the context was closed")
+
+
+def test_an_engine_that_is_closed_at_once_lets_go_of_its_passes() -> None:
+    """They hold the model, whose memory is free when `close` returns."""
+    passes = Passes(1000)
+    with Running(calibration=passes):
+        pass
+    assert passes.done == ["end"]
