@@ -219,7 +219,7 @@ def serve_with_ticker(flags: list[str]) -> int:
     """Run the server; at its end it prints how late each tick was: monotonic seconds and lateness of each."""
     from paceline.server.flags import DiskFiles, resolve
     from paceline.server.service import Service
-    from paceline.server.serving import serve
+    from paceline.server.startup import serve
 
     ticks: list[tuple[float, float]] = []
     begin = Service.start_loading

@@ -6,7 +6,6 @@ Names are imported when they are first used, so that `import paceline` loads nei
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import CapacityError, EngineError, ModelError, PacelineError, RequestError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
 
-__version__ = _version("paceline")
+    __version__: str
 
 _HOMES = {
     "AsyncChatStream": "paceline.chat_client.chat_streams",
@@ -136,9 +135,14 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
-    if home is None:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("paceline")
+    elif home is None:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    else:
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -13,20 +13,21 @@ PROGRAM = """
 import sys
 from tests.server import probe
 from tests.server.stand_in import StandInEngine, StandInLLM
-from paceline.server import serving
+from paceline.server import application, model_front, startup
 from paceline.server.settings import ServerSettings
 
 engine = StandInEngine()
 engine.backend.hold()
-build = serving.build_app
+build = application.build_app
 
-def with_stand_in(settings):
-    app = build(settings, StandInLLM(engine))
+def with_probe(settings, front):
+    app = build(settings, front)
     app.include_router(probe.routes(app.state.service))
     return app
 
-serving.build_app = with_stand_in
-sys.exit(serving.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=tuple(sys.argv[2].split(",")))))
+application.build_app = with_probe
+model_front.ModelFront = lambda settings: StandInLLM(engine)
+sys.exit(startup.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=tuple(sys.argv[2].split(",")))))
 """
 
 

@@ -14,6 +14,7 @@ import uvloop
 from fastapi import APIRouter, FastAPI
 
 from paceline.server.application import build_app
+from paceline.server.listeners import tls_context
 from paceline.server.service import Service
 from paceline.server.serving import UvicornServer, uvicorn_config
 from paceline.server.settings import ServerSettings
@@ -119,7 +120,7 @@ class RunningServer:
         self.app: FastAPI = self._build(self.settings, llm)
         for routes in self._more:
             self.app.include_router(routes(self.service))
-        self._server = UvicornServer(uvicorn_config(self.app, self.settings))
+        self._server = UvicornServer(uvicorn_config(self.app, self.settings, tls_context(self.settings)))
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         await self._server.is_up.wait()
         self._is_up.set()

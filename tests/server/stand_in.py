@@ -81,9 +81,16 @@ class StandInLLM:
 
     def __init__(self, engine: Any = None, *, is_loaded: bool = True, failure: Exception | None = None) -> None:
         self.engine = StandInEngine() if engine is None else engine
-        self.load, self._failure = threading.Event(), failure
+        self.load, self._failure, self.progress = threading.Event(), failure, 0.0
         if is_loaded:
             self.load.set()
+
+    def begin(self) -> None:
+        """Nothing: `start` loads."""
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
 
     async def start(self) -> None:
         await asyncio.to_thread(self.load.wait, LONG_S)

@@ -30,7 +30,7 @@ class Wire(asyncio.Transport):
 
 
 def connected(settings: ServerSettings) -> tuple[Connection, Wire]:
-    config = uvicorn_config(None, settings)  # type: ignore[arg-type]  # no request comes
+    config = uvicorn_config(None, settings, None)  # type: ignore[arg-type]  # no request comes
     rest: Any = {"config": config, "server_state": ServerState(), "app_state": {}}
     config.app = lambda _: None  # type: ignore[assignment]
     config.load()

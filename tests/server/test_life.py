@@ -22,15 +22,17 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.application import build_app
 from paceline.server.json_bodies import JsonRoute
-from paceline.server.serving import ENGINE_ENDED, Listeners, Serving, uvicorn_config
+from paceline.server.listeners import Listeners
+from paceline.server.serving import ENGINE_ENDED, Serving, uvicorn_config
 from paceline.server.settings import ServerSettings
+from paceline.server.startup import prepare_loop
 
 
 def test_the_port_is_open_while_the_model_loads() -> None:
     """/health has the progress; routes that need the model respond with 503; the page is served."""
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
-        server.service.progress = 0.25
+        llm.progress = 0.25
         response = client.get("/health")
         assert response.status_code == 503
         error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
@@ -91,10 +93,9 @@ def test_long_work_of_some_leaves_threads_for_others() -> None:
 
     async def main() -> None:
         app, gate = build_app(SETTINGS, StandInLLM()), threading.Event()
-        config = uvicorn_config(app, SETTINGS)
-        config.load()
+        config = uvicorn_config(app, SETTINGS, None)
         with Listeners(SETTINGS) as listeners:
-            serving = Serving(app, config, listeners)
+            serving = Serving(app, config, listeners, prepare_loop())
             running = asyncio.create_task(serving.run())
             await app.state.service.loaded.wait()
             held = [asyncio.create_task(asyncio.to_thread(gate.wait, LONG_S)) for _ in range(40)]
@@ -159,7 +160,7 @@ def test_a_server_that_is_open_to_others_without_a_key_warns(programs: Any) -> N
 
 
 SERVE = (
-    "import sys; from paceline.server.serving import serve; from paceline.server.settings import ServerSettings as S; "
+    "import sys; from paceline.server.startup import serve; from paceline.server.settings import ServerSettings as S; "
 )
 
 
@@ -263,10 +264,9 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
     async def main(gives_up: bool) -> int:
         llm = StandInLLM()
         app = build_app(SETTINGS, llm)
-        config = uvicorn_config(app, SETTINGS)
-        config.load()
+        config = uvicorn_config(app, SETTINGS, None)
         with Listeners(SETTINGS) as listeners:
-            serving = Serving(app, config, listeners)
+            serving = Serving(app, config, listeners, prepare_loop())
             running = asyncio.create_task(serving.run())
             await app.state.service.loaded.wait()
             if gives_up:
@@ -288,7 +288,7 @@ def test_a_request_during_loading_gets_retry_after(monkeypatch: Any) -> None:
     """It is estimated from the progress and the time so far."""
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
-        server.service.progress = 0.25
+        llm.progress = 0.25
         monkeypatch.setattr(server.service, "_loading_since_s", time.monotonic() - 10_000)
         response = client.post("/tokenize", json={"content": "a"})
         assert (response.status_code, response.headers["retry-after"]) == (503, "60")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.server.running import LONG_S
 
-from paceline.server.serving import CannotListen, Listeners, url_of
+from paceline.server.listeners import CannotListen, Listeners, url_of
 from paceline.server.settings import ServerSettings
 
 HAS_IPV6 = socket.has_dualstack_ipv6()

@@ -11,8 +11,9 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInLLM
 
-from paceline.server.serving import Listeners, serve, url_of
+from paceline.server.listeners import Listeners, url_of
 from paceline.server.settings import ServerSettings
+from paceline.server.startup import serve
 
 FOLDER = Path(__file__).parent / "tls"
 CERTIFICATE, KEY = FOLDER / "certificate.pem", FOLDER / "key.pem"

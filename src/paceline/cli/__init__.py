@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -15,11 +16,27 @@ def main() -> None:
     """Run the command that the process was started with, and end the process."""
     _open_closed_streams()
     try:
+        if sys.argv[1:2] == ["serve"]:
+            _serve(sys.argv[2:])
         from paceline.cli.app import build_app
 
         build_app(rich_help=sys.stdout.isatty())(prog_name="paceline")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _serve(args: list[str]) -> NoReturn:
+    """Run the server without Typer and the other commands, whose import takes as long as that of all that comes before a load."""
+    from paceline.cli.exit_codes import report
+    from paceline.cli.serve import run_server
+
+    try:
+        code: int | None = run_server(args)
+    except Exception as error:
+        code = report(error)
+        if code is None:
+            raise
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:

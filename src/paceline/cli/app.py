@@ -9,20 +9,19 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli import terminal, trace
 from paceline.cli.chat_command import chat
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
+from paceline.cli.exit_codes import FAILED, report
 from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
-from paceline.cli.serve import RawCommand, serve
+from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
-from paceline.errors import InvalidParams, PacelineError
-
-FAILED, WRONG_USAGE, INTERRUPTED, READER_GONE = 1, 2, 130, 141
+from paceline.errors import PacelineError
 
 
 class CommandGroup(TyperGroup):
@@ -32,19 +31,26 @@ class CommandGroup(TyperGroup):
         """Run one command."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except PacelineError as error:
-            terminal.report(str(error))
-            raise typer.Exit(WRONG_USAGE if isinstance(error, InvalidParams) else FAILED) from None
-        except BrokenPipeError:
-            terminal.abandon_output()
-            raise typer.Exit(READER_GONE) from None
-        except OSError as error:
-            terminal.abandon_output()
-            place = f"{error.filename}" if error.filename else "cannot write to stdout"
-            terminal.report(f"{place}: {error.strerror or error}")
-            raise typer.Exit(FAILED) from None
+        except (KeyboardInterrupt, PacelineError, OSError) as error:
+            raise typer.Exit(report(error) or FAILED) from None
+
+
+class RawCommand(TyperCommand):
+    """A command that receives its arguments unparsed, --help included."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave all arguments to the command."""
+        ctx.args = list(args)
+        return list(args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage line of errors; the command writes its own help."""
+        formatter.write_usage(ctx.command_path, "[FLAG [VALUE]]...")
+
+
+def serve(ctx: typer.Context) -> None:
+    """Serve a model over HTTP, with the APIs of OpenAI and of llama-server. Takes llama-server's flags."""
+    raise typer.Exit(run_server(ctx.args))
 
 
 def build_app(*, rich_help: bool = False) -> typer.Typer:

@@ -1,6 +1,6 @@
 """`paceline serve`: a model over HTTP, and its log.
 
-The flags are llama-server's and do not fit a usual parser: see paceline.server.flags.
+The flags are llama-server's and do not fit a usual parser: see paceline.server.flags. Without one it starts sooner.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
-
-import typer
-from typer.core import TyperCommand
+from typing import TYPE_CHECKING, Final
 
 from paceline.cli import terminal
 
@@ -25,26 +22,13 @@ if TYPE_CHECKING:
 _WIDEST = 120  # columns of help: longer lines are hard to follow
 
 
-class RawCommand(TyperCommand):
-    """A command that receives its arguments unparsed, --help included."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leave all arguments to the command."""
-        ctx.args = list(args)
-        return list(args)
-
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage line of errors; the command writes its own help."""
-        formatter.write_usage(ctx.command_path, "[FLAG [VALUE]]...")
-
-
-def serve(ctx: typer.Context) -> None:
-    """Serve a model over HTTP, with the APIs of OpenAI and of llama-server. Takes llama-server's flags."""
+def run_server(args: Sequence[str]) -> int:
+    """Serve a model over HTTP, or print what a flag asks for; return the exit code. Raises `InvalidParams` for wrong flags."""
     from paceline.server.flags import DiskFiles, ModelPresets, resolve
     from paceline.server.flags.display import config_sections, help_sections
 
     files = DiskFiles(terminal.note)
-    resolved = resolve(ctx.args, os.environ, files)
+    resolved = resolve(list(args), os.environ, files)
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -58,10 +42,11 @@ def serve(ctx: typer.Context) -> None:
             for note in resolved.notes:
                 terminal.note(f"Note: {note}")
             set_up_logging(resolved.settings)
-            from paceline.server.serving import serve as run
+            from paceline.server.startup import serve as run
 
             presets = ModelPresets(resolved, files) if resolved.is_router else None
-            raise typer.Exit(run(resolved.settings, presets))
+            return run(resolved.settings, presets)
+    return 0
 
 
 def _write(sections: Iterable[Section]) -> None:
@@ -109,7 +94,7 @@ class _PlainLines(logging.Formatter):
 
 def set_up_logging(settings: ServerSettings) -> None:
     """Replace the handlers of the server's loggers. Raise `OSError` if the log file cannot be opened."""
-    from paceline.server.middleware.recording import ACCESS_LOGGER  # its lines are JSON already
+    from paceline.server.settings import ACCESS_LOGGER
 
     level = _LEVELS[settings.log_level]
     form = _JsonLines() if settings.log_json else _PlainLines()

@@ -47,7 +47,7 @@ _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     """Return the application; `app.state.service` is its `Service`, which starts loading when the app starts.
 
-    llm: used in place of an `AsyncLLM` made of the settings. Raises `InvalidParams` for invalid engine options.
+    llm: the model; None for a `ModelFront` of the settings. Raises `InvalidParams` for invalid engine options.
     """
     service = Service(settings, llm)
 

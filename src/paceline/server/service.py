@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 
-from paceline.async_llm import AsyncLLM
 from paceline.chat import ChatFormat, ChatOptions, template_kwargs
 from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
@@ -36,6 +34,7 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
+from paceline.server.model_front import ModelFront
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
@@ -52,17 +51,19 @@ _DEFAULT_BODIES = 4  # bodies of the largest size that fit at once
 
 
 class Front(Protocol):
-    """The part of `AsyncLLM` that a service needs; tests may pass something else."""
+    """The model that a service needs: a `ModelFront`, or one that a router has loaded. progress: of loading, 0 to 1."""
+
+    progress: float
 
     @property
     def engine(self) -> EngineClient:
         """The engine, once started."""
 
-    async def start(self) -> Any:
-        """Load the model. Raises what loading raises."""
+    async def start(self) -> None:
+        """Load the model, unless that has begun, and wait for it. Raises what loading raises."""
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """End the engine."""
+        """End the engine, or the load."""
 
 
 class KeptForClients:
@@ -84,7 +85,7 @@ class Service:
     def __init__(
         self, settings: ServerSettings, llm: Front | None = None, *, kept: KeptForClients | None = None
     ) -> None:
-        """llm: None for an `AsyncLLM` made of the settings. kept: None for one of its own.
+        """llm: None for a `ModelFront` of the settings. kept: None for one of its own.
 
         Raises `InvalidParams` for invalid engine options.
         """
@@ -98,11 +99,9 @@ class Service:
         self.closing_error: PacelineError | None = None
         self.http_metrics = HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
-        self.progress = 0.0
         self.is_draining = False
         self.loaded = asyncio.Event()
-        self._stop_loading = threading.Event()
-        self._front: Front = self._front_by_settings() if llm is None else llm
+        self._front: Front = ModelFront(settings) if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
         self._unloaded_adapters: set[str] = set()
@@ -125,7 +124,7 @@ class Service:
             await self._front.start()
             await asyncio.to_thread(self._read_model, self._front.engine.model)
             await asyncio.to_thread(_prepare_once, self._front.engine)
-            self.progress, self._is_loaded = 1.0, True
+            self._is_loaded = True
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code
             self._failure = error
             if not self.is_draining:
@@ -154,7 +153,6 @@ class Service:
     async def aclose(self) -> None:
         """Close the engine; running requests end with SHUTDOWN."""
         self.drain()
-        self._stop_loading.set()
         await self._front.aclose()
         if self._loading is not None:
             await self._loading
@@ -163,6 +161,11 @@ class Service:
     def failure(self) -> BaseException | None:
         """The error that loading failed with; None where it has not failed."""
         return self._failure
+
+    @property
+    def progress(self) -> float:
+        """How much of the model is loaded, 0 to 1."""
+        return 1.0 if self._is_loaded else self._front.progress
 
     @property
     def is_loaded(self) -> bool:
@@ -311,13 +314,6 @@ class Service:
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
         """Return the server's variables for the template, with a request's own and its reasoning effort over them."""
         return template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
-
-    def _front_by_settings(self) -> AsyncLLM:
-        defaults = {"isolation": "process", "progress": self._set_progress, "cancel": self._stop_loading}
-        return AsyncLLM(self.settings.model, **{**defaults, **self.settings.engine_options})
-
-    def _set_progress(self, share: float) -> None:  # on the thread that loads
-        self.progress = share
 
 
 def _prepare_once(engine: EngineClient) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+ACCESS_LOGGER: Final = "paceline.server.access"
+"""The name of the access log, whose lines are JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

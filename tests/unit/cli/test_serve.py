@@ -37,9 +37,9 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     stand_in = Server()
-    module = types.ModuleType("paceline.server.serving")
+    module = types.ModuleType("paceline.server.startup")
     module.serve = stand_in.serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paceline.server.serving", module)
+    monkeypatch.setitem(sys.modules, "paceline.server.startup", module)
     return stand_in
 
 

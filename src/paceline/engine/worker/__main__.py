@@ -55,6 +55,7 @@ _log = logging.getLogger("paceline.engine")
 _UNBOUNDED = 2**62  # the front has the bounds
 _PROGRESS_STEP = 0.005
 _BEAT_S = 1.0  # between signs of life
+_SPARE_S = 0.05  # without a setup: it takes a while
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
 # Sent to every process of a terminal or of a service; the front handles them.
@@ -208,12 +209,18 @@ class Worker:
     # ---- the preparing thread
 
     def _prepare(self) -> None:
-        while True:
+        try:
+            message = self._work.get(timeout=_SPARE_S)
+        except queue.Empty:  # a spare worker: what a setup will need is imported before it comes
+            with contextlib.suppress(Exception):  # `_start` imports it again, and reports what is wrong
+                import paceline.engine.engine_factory  # noqa: F401
             message = self._work.get()
+        while True:
             if isinstance(message, messages.Setup):
                 self._set_up(message)
             else:
                 self._ready.prepare(message)
+            message = self._work.get()
 
     def _set_up(self, setup: messages.Setup) -> None:
         try:

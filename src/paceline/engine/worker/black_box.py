@@ -11,10 +11,7 @@ thread writes its signs of life, which the front reads at any time.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
-import sys
-import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,12 +20,12 @@ from typing import IO
 from paceline.clock import Clock
 from paceline.engine.backend import Backend
 from paceline.engine.executor import Executor
+from paceline.engine.spare_workers import BOX_BYTES, box_file
 from paceline.observability.heartbeat import Sign
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
 
-_SIZE = 16384
 _KEYS_AT = 24
-_BEAT_AT = _SIZE - 16
+_BEAT_AT = BOX_BYTES - 16
 _MAX_KEYS = (_BEAT_AT - _KEYS_AT) // 8
 
 
@@ -54,14 +51,12 @@ class BlackBox:
     def __init__(self, file: IO[bytes] | int) -> None:
         self._file = None if isinstance(file, int) else file
         self._closing = threading.Lock()
-        self._memory = mmap.mmap(file if isinstance(file, int) else file.fileno(), _SIZE)
+        self._memory = mmap.mmap(file if isinstance(file, int) else file.fileno(), BOX_BYTES)
 
     @classmethod
     def create(cls) -> BlackBox:
         """Return a new, empty box."""
-        file = _file_in_memory() if sys.platform == "linux" else tempfile.TemporaryFile()  # noqa: SIM115 - kept open
-        file.truncate(_SIZE)
-        return cls(file)
+        return cls(box_file())
 
     def fileno(self) -> int:
         """Return the descriptor that the worker inherits."""
@@ -116,10 +111,6 @@ class BlackBox:
             self._memory.close()
         if self._file is not None:
             self._file.close()
-
-
-def _file_in_memory() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("paceline"), "r+b")
 
 
 class TracingExecutor(Executor):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.engine.spare_workers import module_path
 from paceline.engine.worker import messages
 from paceline.errors import InvalidParams
 from paceline.runtime import Model
@@ -45,7 +45,7 @@ def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | 
         },
         drafter=_pickled(drafter) if is_object else b"",
         instruments=_names(options.get("instruments", ())),
-        path=[str(Path(entry).absolute()) for entry in sys.path],
+        path=module_path(),
         log_level=logging.getLogger("paceline").getEffectiveLevel(),
         reports_progress=options.get("progress") is not None or options.get("cancel") is not None,
         trace_start_s=trace_start_s,

@@ -7,15 +7,14 @@ import os
 import re
 import selectors
 import signal
-import socket
 import subprocess
-import sys
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from paceline.engine.inbox import FrontInbox
+from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import Beat, BlackBox, LastSeen
 from paceline.engine.worker.blame import FATAL_SIGNALS
@@ -96,33 +95,17 @@ class LastWords:
 
 
 class WorkerProcess:
-    """Starts a worker and sends it its setup."""
+    """Starts a worker, or takes a spare one, and sends it its setup."""
 
     def __init__(self, setup: messages.Setup) -> None:
-        ours, theirs = socket.socketpair()
-        self.box = BlackBox.create()
-        read_end, write_end = os.pipe()
-        self.last_words = LastWords(read_end)
+        """Take or start the process. Raises `OSError` where none can be started."""
+        launched = SPARE_WORKERS.take(setup.path)
+        self._process = launched.process
+        self.box = BlackBox(launched.box)
+        self.last_words = LastWords(launched.stderr)
         self.makes_sense = True  # all that it has sent was a message
         self.ready_s: float | None = None  # when its engine ran
-        self.link = Link(ours)
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, with numbers
-                [
-                    *(sys.executable, "-P", "-m", "paceline.engine.worker"),
-                    *(str(theirs.fileno()), str(self.box.fileno()), str(os.getpid())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stderr=write_end,
-                pass_fds=(theirs.fileno(), self.box.fileno()),
-                env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(setup.path)},
-            )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            theirs.close()
-            os.close(write_end)
+        self.link = Link(launched.socket)
         _children.add(self)
         self.send(setup)
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.server.api_errors import CLIENT_CLOSED, api_error_of, error_response, is_anthropic_route
 from paceline.server.request_context import RequestContext, route_path
 from paceline.server.server_metrics import OTHER, HttpMetrics
+from paceline.server.settings import ACCESS_LOGGER
 
-ACCESS_LOGGER = "paceline.server.access"
 _access_log = logging.getLogger(ACCESS_LOGGER)
 _log = logging.getLogger("paceline.server")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")

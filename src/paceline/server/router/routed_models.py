@@ -44,6 +44,8 @@ _KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleep
 class LoadedFront:
     """A `Front` around a model that the manager has loaded and will close."""
 
+    progress = 1.0
+
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
 

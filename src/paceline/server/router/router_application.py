@@ -26,6 +26,8 @@ from paceline.server.settings import ServerSettings
 class _NoModel:
     """The `Front` of the service whose routes describe those of the models; none of them is called with a model."""
 
+    progress = 1.0
+
     @property
     def engine(self) -> Any:
         """Raise: there is no model."""

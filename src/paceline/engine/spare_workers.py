@@ -1,0 +1,154 @@
+"""Processes of workers, started ahead of the models that they will load: by then they have imported what they need.
+
+A spare one waits for its setup and has no model. This module imports little, so that a program can start a worker first and
+import the rest beside it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+BOX_BYTES: Final = 16384  # of the memory that both processes map, see `worker.black_box`
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a process inherits. path: where Python finds modules."""
+
+    environment: dict[str, str]
+    path: tuple[str, ...]
+    folder: str
+
+
+class LaunchedWorker:
+    """A process that runs a worker, and this side's ends of what connects them. Whoever takes it owns all of it.
+
+    stderr: the descriptor of what it writes there. path: where Python finds modules.
+    """
+
+    def __init__(self, path: Sequence[str]) -> None:
+        """Start the process. Raises `OSError` where none can be started."""
+        self.box = box_file()
+        self.socket, theirs = socket.socketpair()
+        self.stderr, write_end = os.pipe()
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter, with numbers
+                [
+                    *(sys.executable, "-P", "-m", "paceline.engine.worker"),
+                    *(str(theirs.fileno()), str(self.box.fileno()), str(os.getpid())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stderr=write_end,
+                pass_fds=(theirs.fileno(), self.box.fileno()),
+                env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(path)},
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+
+    def end(self) -> None:
+        """End the process, which has done nothing yet, and free what connects them."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def forget(self) -> None:
+        """Close what a forked child has inherited."""
+        self.process.returncode = 0
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _close(self) -> None:
+        self.box.close()
+        self.socket.close()
+        os.close(self.stderr)
+
+
+class SpareWorkers:
+    """At most one process that waits. Any thread; one that launches should last as long as the process, whose end it shares.
+
+    On Linux a worker ends with the thread that started it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare: tuple[LaunchedWorker, _Surroundings] | None = None
+
+    def launch(self) -> None:
+        """Start one, unless one waits. Where no process can be started, the engine that needs one reports it."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._spare is None:
+                surroundings = _surroundings(module_path())
+                self._spare = LaunchedWorker(surroundings.path), surroundings
+
+    def take(self, path: Sequence[str]) -> LaunchedWorker:
+        """Return the one that waits, if it still does and inherited what one of now would, else a new one.
+
+        path: where Python finds modules. Raises `OSError` where no process can be started.
+        """
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            launched, surroundings = spare
+            if launched.process.poll() is None and surroundings == _surroundings(path):
+                return launched
+            launched.end()
+        return LaunchedWorker(path)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the one that waits; None without one."""
+        spare = self._spare
+        return None if spare is None else spare[0].process.pid
+
+    def end(self) -> None:
+        """End the one that waits; idempotent."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare[0].end()
+
+    def forget(self) -> None:
+        """Leave the one that waits to the process that this one was forked from."""
+        self._lock = threading.Lock()  # a thread that does not exist here may hold it
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare[0].forget()
+
+
+def module_path() -> list[str]:
+    """Return where this process finds modules, wherever another one runs."""
+    return [str(Path(entry).absolute()) for entry in sys.path]
+
+
+def box_file() -> IO[bytes]:
+    """Return a file without a name, of zeros, for memory that two processes map."""
+    file = os.fdopen(os.memfd_create("paceline"), "r+b") if sys.platform == "linux" else tempfile.TemporaryFile()  # noqa: SIM115
+    file.truncate(BOX_BYTES)
+    return file
+
+
+def _surroundings(path: Sequence[str]) -> _Surroundings:
+    return _Surroundings(dict(os.environ), tuple(path), str(Path.cwd()))
+
+
+SPARE_WORKERS: Final = SpareWorkers()
+"""The ones of this process."""
+
+atexit.register(SPARE_WORKERS.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SPARE_WORKERS.forget)

@@ -1,0 +1,127 @@
+"""From settings to a running server: what takes long begins first, and the rest is imported beside it.
+
+The worker's process is started before anything else; sockets are opened before its model is loaded; the web framework and the
+application are imported and built while it loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from paceline.engine.spare_workers import SPARE_WORKERS
+from paceline.server.listeners import CannotListen, Listeners, tls_context
+from paceline.server.settings import ServerSettings
+from paceline.server.stop_signals import StopSignals, say
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from paceline.server.flags import ModelPresets
+    from paceline.server.model_front import ModelFront
+
+FAILED: Final = 1
+_THREADS: Final = 64  # a few long prompts being tokenised would occupy all of asyncio's default
+_log = logging.getLogger("paceline.server")
+
+
+def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
+    """Serve until a signal; return the exit code: 0, 1 where it cannot start, 70 where the engine gave up.
+
+    presets: the models of a router; None where there is one model. On the main thread. Raises `InvalidParams` for invalid
+    engine options or presets, before any socket is opened.
+    """
+    if settings.engine_options.get("isolation", "process") == "process":
+        SPARE_WORKERS.launch()
+    try:
+        return _serve_model(settings) if presets is None else _serve_models(settings, presets)
+    finally:
+        SPARE_WORKERS.end()
+
+
+def _serve_model(settings: ServerSettings) -> int:
+    from paceline.server.model_front import ModelFront
+
+    front = ModelFront(settings)
+    try:
+        tls, listeners = tls_context(settings), Listeners(settings)
+    except CannotListen as error:
+        say(str(error))
+        return FAILED
+    with listeners, event_loop() as runner:
+        return runner.run(_run_model(front, listeners, settings, tls))
+
+
+async def _run_model(
+    front: ModelFront, listeners: Listeners, settings: ServerSettings, tls: ssl.SSLContext | None
+) -> int:
+    """Load the model and build its application side by side; then serve."""
+    signals = prepare_loop()
+    front.begin()
+    try:
+        app, config = await asyncio.to_thread(_application, front, settings, tls)
+    except BaseException:
+        await front.aclose()
+        raise
+    from paceline.server.serving import Serving, say_cannot_load
+
+    if front.failure is not None:  # sooner than anybody could have connected
+        _log.error("the model could not be loaded: %s", front.failure)
+        say_cannot_load(front.failure)
+        return FAILED
+    return await Serving(app, config, listeners, signals).run()
+
+
+def _application(
+    front: ModelFront, settings: ServerSettings, tls: ssl.SSLContext | None
+) -> tuple[FastAPI, uvicorn.Config]:
+    """Import the web framework, and build the application. In a thread, for a second."""
+    from paceline.server.application import build_app
+    from paceline.server.serving import uvicorn_config
+
+    app = build_app(settings, front)
+    config = uvicorn_config(app, settings, tls)
+    config.load()
+    return app, config
+
+
+def _serve_models(settings: ServerSettings, presets: ModelPresets) -> int:
+    from paceline.server.router.router_application import build_router_app
+    from paceline.server.serving import Serving, uvicorn_config
+
+    app = build_router_app(settings, presets)
+    try:
+        config, listeners = uvicorn_config(app, settings, tls_context(settings)), Listeners(settings)
+    except CannotListen as error:
+        say(str(error))
+        return FAILED
+
+    async def run() -> int:
+        return await Serving(app, config, listeners, prepare_loop()).run()
+
+    with listeners, event_loop() as runner:
+        return runner.run(run())
+
+
+def event_loop() -> asyncio.Runner:
+    """Return a runner of the fastest event loop that there is for this system."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    return asyncio.Runner(loop_factory=factory)
+
+
+def prepare_loop() -> StopSignals:
+    """Give the running loop enough threads, and have it handle signals. On the main thread."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "paceline-server"))
+    signals = StopSignals()
+    signals.install()
+    return signals

@@ -1,0 +1,43 @@
+"""SIGTERM and SIGINT of a server. The first one asks it to end, a second one ends the process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """What the event loop does with them, from `install` on. requested: set by the first one, or by `request`."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+
+    def install(self) -> None:
+        """Handle the signals on the running loop, which is the main thread's."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def request(self) -> None:
+        """Ask the server to end, as the first signal does."""
+        self.requested.set()
+
+    def _on_signal(self, number: int) -> None:
+        if not self.requested.is_set():
+            say("ending: no new requests are accepted; a second signal ends at once")
+            self.request()
+            return
+        say("ended at once")
+        os._exit(128 + number)  # a worker process notices that its parent is gone
+
+
+def say(text: str) -> None:
+    """Write a line of the server's own to stderr."""
+    with suppress(OSError):  # stderr may be closed
+        print(f"paceline: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the command's own output

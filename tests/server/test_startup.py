@@ -1,0 +1,149 @@
+"""From settings to a running server: what begins first, what is refused before, and ends in the middle of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.server.running import LONG_S
+
+from paceline.engine.spare_workers import SPARE_WORKERS
+from paceline.errors import InvalidParams
+from paceline.server import application
+from paceline.server.model_front import ModelFront
+from paceline.server.settings import ServerSettings
+from paceline.server.startup import serve
+
+# Builds its application when a line comes, and says so before; its first line has the worker that was started first.
+SLOW_TO_BUILD = """
+import sys
+from paceline.engine.spare_workers import SPARE_WORKERS
+from paceline.server import application, startup
+from paceline.server.settings import ServerSettings
+
+build, launch = application.build_app, SPARE_WORKERS.launch
+
+def build_late(settings, front):
+    print("building", flush=True)
+    sys.stdin.readline()
+    return build(settings, front)
+
+def launch_and_tell():
+    launch()
+    print("worker", SPARE_WORKERS.pid, flush=True)
+
+application.build_app, SPARE_WORKERS.launch = build_late, launch_and_tell
+sys.exit(startup.serve(ServerSettings(port=0, engine_options={"num_slots": 2, "n_ctx": 512})))
+"""
+
+
+@contextmanager
+def slow_to_build() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server that waits for a line on stdin before it builds its application, and its worker."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_BUILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert program.stdout is not None
+        worker = int(program.stdout.readline().split()[1])
+        assert program.stdout.readline() == "building\n"
+        yield program, worker
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
+    """Neither the web framework nor the engine's front, which take a second."""
+    code = (
+        "import sys; from paceline.engine.spare_workers import SPARE_WORKERS\n"
+        "heavy = ('numpy', 'fastapi', 'starlette', 'uvicorn', 'pydantic', 'paceline.async_llm', 'paceline._native')\n"
+        "def launch():\n"
+        "    print([name for name in heavy if name in sys.modules]); sys.exit(7)\n"
+        "SPARE_WORKERS.launch = launch\n"
+        "sys.argv = ['paceline', 'serve', '--port', '0']\n"
+        "from paceline.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LONG_S)
+    assert (done.returncode, done.stdout.strip()) == (7, "[]")
+
+
+def test_invalid_options_are_refused_before_anything_is_loaded_or_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that was started ahead is gone."""
+    monkeypatch.setattr("paceline.server.startup.Listeners", _never)
+    with pytest.raises(InvalidParams, match="num_slots"):
+        serve(ServerSettings(port=0, engine_options={"num_slots": 0}))
+    assert SPARE_WORKERS.pid is None
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("this is not reached")
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one line and the code 1."""
+    monkeypatch.setattr(ModelFront, "begin", _never)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert serve(ServerSettings(port=taken.getsockname()[1])) == 1
+    assert re.fullmatch(r"paceline: cannot listen on 127\.0\.0\.1 port \d+: .*\n", capsys.readouterr().err)
+    assert SPARE_WORKERS.pid is None
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_there_is_an_application_ends_server_and_worker(number: int) -> None:
+    """In order, with the code 0, as at any other time."""
+    with slow_to_build() as (program, worker):
+        assert program.stdin is not None
+        assert program.stderr is not None
+        program.send_signal(number)
+        assert "ending: no new requests" in program.stderr.readline()
+        program.stdin.write("go\n")
+        program.stdin.flush()
+        assert program.wait(LONG_S) == 0
+        assert is_gone(worker)
+
+
+@pytest.mark.native
+def test_a_model_that_fails_early_ends_the_server_before_it_accepts_requests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the reason and the code 1; nothing says that it listens."""
+    build = application.build_app
+
+    def build_after_the_failure(settings: ServerSettings, front: ModelFront) -> object:
+        while front.failure is None:
+            time.sleep(0.01)
+        return build(settings, front)
+
+    monkeypatch.setattr(application, "build_app", build_after_the_failure)
+    assert serve(ServerSettings(port=0, model=Path("/no/where/m.gguf"))) == 1
+    error = capsys.readouterr().err
+    assert "paceline: cannot load the model: " in error
+    assert "m.gguf" in error
+    assert "listening" not in error
