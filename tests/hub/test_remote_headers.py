@@ -129,6 +129,14 @@ def test_a_server_that_sends_less_than_it_has_is_named_as_the_reason(monkeypatch
         pass
 
 
+def test_a_server_that_sends_all_of_the_header_has_sent_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers may send less than a range has; the sparse file has the length of the whole all the same."""
+    begin = head(0, 1) + struct.pack("<Q1sIB", 1, b"k", UINT8, 7)
+    served(monkeypatch, begin, 1 << 30, most=1 << 18)
+    with model_headers("https://host.invalid/m.gguf") as found:
+        assert found.size == found.paths[0].stat().st_size == 1 << 30
+
+
 @pytest.mark.parametrize("length", ["²", "٣", "+3", "-3", "1_0", " 3", "0x3", "", "9" * 19, "9" * 5000])
 def test_lengths_are_ascii_digits(length: str) -> None:
     """Of which the largest that are believed are those of a thousand petabytes."""

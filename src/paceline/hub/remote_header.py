@@ -169,15 +169,16 @@ def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
     while True:
         data, total = first_bytes(file, count, locator.observer, locator.cancel)
         is_short = len(data) < count
-        if is_short and total is not None and total > len(data):
-            raise HubUnavailable(
-                f"the server sent {len(data)} of the first {count} bytes of {file.name}; try again later"
-            )
-        file_bytes = len(data) if is_short else total
+        file_bytes = max(len(data), total or 0) if is_short else total
         if file_bytes is not None and file_bytes > _MOST_FILE_BYTES:
             raise ModelLoadError(f"{file.name}: the server says that it has {file_bytes} bytes, more than any model")
         if read_gguf_start(data, file.name, file_bytes) is not None:
             return _sparse_file(folder / Path(file.name).name, data, file_bytes or 0)
+        if is_short:  # of a server that limits its ranges, more would be as short
+            raise HubUnavailable(
+                f"the server sent {len(data)} of the first {count} bytes of {file.name}, in which its header does not end; "
+                "try again later, or download the model"
+            )
         if count >= _MOST_BYTES:
             raise ModelLoadError(f"{file.name}: its header does not end within {_MOST_BYTES >> 20} MiB")
         count *= _GROWTH
