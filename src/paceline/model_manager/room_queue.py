@@ -59,14 +59,15 @@ class RoomQueue(Generic[T]):
             self._waiting.remove(model)
 
     def serve(self, now_s: float, feed: StatusFeed) -> RoomChanges[T]:
-        """Give the first ones their room, and return what is to be done for the next."""
+        """Give the first ones their room, and return what is to be done for the next, and against excess over the limits."""
         changes = RoomChanges[T]()
         while self._waiting and self._serve_head(self._waiting[0], now_s, feed, changes):
             self._waiting.pop(0)
         if not self._waiting:
             self._stop_yielding(changes)
-            residents = self._residents()
-            changes.evict = [residents[one] for one in plan_relief(list(residents), self._limits)]
+        residents = self._residents()
+        staying = [one for one, model in residents.items() if model not in changes.evict]
+        changes.evict += [residents[one] for one in plan_relief(staying, self._limits)]
         return changes
 
     def next_s(self) -> float:

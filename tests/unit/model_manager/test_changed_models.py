@@ -69,6 +69,45 @@ async def test_lower_limits_evict_idle_models_at_once_and_others_when_they_are_i
 
 
 @virtual
+async def test_a_lower_max_loaded_holds_while_a_model_waits_that_it_does_not_help() -> None:
+    """A model beyond it is unloaded when its users have left, although that gives the waiting one no room yet."""
+    world = LoaderWorld(max_loaded=3)
+    pool = pool_of(world, *"abcd", patience_s=1000)
+    runs = {name: await pool.acquire(name) for name in "abd"}
+    waiting = asyncio.create_task(pool.load("c"))
+    await asyncio.sleep(5)
+    await pool.update(replace(pool.settings, max_loaded=1))
+    pool.release(runs["d"])
+    await asyncio.sleep(2)
+    assert states(pool) == {"a": "loaded", "b": "loaded", "c": "queued", "d": "unloaded"}
+    pool.release(runs["a"])
+    pool.release(runs["b"])
+    await waiting
+    assert states(pool) == {"a": "unloaded", "b": "unloaded", "c": "loaded", "d": "unloaded"}
+    await pool.aclose()
+
+
+@virtual
+async def test_a_lower_memory_budget_holds_while_a_model_waits_that_it_does_not_help() -> None:
+    """An idle model beyond it is unloaded at once, and not kept since the one in use has to go anyway."""
+    world = LoaderWorld(max_bytes=10, a=6, b=2, c=5)
+    pool = pool_of(world, *"abc", patience_s=10)
+    await hold(pool, "b", 0)
+    run = await pool.acquire("a")
+    waiting = asyncio.create_task(pool.load("c"))
+    await asyncio.sleep(3)
+    assert states(pool) == {"a": "loaded", "b": "loaded", "c": "queued"}
+    await pool.update(replace(pool.settings, memory_budget=7))
+    await asyncio.sleep(2)
+    assert states(pool) == {"a": "loaded", "b": "unloaded", "c": "queued"}
+    await asyncio.sleep(20)
+    assert states(pool) == {"a": "loaded", "b": "unloaded", "c": "queued"}
+    pool.release(run)
+    await waiting
+    await pool.aclose()
+
+
+@virtual
 async def test_higher_limits_let_those_in_that_wait() -> None:
     """At once; the time-out is that of the moment, and with a budget memory is planned."""
     world = LoaderWorld(max_loaded=1, a=10, b=10)
