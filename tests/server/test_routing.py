@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.router_world import PRESETS, RouterWorld
+from tests.server.running import LONG_S
+
+from paceline.server.router import routed_models
 
 BODY = {"prompt": "once", "n_predict": 3}
 STREAM = {"prompt": "once", "max_tokens": 3, "stream": True}
@@ -123,6 +126,34 @@ def test_a_stream_gets_comments_while_its_model_is_loaded(routers: Any) -> None:
         events = [line for line in lines if line.startswith("data: ")]
     assert json.loads(events[0][6:])["model"] == "small"
     assert events[-1] == "data: [DONE]"
+
+
+def test_the_application_of_a_model_is_built_while_it_is_loaded(routers: Any, monkeypatch: Any) -> None:
+    """Once for each load that succeeds."""
+    built: list[str] = []
+    begun = threading.Event()
+    model_app = routed_models.model_app
+
+    def noting(service: Any) -> Any:
+        built.append(service.names[0])
+        begun.set()
+        return model_app(service)
+
+    monkeypatch.setattr(routed_models, "model_app", noting)
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    with world.client.stream("POST", "/v1/completions", json={**STREAM, "model": "small"}) as response:
+        assert begun.wait(LONG_S)
+        world.loader.gate.set()
+        response.read()
+    assert world.client.post("/v1/completions", json={"prompt": "x", "model": "small"}).status_code == 200
+    assert built == ["small"]
+    world.fail("large")
+    body = {"prompt": "x", "model": "large"}
+    assert world.client.post("/v1/completions", json=body).status_code == 503
+    world.loader.failures.clear()
+    assert world.client.post("/v1/completions", json=body).status_code == 200
+    assert built == ["small", "large"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from paceline import validation
 from paceline.async_llm import AsyncLLM
 from paceline.engine.engine_factory import check_options, check_source, local_files
 from paceline.engine.memory_needs import estimate_on_machine
+from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError
 from paceline.llm import LLM
 from paceline.model_manager.model_entry import ModelEntry
@@ -29,6 +30,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
 _HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
+_SPARE_DELAY_S: Final = 2.0  # behind a load: the first requests of the model come first
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
 
 
@@ -175,14 +177,25 @@ class EngineLoader:
 
 
 class AsyncLLMLoader(EngineLoader):
-    """Loads `AsyncLLM`s."""
+    """Loads `AsyncLLM`s. keeps_spare: whether a worker waits for the next load.
+
+    The thread of the event loop starts it, and should last as long as the process: on Linux they end together.
+    """
+
+    def __init__(self, *, keeps_spare: bool = False) -> None:
+        super().__init__()
+        self._keeps_spare = keeps_spare
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
     ) -> EngineHandle[AsyncLLM]:
         """See `ModelLoader`."""
         llm = AsyncLLM(prepared.model, **{**prepared.options, "progress": progress, "cancel": cancel})
-        await llm.start()
+        try:
+            await llm.start()
+        finally:
+            if self._keeps_spare:
+                asyncio.get_running_loop().call_later(_SPARE_DELAY_S, SPARE_WORKERS.launch)
         return EngineHandle(llm, llm.engine, llm.aclose)
 
 

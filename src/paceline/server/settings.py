@@ -59,7 +59,7 @@ class ServerSettings:
 
     Several models: models_preset (a file of models: llama-server's presets, or TOML), models_dir (a folder of GGUF files),
     models_max (that are loaded at once; 0: no limit), models_memory (bytes that the loaded ones may take together; None: no
-    limit), models_autoload (whether a request loads its model).
+    limit), models_autoload (whether a request loads its model), spare_worker (whether a worker waits for the next load).
 
     Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
     """
@@ -121,6 +121,7 @@ class ServerSettings:
     models_max: int = 4
     models_memory: int | None = None
     models_autoload: bool = True
+    spare_worker: bool = True
 
     log_level: str = "info"
     log_json: bool = False

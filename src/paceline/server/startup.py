@@ -37,7 +37,7 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
     presets: the models of a router; None where there is one model. On the main thread. Raises `InvalidParams` for invalid
     engine options or presets, before any socket is opened.
     """
-    if settings.engine_options.get("isolation", "process") == "process":
+    if settings.engine_options.get("isolation", "process") == "process" and (presets is None or settings.spare_worker):
         SPARE_WORKERS.launch()
     try:
         return _serve_model(settings) if presets is None else _serve_models(settings, presets)

@@ -34,6 +34,7 @@ _SERVERS_OWN: Final = frozenset(
         *("responses_store", "responses_store_bytes", "responses_store_total_bytes", "heartbeat_s"),
         *("log_level", "log_json", "log_file"),
         *("models_preset", "models_dir", "models_max", "models_memory", "models_autoload"),
+        "spare_worker",
     )
 )
 _MODELS_OWN: Final = frozenset(("aside.model_path", "aside.model_name", "aside.repository", "aside.repository_file"))

@@ -27,6 +27,7 @@ from paceline.model_manager import (
     ModelState,
     ModelStatus,
 )
+from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.application import model_app
 from paceline.server.flags import ModelPreset, ModelPresets
@@ -46,13 +47,14 @@ class LoadedFront:
 
     progress = 1.0
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
+    def __init__(self) -> None:
+        self.llm: AsyncLLM | None = None  # until it is loaded
 
     @property
     def engine(self) -> Any:
         """The engine."""
-        return self._llm.engine
+        assert self.llm is not None  # noqa: S101 - the service begins after that
+        return self.llm.engine
 
     async def start(self) -> None:
         """Do nothing: it is loaded."""
@@ -71,6 +73,16 @@ class ServedModel:
     app: FastAPI
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An application that is built while its model is being loaded."""
+
+    preset: ModelPreset
+    front: LoadedFront
+    service: Service
+    app: asyncio.Task[FastAPI]
+
+
 class RoutedModels:
     """All models of a server. presets: where they come from; kept: what clients come back for; feed: gets their events."""
 
@@ -86,11 +98,13 @@ class RoutedModels:
         self._source, self._kept, self._feed = PresetSources(settings, presets), kept, feed
         found = self._source.read()
         self._presets = found.presets
-        self.manager = AsyncModelManager(_settings_of(found), loader=loader)
+        own = AsyncLLMLoader(keeps_spare=settings.spare_worker) if loader is None else loader
+        self.manager = AsyncModelManager(_settings_of(found), loader=own)
         self._served: dict[str, ServedModel] = {}
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
         self._preparing: set[asyncio.Task[None]] = set()
         self._building: dict[str, asyncio.Lock] = {}
+        self._drafts: dict[str, _Draft] = {}
         self._one_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
@@ -223,15 +237,27 @@ class RoutedModels:
         return name in self._presets and self.manager.status(name).is_loaded
 
     async def _built(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
-        service = Service(_shown_settings(preset), LoadedFront(llm), kept=self._kept)
+        draft = self._drafts.pop(preset.name, None)
+        if draft is None or draft.preset != preset:
+            draft = self._draft(preset)
+        draft.front.llm, service = llm, draft.service
         self._services.add(service)
         service.start_loading()
-        async with self._one_at_a_time:  # FastAPI silences warnings meanwhile, which threads would do to each other
-            app = await asyncio.to_thread(model_app, service)
+        app = await draft.app
         await service.loaded.wait()
         if service.failure is not None:
             raise ModelLoadFailed(service.failure)
         return ServedModel(preset, llm, service, app)
+
+    def _draft(self, preset: ModelPreset) -> _Draft:
+        """Begin to build the application of a model, loaded or not."""
+        front = LoadedFront()
+        service = Service(_shown_settings(preset), front, kept=self._kept)
+        return _Draft(preset, front, service, asyncio.create_task(self._build(service)))
+
+    async def _build(self, service: Service) -> FastAPI:
+        async with self._one_at_a_time:  # FastAPI silences warnings meanwhile, which threads would do to each other
+            return await asyncio.to_thread(model_app, service)
 
     async def _follow(self) -> None:
         """Follow the models. An event that cannot be handled is logged, and the next ones are handled."""
@@ -245,7 +271,9 @@ class RoutedModels:
                     _log.exception("the state %r of the model %s could not be followed", status.state, status.name)
 
     def _changed(self, status: ModelStatus, before: ModelState | None) -> None:
-        """Prepare the application of a model that was loaded, forget that of one that is being unloaded, and report it."""
+        """Prepare the application of a model that is or was loaded, forget that of one that is unloaded, and report it."""
+        if status.state == "loading" != before and status.name in self._presets and status.name not in self._drafts:
+            self._drafts[status.name] = self._draft(self._presets[status.name])
         if status.state == "loaded" != before and status.name not in self._served:
             self._begin_preparing(status.name)
         elif status.state not in _KEEPING:

@@ -275,6 +275,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--models-max": (["2"], {"server.models_max": 2}),
     "--models-memory": (["3"], {"server.models_memory": 3 << 20}),
     "--models-autoload": ([], {"server.models_autoload": True}),
+    "--spare-worker": ([], {"server.spare_worker": True}),
     "--log-jsonl": ([], {"server.log_json": True}),
 }
 
