@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -136,6 +138,24 @@ def test_ngram_speculation_of_text_that_repeats_itself(tiny_models: TinyModels) 
             stats = llm.stats()
             assert stats.number("paceline_draft_tokens_total") == one.usage.draft_tokens
             assert stats.number("paceline_draft_tokens_accepted_total") == one.usage.accepted_tokens
+
+
+def test_a_killed_worker_continues_with_drafts(plain: LLM, tiny_models: TinyModels) -> None:
+    """The next worker has the drafter too, and the text is that of decoding alone."""
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 60, "logit_bias": {97: 100.0}}
+    prompt = "ab" * 20
+    (alone,) = futures(plain, prompt, **options)
+    with LLM(tiny_models("llama"), speculation="ngram:size_n=2", isolation="process", **SMALL) as llm:
+        found: list[int] = []
+        with llm.stream(prompt, max_buffered_tokens=4, **options) as stream:
+            while len(found) < 20:
+                found += stream.get().token_ids
+            engine: Any = llm._engine
+            os.kill(engine.worker_pid, signal.SIGKILL)
+            for chunk in stream:
+                found += chunk.token_ids
+        assert llm.stats().number("paceline_engine_restarts_total") == 1
+        assert found == alone[len(llm.tokenizer.encode(prompt)) :]
 
 
 @pytest.mark.parametrize(

@@ -32,4 +32,4 @@ class Drafter(Protocol):
         """Give up the last tokens of the newest proposal, at least 1: they were wrong, or not verified."""
 
     def end(self, key: int) -> None:
-        """Forget a sequence."""
+        """Forget a sequence, which has ended or lost its slot. What this raises ends the next one that wants drafts."""

@@ -23,6 +23,7 @@ from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
 
 _GAIN = 0.1  # of a new measurement of what a proposal takes
+_LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 _SHARED_GAIN = 0.05  # of a sequence's verdicts for what later sequences are taken to have at first
 _KEPT_FOR = 16  # ticks for which a choice of depths is kept while nothing else changes
 
@@ -52,8 +53,9 @@ class DepthChooser:
         self._num_left = 0
 
     def note_drafting(self, seconds: float) -> None:
-        """Learn what a proposal takes."""
-        self.draft_s += _GAIN * (seconds - self.draft_s)
+        """Learn what a proposal takes. A single one that takes long says little: the machine may have been asleep."""
+        credible_s = min(seconds, 2 * self.draft_s + _LITTLE_S)
+        self.draft_s += _GAIN * (credible_s - self.draft_s)
 
     def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
         """Return how many drafts each candidate gets beside these rows; `most`: all together."""
@@ -98,6 +100,7 @@ class Speculation:
         self._sequences: dict[Sequence, DraftingSequence] = {}
         self._usual = FIRST_WORTH  # acceptance of all sequences
         self._failed: list[tuple[Sequence, DrafterError]] = []  # since the last tick
+        self._end_error: DrafterError | None = None
 
     def add_drafts(self, rows: list[Row], kv_cache: KVCache) -> list[tuple[Sequence, DrafterError]]:
         """Add drafts to these rows of a pass; return the open sequences for which the drafter failed, and how."""
@@ -179,6 +182,9 @@ class Speculation:
 
     def _add(self, row: Row, known: DraftingSequence, depth: int) -> None:
         """Ask for drafts of a row and add them."""
+        if self._end_error is not None:
+            error, self._end_error = self._end_error, None
+            raise error
         sequence, begin_s = row.sequence, self._clock.now()
         if not known.num_observed:
             self._call("begin", sequence.key, sequence.token_ids)
@@ -207,9 +213,14 @@ class Speculation:
         return drafts
 
     def _forget(self, sequences: list[Sequence]) -> None:
+        """Forget sequences. What the drafter raises belongs to none of them: the next one that wants drafts gets it."""
         for sequence in sequences:
-            if self._sequences.pop(sequence).num_observed:
+            if not self._sequences.pop(sequence).num_observed:
+                continue
+            try:
                 self._call("end", sequence.key)
+            except DrafterError as error:
+                self._end_error = error
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:

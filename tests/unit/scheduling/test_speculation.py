@@ -11,8 +11,10 @@ from tests.engine_world import Outcome, World
 
 from paceline.errors import Aborted, DrafterError
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.cost_model import MeasuredPass
+from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
+from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.draft_depth import Acceptance, choose_depths
+from paceline.scheduling.speculation import DepthChooser
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeCost
 
@@ -238,6 +240,31 @@ class Failing(Fixed):
 
     def fail(self, *arguments: Any) -> Any:
         raise ValueError("no idea")
+
+
+def test_an_end_that_raises_is_told_to_the_next_request() -> None:
+    """The request that has ended is whole, the next one that wants drafts fails, and then all is well."""
+    world = speculative(Failing("end"))
+    first = world.submit("abc", max_tokens=20, ignore_eos=True)
+    world.run()
+    second = world.submit("abc", max_tokens=20, ignore_eos=True)
+    world.run()
+    assert first.last().error is None
+    assert "end" in str(second.last().error)
+    third = world.submit("abc", max_tokens=20, ignore_eos=True)
+    world.run()
+    assert third.last().error is None
+    world.check_done()
+
+
+def test_a_proposal_that_took_long_once_is_forgiven() -> None:
+    """A machine that was asleep does not turn speculation off; a drafter that is slow each time does."""
+    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()))
+    chooser.note_drafting(600.0)
+    assert chooser.draft_s < 0.001
+    for _ in range(100):
+        chooser.note_drafting(0.05)
+    assert chooser.draft_s == pytest.approx(0.05, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["begin", "propose", "observe", "rollback"])

@@ -257,7 +257,7 @@ def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState) -> dict[str,
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": n_ctx,
-        "speculative": False,
+        "speculative": state.service.engine().config.speculation is not None,
         "is_processing": slot.is_processing,
     }
     if not slot.is_processing:
