@@ -45,9 +45,9 @@ class Acceptance:
         if num_accepted == num_drafts:
             self._wait = max(_FIRST_WAIT // 8, self._wait // 8)
 
-    def is_due(self) -> bool:
-        """Count a row that gets no drafts; return whether it is time to try some all the same."""
-        self._num_without += 1
+    def is_due(self, num_rows: int = 1) -> bool:
+        """Count rows that got no drafts; return whether it is time to try some all the same."""
+        self._num_without += num_rows
         if self._num_without < self._wait:
             return False
         self._num_without, self._wait = 0, min(_LAST_WAIT, 2 * self._wait)

@@ -101,12 +101,24 @@ class Speculation:
         self._usual = FIRST_WORTH  # acceptance of all sequences
         self._failed: list[tuple[Sequence, DrafterError]] = []  # since the last tick
         self._end_error: DrafterError | None = None
+        self._resting_shape: tuple[int, int, int] | None = None  # of the last rows, where nothing paid
+        self._num_rested = 0  # ticks since then
 
     def add_drafts(self, rows: list[Row], kv_cache: KVCache) -> list[tuple[Sequence, DrafterError]]:
         """Add drafts to these rows of a pass; return the open sequences for which the drafter failed, and how."""
-        self._add_all(rows, kv_cache)
+        if not self._rests(rows):
+            self._add_all(rows, kv_cache)
+        if not self._failed:
+            return []
         failed, self._failed = self._failed, []
         return [(sequence, error) for sequence, error in failed if sequence.reason is None]
+
+    def _rests(self, rows: list[Row]) -> bool:
+        """Return whether nothing paid a few ticks ago beside rows like these: then nobody asks again so soon."""
+        if self._resting_shape is None or self._resting_shape != _shape(rows) or self._num_rested >= _KEPT_FOR:
+            return False
+        self._num_rested += 1
+        return True
 
     def _add_all(self, rows: list[Row], kv_cache: KVCache) -> None:
         limits, num_tokens = self._limits, sum([len(row.token_ids) for row in rows])
@@ -170,8 +182,9 @@ class Speculation:
                 known.acceptance.has_drafts()
                 continue
             tried = trial_depth(min(cap, num_left), least)
-            depths[index] = tried if known.acceptance.is_due() else 0
+            depths[index] = tried if known.acceptance.is_due(1 + self._num_rested) else 0
             num_left -= depths[index]
+        self._resting_shape, self._num_rested = None if any(depths) else _shape(rows), 0
         return depths
 
     def _known(self, sequence: Sequence) -> DraftingSequence:
@@ -230,3 +243,8 @@ class Speculation:
 
     def _error(self, message: str) -> DrafterError:
         return DrafterError(f"drafter {type(self._drafter).__name__} {message}")
+
+
+def _shape(rows: list[Row]) -> tuple[int, int, int]:
+    """Return what changes where sequences or prompts come and go, and is quick to say."""
+    return (len(rows), len(rows[0].token_ids), len(rows[-1].token_ids))
