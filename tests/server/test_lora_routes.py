@@ -198,6 +198,50 @@ def test_an_adapter_that_was_unloaded_is_no_name_of_the_model(folder: Path) -> N
         assert by_completions(client, "style-1") == adapted
 
 
+def test_an_adapter_that_is_being_freed_is_no_name_of_the_model(
+    server: RunningServer, client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is refused from when the adapter is not listed any more, and not only when its memory is free."""
+    ok(load(client, "x", folder / "one.gguf"))
+    engine, is_freed, may_end = server.engine, threading.Event(), threading.Event()
+    free = engine._free_adapter
+
+    def hold(key: str) -> None:
+        free(key)
+        is_freed.set()
+        assert may_end.wait(LONG_S)
+
+    monkeypatch.setattr(engine, "_free_adapter", hold)
+    unloading = threading.Thread(target=lambda: ok(unload(client, "x")))
+    unloading.start()
+    try:
+        assert is_freed.wait(LONG_S)
+        assert names(client) == ["tiny"]
+        assert by_completions_status(client, "x") == 404
+    finally:
+        may_end.set()
+        unloading.join(LONG_S)
+
+
+def test_an_adapter_that_is_unloaded_while_a_request_is_read_is_no_name_of_the_model(
+    server: RunningServer, client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is refused; it does not run without the adapter that it named."""
+    ok(load(client, "x", folder / "one.gguf"))
+    engine = server.engine
+    loras = engine.loras
+
+    def unload_after() -> Any:
+        found = loras()
+        if found:
+            engine.unload_lora("x")
+        return found
+
+    monkeypatch.setattr(engine, "loras", unload_after)
+    assert by_completions_status(client, "x") == 400
+    assert by_completions_status(client, "x") == 404
+
+
 def test_a_file_that_is_no_adapter_is_refused(client: httpx.Client, folder: Path) -> None:
     """Each with its reason and field, and without the server's folders; nothing is loaded."""
     long = folder / ("x" * 300)

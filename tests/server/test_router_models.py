@@ -159,6 +159,27 @@ def test_an_adapter_is_named_in_place_of_its_model(
         assert client.post("/completion", json={**BODY, "model": "poems"}).status_code == 404
 
 
+def test_an_adapter_that_was_unloaded_stays_unknown_when_its_model_gets_other_settings(
+    routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
+) -> None:
+    """Settings that the engine does not have give the model a new application, and its name stays that of no model."""
+    write_lora(tmp_path / "sql.gguf", LlamaSpec(n_ctx_train=2048))
+    section = f"[small]\nmodel = {folder / 'tiny.gguf'}\nlora-modules = sql={tmp_path / 'sql.gguf'}\nenable-lora-loading = 1\n"
+    presets = tmp_path / "presets.ini"
+    presets.write_text(section)
+    server = routers("--models-preset", str(presets), "-c", "1024")
+    query = {"model": "small"}
+    with server.client() as client:
+        assert client.post("/completion", json={**BODY, "model": "sql"}).status_code == 200
+        assert client.post("/v1/unload_lora_adapter", params=query, json={"lora_name": "sql"}).status_code == 200
+        presets.write_text(f"{section}tags = changed\n")
+        assert client.get("/models?reload=1").status_code == 200
+        ask = {**BODY, "model": "sql"}
+        response = client.post("/completion", params=query, json=ask)
+        assert response.status_code == 404, response.text
+        assert status(server, "small").state == "loaded"
+
+
 def test_an_adapter_of_several_models_is_ambiguous(
     routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
 ) -> None:

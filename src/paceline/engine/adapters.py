@@ -87,6 +87,7 @@ class AdapterRegistry:
         self._adapters = {name: LoraAdapter(name, str(known.get(name, "")), name) for name in names}
         self._num_loads = dict.fromkeys(self._adapters, 1)  # by name, those that have ended before among them
         self._loading: set[str] = set()
+        self._unloaded: set[str] = set()
 
     def all(self) -> tuple[LoraAdapter, ...]:
         """Return the adapters in the order in which they were loaded; one in place of another has its place."""
@@ -146,8 +147,13 @@ class AdapterRegistry:
         with self._lock:
             if self._adapters.get(adapter.name) is not adapter:
                 return False
+            self._unloaded.add(adapter.name)  # first: a name that `all` has no more is one of these
             del self._adapters[adapter.name]
             return True
+
+    def was_unloaded(self, name: str) -> bool:
+        """Return whether an adapter of this name was unloaded; there may be one again."""
+        return name in self._unloaded
 
     def _key(self, name: str) -> str:
         adapter = self._adapters.get(name)

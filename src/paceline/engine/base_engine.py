@@ -147,6 +147,10 @@ class BaseEngine(ABC):
         """See `EngineClient`."""
         return self._adapters.all()
 
+    def was_lora_unloaded(self, name: str) -> bool:
+        """See `EngineClient`."""
+        return self._adapters.was_unloaded(name)
+
     def _free_when_unused(self, key: str) -> None:
         self._inbox.retire_adapter(key, None)
         with suppress(EngineStopped):

@@ -111,6 +111,9 @@ class EngineClient(Protocol):
     def loras(self) -> tuple[LoraAdapter, ...]:
         """Return the adapters that requests may use, in the order of loading; one in place of another has its place."""
 
+    def was_lora_unloaded(self, name: str) -> bool:
+        """Return whether an adapter of this name was unloaded, from when it is missing in `loras`; there may be one again."""
+
     # ---- saved prefixes
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:

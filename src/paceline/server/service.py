@@ -104,7 +104,6 @@ class Service:
         self._front: Front = ModelFront(settings) if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
         self._is_loaded = False
-        self._unloaded_adapters: set[str] = set()
         self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
@@ -251,35 +250,29 @@ class Service:
         return (*self.names, *(one.name for one in self.adapters()))
 
     def adapter_named(self, model: str | None) -> str | None:
-        """Return the adapter that a request's `model` names, with or without Ollama's default tag."""
-        if model is None or model in self.names:
-            return None
-        names = {one.name for one in self.adapters()}
-        return next((name for name in (model, model.removesuffix(":latest")) if name in names), None)
+        """Return the adapter that a request's `model` names, with or without Ollama's default tag; None: the model.
 
-    def note_unloaded_adapter(self, name: str) -> None:
-        """Refuse requests that name this adapter as their model, until one of its name is loaded again."""
-        self._unloaded_adapters.add(name)
-
-    def check_model(self, model: str | None) -> None:
-        """Raise `ApiException` (404) for a `model` that was an adapter until clients unloaded it.
-
-        Other names that are not known are the one model's: programs send what they were written with.
+        Names that are not known are the one model's: programs send what they were written with. Raises `ApiException` (404) for
+        one that was an adapter's until clients unloaded it.
         """
         if model is None:
-            return
-        names, known = {model, model.removesuffix(":latest")}, self.known_names
-        if names & self._unloaded_adapters and not names & {*known}:
-            nearest = nearest_names(model.removesuffix(":latest"), known)
+            return None
+        spellings = (model, model.removesuffix(":latest"))
+        if not self._is_loaded or not {*spellings}.isdisjoint(self.names):
+            return None
+        names = {one.name for one in self.adapters()}
+        found = next((name for name in spellings if name in names), None)
+        if found is None and any(map(self._front.engine.was_lora_unloaded, spellings)):
+            nearest = nearest_names(spellings[1], (*self.names, *names))
             message = f"model: {model[:200]!r} is not here any more, the LoRA adapter was unloaded; {nearest}"
             raise invalid_request(message, "model", "model_not_found", status=404)
+        return found
 
     def options(self, request: Request, model: str | None = None) -> dict[str, Any]:
         """Return keywords of `RequestOptions` that follow from the HTTP request, its `model` and the settings.
 
-        Raises as `check_model`.
+        Raises as `adapter_named`.
         """
-        self.check_model(model)
         context, adapter = RequestContext.of(request.scope), self.adapter_named(model)
         return {
             "request_id": context.request_id or None,

@@ -75,11 +75,10 @@ async def tokenize_texts(service: Service, field: str, value: Any, options: Requ
 def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
     """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings.
 
-    Raises `Unsupported` where a request's `model` names a LoRA adapter, and as `Service.check_model`.
+    Raises `Unsupported` where a request's `model` names a LoRA adapter, and as `Service.adapter_named`.
     """
     if service.adapter_named(model) is not None:
         raise Unsupported(f"model: LoRA adapters do not apply to vectors and scores; take {service.names[0]!r}")
-    service.check_model(model)
     given = service.options(request)
     return {name: given[name] for name in ("request_id", "timeout_s") if name in given}
 

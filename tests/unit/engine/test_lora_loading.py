@@ -90,8 +90,11 @@ def test_an_unloaded_adapter_is_gone(engine: EngineClient, files: list[str]) -> 
     """Requests that name it are refused, and so is unloading it again."""
     engine.load_lora("a", files[0])
     generate(engine, lora={"a": 1.0})
+    assert not engine.was_lora_unloaded("a")
     engine.unload_lora("a")
     assert engine.loras() == ()
+    assert engine.was_lora_unloaded("a")
+    assert not engine.was_lora_unloaded("b")
     with pytest.raises(InvalidParams, match="no adapter 'a'"):
         start(engine, lora={"a": 1.0})
     with pytest.raises(AdapterNotFound, match="'a'"):

@@ -57,7 +57,6 @@ def routes(service: Service) -> APIRouter:
             if name in scales and any(one.name == name for one in engine.loras()):
                 service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
             raise
-        service.note_unloaded_adapter(name)
         return PlainTextResponse(f"Success: the LoRA adapter {name!r} is unloaded")
 
     return router
