@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -127,6 +128,23 @@ def test_a_signal_before_there_is_an_application_ends_server_and_worker(number: 
         program.stdin.flush()
         assert program.wait(LONG_S) == 0
         assert is_gone(worker)
+
+
+def test_an_application_is_built_without_collecting_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of it, garbage is collected afterwards."""
+    collects: list[bool] = []
+
+    def failing(*_: object) -> None:
+        collects.append(gc.isenabled())
+        raise KeyError("built")
+
+    monkeypatch.setattr(application, "build_app", failing)
+    monkeypatch.setattr(ModelFront, "begin", lambda _: None)
+    assert gc.isenabled()
+    with pytest.raises(KeyError, match="built"):
+        serve(ServerSettings(port=0))
+    assert collects == [False]
+    assert gc.isenabled()
 
 
 @pytest.mark.native
