@@ -14,7 +14,7 @@ from paceline.model_manager.engine_loader import AsyncLLMLoader, ModelLoader
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.model_pool import ModelPool
 from paceline.model_manager.model_status import ModelStatus
-from paceline.model_manager.models_file import ManagerSettings, manager_settings
+from paceline.model_manager.models_file import ManagerSettings, changed_settings, manager_settings
 from paceline.model_manager.status_feed import StatusReader
 
 
@@ -51,13 +51,13 @@ class AsyncModelManager:
         Raises:
             InvalidParams: An option is invalid; of a file, the message names table and key.
         """
-        settings = manager_settings(
-            models,
-            memory_budget=memory_budget,
-            max_loaded=max_loaded,
-            wait_timeout_s=wait_timeout_s,
-            patience_s=patience_s,
-        )
+        self._given = {
+            "memory_budget": memory_budget,
+            "max_loaded": max_loaded,
+            "wait_timeout_s": wait_timeout_s,
+            "patience_s": patience_s,
+        }
+        settings = manager_settings(models, **self._given)
         self._pool: ModelPool[AsyncLLM] = ModelPool(AsyncLLMLoader() if loader is None else loader, settings)
 
     async def start(self) -> Self:
@@ -129,9 +129,9 @@ class AsyncModelManager:
         """Unload a model and forget it, as `ModelManager.remove` does."""
         await self._pool.remove(name, timeout_s)
 
-    async def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
+    async def update(self, models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings) -> None:
         """Replace the models, as `ModelManager.update` does; they are replaced before it first waits."""
-        await self._pool.update(models)
+        await self._pool.update(changed_settings(models, self._given))
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[StatusReader]:

@@ -18,7 +18,7 @@ from paceline.model_manager.managed_model import ModelRun
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.model_pool import ModelPool
 from paceline.model_manager.model_status import ModelStatus
-from paceline.model_manager.models_file import ManagerSettings, manager_settings
+from paceline.model_manager.models_file import ManagerSettings, changed_settings, manager_settings
 
 R = TypeVar("R")
 
@@ -65,13 +65,13 @@ class ModelManager:
         Raises:
             InvalidParams: An option is invalid; of a file, the message names table and key.
         """
-        settings = manager_settings(
-            models,
-            memory_budget=memory_budget,
-            max_loaded=max_loaded,
-            wait_timeout_s=wait_timeout_s,
-            patience_s=patience_s,
-        )
+        self._given = {
+            "memory_budget": memory_budget,
+            "max_loaded": max_loaded,
+            "wait_timeout_s": wait_timeout_s,
+            "patience_s": patience_s,
+        }
+        settings = manager_settings(models, **self._given)
         self._pool: ModelPool[LLM] = ModelPool(LLMLoader() if loader is None else loader, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -223,20 +223,22 @@ class ModelManager:
         """
         self._run(self._pool.remove(name, timeout_s))
 
-    def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
+    def update(self, models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings) -> None:
         """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
 
         Names are those of the new models at once. Users of a model that is changed have its stop_timeout_s to leave, and those
         that wait for it or come meanwhile get the new one. Returns when what was removed or changed has been unloaded.
 
         Args:
-            models: The entries of all models. `ManagerSettings`, such as `read_models_file` returns, replace the limits as
-                well: idle models beyond lower ones are unloaded at once, the others when their users have left.
+            models: The entries of all models, which leave the limits as they are. The path of a TOML file, or
+                `ManagerSettings`, replace the limits as well: idle models beyond lower ones are unloaded at once, the others
+                when their users have left. Over those of a file stay the options that the manager was made with, as when
+                it was made; `ManagerSettings` hold as they are.
 
         Raises:
-            InvalidParams: A name is taken twice, or an option is wrong; then nothing was changed.
+            InvalidParams: The file cannot be read, a name is taken twice, or an option is wrong; then nothing was changed.
         """
-        self._run(self._pool.update(models))
+        self._run(self._pool.update(changed_settings(models, self._given)))
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Unload everything. Idempotent. Requests end with the finish reason SHUTDOWN, loads and waits with `EngineStopped`.

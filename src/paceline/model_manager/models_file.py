@@ -81,6 +81,22 @@ def manager_settings(
     return ManagerSettings(entries=tuple(models), **given)
 
 
+def changed_settings(
+    models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings, options: Mapping[str, Any]
+) -> Iterable[ModelEntry] | ManagerSettings:
+    """Return what a manager is updated with: the settings of a file under the options that the manager was made with.
+
+    Entries and settings are returned as they are. Raises `InvalidParams`.
+    """
+    if isinstance(models, (str, os.PathLike)):
+        return manager_settings(models, **options)
+    if isinstance(models, ManagerSettings):
+        return models
+    if not isinstance(models, Iterable):
+        raise InvalidType(f"models must be entries, settings or the path of a TOML file, not {models!r:.80}")
+    return models
+
+
 def read_models_file(path: str | os.PathLike[str]) -> ManagerSettings:
     """Return what a TOML file of models has. Raises `InvalidParams`, which names the file, the table and the key."""
     where = validation.path("models", path)
