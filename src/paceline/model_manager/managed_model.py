@@ -145,8 +145,8 @@ class ManagedModel(Generic[T]):
                 waiter.result.cancel()
 
     def change(self, entry: ModelEntry) -> None:
-        """Make it another model of this name. What was planned and seen of the earlier one says nothing of it."""
-        self.entry, self.needed_bytes, self.most_taken_bytes = entry, None, 0
+        """Make it another model of this name. What was planned, seen and wrong of the earlier one says nothing of it."""
+        self.entry, self.error, self.needed_bytes, self.most_taken_bytes = entry, None, None, 0
 
     def used(self, now_s: float) -> None:
         """Note that it is in use, on the loop's clock."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 from paceline.errors import EngineStopped, ModelUnloaded, NotEnoughMemory
 from paceline.model_manager.engine_loader import ModelLoader, PreparedModel, RunningModel
 from paceline.model_manager.managed_model import ManagedModel, ModelRun
+from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.room_queue import RoomQueue
 from paceline.model_manager.status_feed import StatusFeed
 
@@ -74,6 +75,7 @@ class ModelRuns(Generic[T]):
         try:
             self._feed.change(model, "preparing")
             prepared = await self._loader.prepare(model.entry, model.cancel, has_budget=self._rooms.has_budget)
+            model.check_wanted()  # of a model that was changed meanwhile this is not the need
             model.needed_bytes = prepared.needed_bytes
             await self._room(model)
             loaded = await self._loaded(model, prepared)
@@ -237,9 +239,11 @@ class ModelRuns(Generic[T]):
         elif run is not None:
             model.drain_at_s = drain_at_s
             self._feed.change(model, "unloading")
-            model.unloading = loop.create_task(self._take_down(model, run, failure))
+            model.unloading = loop.create_task(self._take_down(model, run, model.entry, failure))
 
-    async def _take_down(self, model: ManagedModel[T], run: ModelRun[T], failure: EngineStopped | None) -> None:
+    async def _take_down(
+        self, model: ManagedModel[T], run: ModelRun[T], entry: ModelEntry, failure: EngineStopped | None
+    ) -> None:
         try:
             if model.loading is not None:  # a sleeping model was to be woken
                 await asyncio.wait((model.loading,))
@@ -250,6 +254,8 @@ class ModelRuns(Generic[T]):
         except Exception:  # noqa: BLE001 - its memory is counted as free all the same
             _log.exception("the engine of the model %s did not end in order", model.entry.name)
         finally:
+            if model.entry is not entry:  # it was changed meanwhile, so nothing has failed of what it is now
+                failure = None
             model.unloading = model.run = None
             model.reserved_bytes, model.yields, model.error = 0, False, failure
             self._feed.change(model, "unloaded" if failure is None else "failed")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 from tests.model_world import LoaderWorld, ended_with, hold, now, pool_of, settle, states, virtual
 
-from paceline.errors import InvalidParams, ModelNotFound, ModelsBusy
-from paceline.model_manager import ModelEntry
+from paceline.errors import InvalidParams, ModelLoadError, ModelNotFound, ModelsBusy
+from paceline.model_manager import ModelEntry, PreparedModel
 
 
 @virtual
@@ -203,6 +204,46 @@ async def test_a_sleeping_model_that_is_changed_is_not_woken() -> None:
     new = await waking
     assert new is not run and world.loads == ["a", "b", "a"]
     await holding
+    await pool.aclose()
+
+
+@virtual
+async def test_a_changed_model_has_no_error_of_the_earlier_one() -> None:
+    """Neither of a load that failed before the one that the change cancels, nor of an engine that dies meanwhile."""
+    world = LoaderWorld()
+    pool = pool_of(world, ModelEntry(name="a", stop_timeout_s=100))
+    world.fail["a"] = [ModelLoadError("the file is broken")]
+    await ended_with(pool.load("a"), ModelLoadError)
+    loading = asyncio.create_task(pool.load("a"))
+    await asyncio.sleep(0.5)
+    loading.cancel()
+    await pool.update([ModelEntry(name="a", options={"n_ctx": 1})])
+    await asyncio.sleep(5)
+    assert (pool.status("a").state, pool.status("a").error) == ("unloaded", None)
+    run = await hold(pool, "a", 0)
+    run.loaded.die()
+    await settle()
+    assert states(pool) == {"a": "unloading"}
+    await pool.update([ModelEntry(name="a", options={"n_ctx": 2})])
+    assert (pool.status("a").state, pool.status("a").error) == ("unloaded", None)
+    await pool.aclose()
+
+
+@virtual
+async def test_what_the_earlier_model_needs_is_not_noted_of_a_changed_one() -> None:
+    """Not even where its preparation ends all the same after it was cancelled."""
+
+    class Hurried(LoaderWorld):
+        async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+            return await super().prepare(entry, threading.Event(), has_budget=has_budget)
+
+    world = Hurried(max_bytes=10, a=7)
+    pool = pool_of(world, "a")
+    loading = asyncio.create_task(pool.load("a"))
+    await asyncio.sleep(0.1)
+    loading.cancel()
+    await pool.update([ModelEntry(name="a", options={"n_ctx": 1})])
+    assert (pool.status("a").state, pool.status("a").needed_bytes) == ("unloaded", None)
     await pool.aclose()
 
 
