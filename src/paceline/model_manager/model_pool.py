@@ -146,6 +146,8 @@ class ModelPool(Generic[T]):
         """Make a model known by its names. known: it, where there is one already."""
         model = ManagedModel[T](entry) if known is None else known
         if known is None:
+            for one in self._all:
+                one.is_replaced = one.is_replaced or one.entry.name == entry.name
             self._all.append(model)
         self._models[entry.name] = model
         self._names.update(dict.fromkeys(entry.names, model))

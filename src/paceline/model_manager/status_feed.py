@@ -83,8 +83,8 @@ class StatusFeed:
         self.report(model)
 
     def report(self, model: ManagedModel[Any]) -> None:
-        """Report that something has changed."""
-        if self._readers:
+        """Report that something has changed, unless readers would take it for a change of the model that has its name now."""
+        if self._readers and not model.is_replaced:
             status = model.status()
             for reader in self._readers:
                 reader.put(status)

@@ -266,6 +266,27 @@ async def test_a_model_is_gone_also_where_its_removal_is_awaited_by_none() -> No
     await pool.aclose()
 
 
+@virtual
+async def test_nothing_is_reported_of_a_removed_model_whose_name_is_another_ones() -> None:
+    """Neither that it was unloaded nor that it was removed: readers would take it for the one that has the name now."""
+    world = LoaderWorld()
+    pool = pool_of(world, "a")
+    run = await pool.acquire("a")
+    reader = pool.feed.subscribe()
+    removing = asyncio.create_task(pool.remove("a", 100))
+    await asyncio.sleep(1)
+    pool.add(ModelEntry(name="a"))
+    await hold(pool, "a", 0)
+    pool.release(run)
+    await removing
+    pool.feed.unsubscribe(reader)
+    seen = [status.state async for status in reader]
+    assert seen == ["unloading", "unloaded", "preparing", "queued", "loading", "loaded"]
+    await pool.remove("a")
+    assert pool.names() == []
+    await pool.aclose()
+
+
 @pytest.mark.parametrize(
     "entries",
     [
