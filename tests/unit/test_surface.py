@@ -32,7 +32,11 @@ def test_chats_load_no_pydantic() -> None:
 
 
 def test_importing_loads_neither_the_core_nor_numpy() -> None:
-    """`import paceline` is light: nothing compiled, no arrays, no terminal library."""
-    code = "import sys, paceline; print([m for m in ('paceline._native', 'numpy', 'typer', 'rich', 'gguf') if m in sys.modules])"
+    """`import paceline` is light: nothing compiled, no arrays, no event loop, no terminal library, no package metadata."""
+    heavy = ("paceline._native", "numpy", "msgspec", "asyncio", "typer", "rich", "gguf", "paceline.engine.base_engine")
+    code = (
+        "import sys; before = set(sys.modules); import paceline; new = sys.modules.keys() - before; "
+        f"print(sorted(new & {{*{heavy!r}, 'importlib.metadata'}}), paceline.__version__ != '')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[] True"
