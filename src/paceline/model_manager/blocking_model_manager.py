@@ -227,7 +227,8 @@ class ModelManager:
         """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
 
         Names are those of the new models at once. Users of a model that is changed have its stop_timeout_s to leave, and those
-        that wait for it or come meanwhile get the new one. Returns when what was removed or changed has been unloaded.
+        that wait for it or come meanwhile get the new one. New and changed ones with load_on_startup are loaded, which is not
+        waited for. Returns when what was removed or changed has been unloaded.
 
         Args:
             models: The entries of all models, which leave the limits as they are. The path of a TOML file, or

@@ -72,8 +72,9 @@ class ManagedModel(Generic[T]):
 
     reserved_bytes: what it counts for in the budget now. most_taken_bytes: what it was seen to take. drain: of the unload
     that runs, until drain_at_s on the loop's clock. room: done when a queued model may load. cancelled: why the load that
-    runs is not wanted any more. yields: whether new users wait, since another model waits for its room. is_replaced: whether it
-    was removed, and its name is another model's.
+    runs is not wanted any more. yields: whether new users wait, since another model waits for its room. is_due: whether it
+    is loaded when what runs of it has ended, although no caller waits. is_replaced: whether it was removed, and its name is
+    another model's.
     """
 
     entry: ModelEntry
@@ -96,6 +97,7 @@ class ManagedModel(Generic[T]):
     cancel: threading.Event = field(default_factory=threading.Event)
     cancelled: EngineStopped | None = None
     yields: bool = False
+    is_due: bool = False
     is_removed: bool = False
     is_replaced: bool = False
 

@@ -24,7 +24,8 @@ class ModelEntry:
             runs in a process of its own.
         aliases: Other names for it.
         pinned: Whether it is never evicted to make room for another one.
-        load_on_startup: Whether it is loaded when the manager starts, not when it is first asked for.
+        load_on_startup: Whether it is loaded when the manager starts, or when an update adds or changes it, not when it is
+            first asked for.
         unload_idle_s: Seconds without a user after which it is unloaded; None: never. With `sleep_idle_s` among the options
             only the memory of its process is freed, and it is back sooner.
         stop_timeout_s: Seconds that its requests have to end when it is unloaded.

@@ -91,7 +91,8 @@ class ModelPool(Generic[T]):
         """Make these the models: add the new ones, remove the missing, unload the changed, whose names stay known.
 
         Of settings the limits hold from now on, too. All that is the case before it first waits: for the end of what was
-        unloaded. Those that wait for a changed model get the new one. Raises `InvalidParams`; then nothing is changed.
+        unloaded. Those that wait for a changed model get the new one. New and changed ones with
+        load_on_startup begin to load. Raises `InvalidParams`; then nothing is changed.
         """
         self._bind()
         if not isinstance(models, ManagerSettings):
@@ -106,10 +107,13 @@ class ModelPool(Generic[T]):
                 tasks += self._begin_removal(model, None)
         for name, entry in wanted.items():
             known = before.get(name)
-            if known is not None and known.entry != entry:
+            is_same = known is not None and known.entry == entry
+            if known is not None and not is_same:
                 tasks += self._runs.begin_stop(known, known.entry.stop_timeout_s, keeps_waiters=True)
                 known.change(entry)
             self._add(entry, known)
+            if entry.load_on_startup and not is_same:
+                self._runs.begin_due_load(self._models[name])
         await self._stopped(tasks)
 
     def _set_limits(self, settings: ManagerSettings) -> None:

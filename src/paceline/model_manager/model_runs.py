@@ -49,9 +49,14 @@ class ModelRuns(Generic[T]):
         if is_there or model.loading is not None or model.unloading is not None or self._is_closed or model.is_removed:
             return
         model.cancel.clear()
-        model.cancelled = None
+        model.cancelled, model.is_due = None, False
         work = self._load(model) if model.run is None else self._wake(model, model.run)
         model.loading = asyncio.get_running_loop().create_task(work)
+
+    def begin_due_load(self, model: ManagedModel[T]) -> None:
+        """Load a model that no caller need wait for: now, or when what runs of it has ended."""
+        model.is_due = True
+        self.begin_load(model)
 
     def cancel_load(self, model: ManagedModel[T], error: EngineStopped) -> None:
         """Cancel a load and end those that wait for it; it is begun anew for those that come after."""
@@ -65,8 +70,8 @@ class ModelRuns(Generic[T]):
             self.cancel_load(model, ModelUnloaded("no request waits for the model any more"))
 
     def _load_again(self, model: ManagedModel[T]) -> None:
-        """Load for those that came while a load was cancelled, or the model unloaded."""
-        if model.is_wanted:
+        """Load for those that came while a load was cancelled, or the model unloaded, or since that is due."""
+        if model.is_wanted or model.is_due:
             self.begin_load(model)
         else:
             model.end_waiters(model.not_loaded())
@@ -215,6 +220,7 @@ class ModelRuns(Generic[T]):
         drain_s: for users to leave, then they are cut off. keeps_waiters: whether those that wait for a load that is
         cancelled wait for the next one; otherwise they get `ModelUnloaded`.
         """
+        model.is_due = False
         if model.loading is not None:
             error = ModelUnloaded(f"the model {model.entry.name!r} was unloaded before it was loaded")
             if keeps_waiters:

@@ -207,6 +207,30 @@ async def test_a_sleeping_model_that_is_changed_is_not_woken() -> None:
     await pool.aclose()
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.9, 5.0])
+@virtual
+async def test_an_update_loads_new_and_changed_models_with_load_on_startup(seconds: float) -> None:
+    """A changed one whether it was prepared, loading or loaded; not the same one that was unloaded, nor a removed one."""
+    world = LoaderWorld()
+    pool = pool_of(world, *(ModelEntry(name=name, load_on_startup=True) for name in "abc"))
+    await pool.start()
+    await asyncio.sleep(seconds)
+    await pool.unload("b")
+    first = len(world.loads)
+    changed = [ModelEntry(name=name, load_on_startup=True, options={"n_ctx": 1}) for name in "ad"]
+    await pool.update([*changed, pool.entry("b"), ModelEntry(name="e")])
+    await asyncio.sleep(5)
+    assert states(pool) == {"a": "loaded", "d": "loaded", "b": "unloaded", "e": "unloaded"}
+    assert {run.entry.name for run in world.runs} == {"a", "d"} and sorted(world.loads[first:]) == ["a", "d"]
+    updating = asyncio.create_task(pool.update([ModelEntry(name="a", load_on_startup=True)]))
+    await settle()
+    await pool.unload("a")
+    await updating
+    await asyncio.sleep(5)
+    assert states(pool) == {"a": "unloaded"}
+    await pool.aclose()
+
+
 @virtual
 async def test_a_changed_model_has_no_error_of_the_earlier_one() -> None:
     """Neither of a load that failed before the one that the change cancels, nor of an engine that dies meanwhile."""
