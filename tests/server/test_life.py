@@ -113,6 +113,30 @@ def test_long_work_of_some_leaves_threads_for_others() -> None:
 SETTINGS = ServerSettings(port=0)
 
 
+def test_the_time_until_it_is_ready_counts_from_the_beginning_of_the_load(capfd: pytest.CaptureFixture[str]) -> None:
+    """Which is before there is an application."""
+
+    async def main() -> int:
+        app, said = build_app(SETTINGS, StandInLLM()), asyncio.Event()
+        ready_line = app.state.service.ready_line
+
+        def noting(seconds: float) -> str:
+            said.set()
+            return str(ready_line(seconds))
+
+        app.state.service.ready_line = noting
+        with Listeners(SETTINGS) as listeners:
+            config, signals = uvicorn_config(app, SETTINGS, None), prepare_loop()
+            serving = Serving(app, config, listeners, signals, time.monotonic() - 1000)
+            running = asyncio.create_task(serving.run())
+            await asyncio.wait_for(said.wait(), LONG_S)
+            serving.end()
+            return await running
+
+    assert asyncio.run(main()) == 0
+    assert "ready after 100" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, number: int) -> None:
     """What does not end in time has a terminal event; the process ends with 0."""

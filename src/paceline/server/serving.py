@@ -99,8 +99,16 @@ class Served(Protocol):
 class Serving:
     """One run of a server, from its sockets to its shutdown."""
 
-    def __init__(self, app: FastAPI, config: uvicorn.Config, listeners: Listeners, signals: StopSignals) -> None:
-        """signals: installed."""
+    def __init__(
+        self,
+        app: FastAPI,
+        config: uvicorn.Config,
+        listeners: Listeners,
+        signals: StopSignals,
+        began_s: float | None = None,
+    ) -> None:
+        """signals: installed. began_s: when the server was started, by `time.monotonic`; None: now."""
+        self._began_s = time.monotonic() if began_s is None else began_s
         self._service: Served = app.state.service
         self._settings = self._service.settings
         self._server = UvicornServer(config)
@@ -136,7 +144,6 @@ class Serving:
 
     async def _announce(self) -> None:
         """Print when it listens and when the model is loaded; shut down where it cannot be."""
-        began = time.monotonic()
         await self._server.is_up.wait()
         urls = [url_of(one, self._settings) for one in self._listeners.sockets]
         say(f"listening on {' and '.join(urls)}")
@@ -147,7 +154,7 @@ class Serving:
         await self._service.loaded.wait()
         if self._service.failure is None:
             _freeze_garbage()
-            say(self._service.ready_line(time.monotonic() - began))
+            say(self._service.ready_line(time.monotonic() - self._began_s))
             return
         say_cannot_load(self._service.failure)
         self._code = FAILED

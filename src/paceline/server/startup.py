@@ -11,6 +11,7 @@ import gc
 import logging
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ async def _run_model(
     front: ModelFront, listeners: Listeners, settings: ServerSettings, tls: ssl.SSLContext | None
 ) -> int:
     """Load the model and build its application side by side; then serve."""
-    signals = prepare_loop()
+    signals, began_s = prepare_loop(), time.monotonic()
     front.begin()
     try:
         app, config = await asyncio.to_thread(_application, front, settings, tls)
@@ -77,7 +78,7 @@ async def _run_model(
         _log.error("the model could not be loaded: %s", front.failure)
         say_cannot_load(front.failure)
         return FAILED
-    return await Serving(app, config, listeners, signals).run()
+    return await Serving(app, config, listeners, signals, began_s).run()
 
 
 def _application(
