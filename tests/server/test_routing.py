@@ -533,7 +533,11 @@ def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monke
     async def remove(name: str) -> None:
         removed.append(name)
 
+    async def check(_name: str, _presets: object) -> None:
+        pass
+
     monkeypatch.setattr(service.downloads, "remove", remove)
+    monkeypatch.setattr(service.downloads, "check_removable", check)
     for one in (name, "d", f"{name}:latest"):
         assert world.client.delete("/models", params={"model": one}).json() == {"success": True}
     assert removed == [name] * 3

@@ -99,12 +99,9 @@ def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> lis
 def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
     """Delete the files of models, and contents that nothing else names; return the bytes that are free now.
 
-    Raises `Unsupported` for Ollama's, before anything is deleted.
+    Raises as `check_removable`, before anything is deleted.
     """
-    for model in models:
-        if model.source == "ollama":
-            name = model.name.removeprefix("ollama:")
-            raise Unsupported(f"{model.name} belongs to Ollama; remove it with `ollama rm {name}`")
+    check_removable(models)
     freed = 0
     contents: set[Path] = set()
     for part in (part for model in models for part in model.parts):
@@ -120,6 +117,14 @@ def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
         for repo in (each for each in cached_repos(cache) if each.repo in names):
             freed += _remove_contents(repo, contents)
     return freed
+
+
+def check_removable(models: list[FoundModel]) -> None:
+    """Raise `Unsupported` for models of Ollama's."""
+    for model in models:
+        if model.source == "ollama":
+            name = model.name.removeprefix("ollama:")
+            raise Unsupported(f"{model.name} belongs to Ollama; remove it with `ollama rm {name}`")
 
 
 def find_leftovers(settings: HubSettings) -> list[Leftover]:

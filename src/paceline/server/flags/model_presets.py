@@ -65,6 +65,11 @@ class ModelPreset:
     stop_timeout_s: float = STOP_TIMEOUT_S
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_removable(self) -> bool:
+        """Whether it may be deleted: one that was found in a cache, unless that is Ollama's."""
+        return self.source == "cache" and not self.name.startswith("ollama:")
+
 
 class ModelPresets:
     """Where the models of a server come from; they can be read again while it runs. offline, hf_token: for downloads."""

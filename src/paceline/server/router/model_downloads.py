@@ -6,17 +6,19 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from paceline.errors import Aborted, PacelineError
-from paceline.hub import HubReference, ModelReference, parse_hub_reference
+from paceline.hub import ModelReference, is_reference, parse_hub_reference, parse_reference
 from paceline.hub.download import QuietObserver
-from paceline.hub.found_models import matching_models, remove_models
+from paceline.hub.found_models import check_removable, matching_models, remove_models
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import Locator
 from paceline.server.api_errors import ServerDraining, invalid_request
+from paceline.server.flags import ModelPreset
 from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_listing import download_body
 
@@ -95,9 +97,16 @@ class ModelDownloads:
         """End a download; what has arrived is kept for the next one."""
         self._running[name][0].set()
 
+    async def check_removable(self, name: str, presets: Sequence[ModelPreset]) -> None:
+        """Raise what `remove` would raise, and `ApiException` (400) for a model whose files one of the presets uses.
+
+        presets: of all models; those that were found in a cache themselves are left out.
+        """
+        await asyncio.to_thread(_check_removable, name, [one for one in presets if one.source != "cache"])
+
     async def remove(self, name: str) -> None:
         """Delete a model from the cache, and end its download. Raises `ModelNotFound`, and `Unsupported` for Ollama's."""
-        reference = parse_hub_reference(name)
+        reference = _reference(name)
         if name in self._running:
             self.cancel(name)
             await asyncio.wait((self._running[name][2],))
@@ -148,6 +157,32 @@ class ModelDownloads:
         self._feed.publish(event, name, {})
 
 
-def _remove(reference: HubReference) -> None:
+def _reference(name: str) -> ModelReference:
+    return parse_reference(name) if is_reference(name) else parse_hub_reference(name)
+
+
+def _check_removable(name: str, presets: Sequence[ModelPreset]) -> None:
+    found = matching_models(hub_settings(), _reference(name))
+    check_removable(found)
+    files = {part.resolve() for model in found for part in model.parts}
+    for preset in presets:
+        if not files.isdisjoint(path.resolve() for path in _files_of(preset)):
+            message = f"model {name!r} is kept: its file is that of the preset {preset.name!r}; change the preset first"
+            raise invalid_request(message, "model", "model_kept")
+
+
+def _files_of(preset: ModelPreset) -> list[Path]:
+    """Return the files of a preset that are on this machine: its model's and its adapters'."""
+    adapters = preset.settings.engine_options.get("lora")
+    found = [Path(path) for path in adapters.values()] if isinstance(adapters, Mapping) else []
+    if preset.reference is None:
+        return found if preset.settings.model is None else [*found, preset.settings.model]
+    locator = Locator(settings=hub_settings(offline=True), observer=QuietObserver(), cancel=threading.Event())
+    with suppress(PacelineError):  # it was not downloaded yet
+        found += locator.locate(preset.reference).parts
+    return found
+
+
+def _remove(reference: ModelReference) -> None:
     settings = hub_settings()
     remove_models(settings, matching_models(settings, reference))

@@ -74,7 +74,7 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
         "status": _status_body(preset, status),
         "architecture": _TEXT_ONLY,
         "source": preset.source,
-        "can_remove": preset.source == "cache",
+        "can_remove": preset.is_removable,
         "type": "model",
         "display_name": preset.name,
         "created_at": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -183,13 +183,13 @@ def _download_routes(service: RouterService) -> APIRouter:
     @router.delete("/models", summary="Delete a model from the cache")
     async def delete(model: ModelQuery) -> dict[str, Any]:
         """Unload a model and delete its files, if it is one of the cache and of no preset; or end its download."""
-        name = model
-        if not service.downloads.is_running(model):
-            preset = models.model(model)
-            name = preset.name
-            if preset.source != "cache":
-                message = f"model {name!r} is not of the cache; remove it from its preset or its folder"
-                raise invalid_request(message, "model", "model_kept")
+        preset = None if service.downloads.is_running(model) else models.model(model)
+        name = model if preset is None else preset.name
+        if preset is not None and preset.source != "cache":
+            message = f"model {name!r} is not of the cache; remove it from its preset or its folder"
+            raise invalid_request(message, "model", "model_kept")
+        if preset is not None:
+            await service.downloads.check_removable(name, models.presets())
             await models.manager.unload(name)
         await service.downloads.remove(name)
         await models.reload()
