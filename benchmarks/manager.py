@@ -88,8 +88,8 @@ def entries(paths: Sequence[Path]) -> list[ModelEntry]:
 
 async def needs(models: Sequence[ModelEntry]) -> list[int]:
     """Return what each counts for in a budget."""
-    loader = AsyncLLMLoader(has_budget=True)
-    prepared = [await loader.prepare(entry, threading.Event()) for entry in models]
+    loader = AsyncLLMLoader()
+    prepared = [await loader.prepare(entry, threading.Event(), has_budget=True) for entry in models]
     return [one.needed_bytes or 0 for one in prepared]
 
 
