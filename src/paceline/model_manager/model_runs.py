@@ -63,6 +63,12 @@ class ModelRuns(Generic[T]):
         model.end_waiters(error)
         _cancel(model, error)
 
+    def plan_anew(self, model: ManagedModel[T]) -> None:
+        """Prepare a model anew that waits for room to load, since a budget came; those that wait for it go on waiting."""
+        if model.state == "queued" and model.run is None and model.cancelled is None:
+            _cancel(model, ModelUnloaded(f"the model {model.entry.name!r} is planned anew under a memory budget"))
+            model.is_due = model.entry.load_on_startup
+
     def leave_line(self, model: ManagedModel[T]) -> None:
         """Cancel the load of a model that waits for room, and that no caller wants any more."""
         if model.state == "queued" and model.cancelled is None and not (model.is_wanted or model.entry.load_on_startup):
@@ -79,9 +85,7 @@ class ModelRuns(Generic[T]):
     async def _load(self, model: ManagedModel[T]) -> None:
         try:
             self._feed.change(model, "preparing")
-            prepared = await self._loader.prepare(model.entry, model.cancel, has_budget=self._rooms.has_budget)
-            model.check_wanted()  # of a model that was changed meanwhile this is not the need
-            model.needed_bytes = prepared.needed_bytes
+            prepared = await self._prepared(model)
             await self._room(model)
             loaded = await self._loaded(model, prepared)
         except BaseException as error:
@@ -93,6 +97,16 @@ class ModelRuns(Generic[T]):
             self._start_run(model, ModelRun(model.entry.name, loaded))
         finally:
             self._load_ended(model)
+
+    async def _prepared(self, model: ManagedModel[T]) -> PreparedModel:
+        """Prepare, and once more where a budget came meanwhile, under which more has to be known and is bounded."""
+        while True:
+            has_budget = self._rooms.has_budget
+            prepared = await self._loader.prepare(model.entry, model.cancel, has_budget=has_budget)
+            model.check_wanted()  # of a model that was changed meanwhile this is not the need
+            if has_budget or not self._rooms.has_budget:
+                model.needed_bytes = prepared.needed_bytes
+                return prepared
 
     async def _wake(self, model: ManagedModel[T], run: ModelRun[T]) -> None:
         """Start the process of a sleeping model, when there is room for it."""

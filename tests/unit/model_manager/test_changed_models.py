@@ -108,6 +108,31 @@ async def test_a_lower_memory_budget_holds_while_a_model_waits_that_it_does_not_
     await pool.aclose()
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(0.1, "preparing"), (3.0, "queued")])
+@pytest.mark.parametrize("is_user", [True, False])
+@virtual
+async def test_a_budget_holds_for_a_model_that_is_on_its_way_to_its_room(
+    seconds: float, state: str, is_user: bool
+) -> None:
+    """What it needs is planned then, also where it is loaded on startup and none waits for it."""
+    world = LoaderWorld(max_loaded=1 if state == "queued" else None, a=6, b=6)
+    pool = pool_of(world, "a", ModelEntry(name="b", load_on_startup=not is_user), patience_s=100)
+    run = await pool.acquire("a")
+    run.loaded.taken_bytes = 6
+    waiting = asyncio.create_task(pool.acquire("b")) if is_user else asyncio.create_task(pool.start())
+    await asyncio.sleep(seconds)
+    assert states(pool)["b"] == state
+    world.settings = replace(pool.settings, max_loaded=0, memory_budget=10)
+    await pool.update(world.settings)
+    await asyncio.sleep(5)
+    assert (states(pool)["b"], pool.status("b").needed_bytes, world.loads) == ("queued", 6, ["a"])
+    pool.release(run)
+    await waiting
+    await asyncio.sleep(5)
+    assert states(pool) == {"a": "unloaded", "b": "loaded"}
+    await pool.aclose()
+
+
 @virtual
 async def test_higher_limits_let_those_in_that_wait() -> None:
     """At once; the time-out is that of the moment, and with a budget memory is planned."""
