@@ -94,8 +94,9 @@ def models(path: Path, n_threads: int, pairs: int) -> None:
     with Model.load(path) as model:
         for depth in (512, 1500, 2900, 7900):
             for num_tokens in (1, 64, 512):
-                options = {"n_ctx": depth + 1024, "n_batch": 512, "n_ubatch": 512, "n_threads": n_threads}
-                with Context(model, flash_attn="on", **options) as context:
+                with Context(
+                    model, flash_attn="on", n_ctx=depth + 1024, n_batch=512, n_ubatch=512, n_threads=n_threads
+                ) as context:
                     for start in range(0, depth, 512):
                         context.decode([17] * min(512, depth - start))
                     found = compared(partial(prompt_seconds, context, depth, num_tokens), pairs)

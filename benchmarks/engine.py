@@ -123,7 +123,7 @@ def engine_loop(model: Model, batch: int, num_ticks: int) -> tuple[float, float]
     """Tokens a second of the engine with a channel for each stream, and its own CPU milliseconds a tick."""
     ticks = Ticks(batch, num_ticks)
     # All prompts in the first tick, so that both loops compute with as many cells in use.
-    at_once = {"itl_target_ms": 1e6, "max_tick_ms": 1e6}
+    at_once: dict[str, Any] = {"itl_target_ms": 1e6, "max_tick_ms": 1e6}
     with LLM(model, num_slots=batch, n_ctx=8192, instruments=(ticks,), **at_once) as llm, native_time() as native:
         ids = prompts(batch, PROMPT_TOKENS, model.n_vocab)
         streams = [llm.stream(one, ENDLESS, interval=1_000_000) for one in ids]

@@ -2,7 +2,7 @@
 
 python -m benchmarks.estimates [MODEL ...]
 
-Without models: the half-billion model of `benchmarks.model`, and of `benchmarks.states` those with a sliding window and
+Without models: the half-billion model of `benchmarks.model`, and of `benchmarks.state_models` those with a sliding window and
 with recurrent layers. The header is to take less than 200 ms, a dry run less than a second, and the error is to be below
 5 %. Times are the medians of several runs; run it on a quiet machine. The first run, which reads the file from the disk
 and imports modules, does not count.
@@ -15,9 +15,10 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.model import half_billion
-from benchmarks.states import model_file
+from benchmarks.state_models import model_file
 from paceline import LLM, estimate_memory
 from paceline.runtime import MemoryEstimate, memory_in_use
 
@@ -39,7 +40,7 @@ def error(found: int | None, taken: int | None) -> str:
 
 def compare(path: Path, num_slots: int, n_ctx: int, runs: int) -> None:
     """Estimate a model, load it, and print times and errors."""
-    sizes = {"num_slots": num_slots, "n_ctx": n_ctx}
+    sizes: dict[str, Any] = {"num_slots": num_slots, "n_ctx": n_ctx}
     header, header_s = timed(lambda: estimate_memory(path, dry_run=False, **sizes), runs)
     plan, plan_s = timed(lambda: estimate_memory(path, **sizes), runs)
     with LLM(path, **sizes) as llm:

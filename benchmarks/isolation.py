@@ -112,7 +112,7 @@ def setting(event: threading.Event) -> Iterator[None]:
 def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, float]) -> None:
     """Random moments, so long after each other, 12 streams at a time; greedy and seeded."""
     rng = random.Random(1)
-    asked = [
+    asked: list[tuple[list[int], dict[str, Any]]] = [
         ([index + 5, 6, 7], {"seed": index, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": NUM_LISTED})
         for index in range(12)
     ]

@@ -217,6 +217,7 @@ def tell_ratios(num_streams: int, rows: list[tuple[float, float]]) -> None:
 
 def serve_with_ticker(flags: list[str]) -> int:
     """Run the server; at its end it prints how late each tick was: monotonic seconds and lateness of each."""
+    from paceline.cli import terminal
     from paceline.server.flags import DiskFiles, resolve
     from paceline.server.service import Service
     from paceline.server.startup import serve
@@ -224,8 +225,8 @@ def serve_with_ticker(flags: list[str]) -> int:
     ticks: list[tuple[float, float]] = []
     begin = Service.start_loading
 
-    def begin_to_tick(service: Service) -> None:
-        begin(service)
+    def begin_to_tick(self: Service) -> None:
+        begin(self)
         loop = asyncio.get_running_loop()
 
         def tick(expected_s: float) -> None:
@@ -236,7 +237,7 @@ def serve_with_ticker(flags: list[str]) -> int:
         tick(time.monotonic())
 
     Service.start_loading = begin_to_tick  # type: ignore[method-assign]
-    code = serve(resolve(flags, os.environ, DiskFiles()).settings)
+    code = serve(resolve(flags, os.environ, DiskFiles(terminal.note)).settings)
     sys.stdout.write(json.dumps(ticks))
     return code
 

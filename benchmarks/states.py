@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.engine import ENDLESS
 from benchmarks.state_models import MODELS, model_file
-from paceline import LLM, Completion, Model
+from paceline import LLM, Completion, Model, StreamChunk
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.telemetry import TickRecord
 
@@ -115,7 +115,9 @@ def forks(model: Model) -> None:
         running = llm.stream(history, ENDLESS.replace(max_tokens=1000))
         generated: list[int] = []
         while len(generated) < 8:
-            generated += running.get().token_ids
+            chunk = running.get()
+            assert isinstance(chunk, StreamChunk)
+            generated += chunk.token_ids
         start = time.perf_counter()
         stream = llm.stream([*history, *ids(8, 7, model.n_vocab)], ENDLESS.replace(max_tokens=1))
         stream.get()

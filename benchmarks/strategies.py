@@ -21,7 +21,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +63,7 @@ class Job:
 def jobs(load: str, streams: int, n_vocab: int) -> list[Job]:
     """Return the requests of a load, the same every time; prompts have nothing in common."""
     random = Random(3)
-    shapes = {
+    shapes: dict[str, Callable[[], tuple[int, int]]] = {
         "equal": lambda: (128, 64),
         "mixed": lambda: (random.randint(64, 192), random.randint(32, 96)),
         "long": lambda: (1024, 64),
