@@ -177,7 +177,7 @@ class EngineLoader:
 
 
 class AsyncLLMLoader(EngineLoader):
-    """Loads `AsyncLLM`s. keeps_spare: whether a worker waits for the next load.
+    """Loads `AsyncLLM`s. keeps_spare: whether a worker waits for the next load, once a model was loaded that has one.
 
     The thread of the event loop starts it, and should last as long as the process: on Linux they end together.
     """
@@ -194,7 +194,7 @@ class AsyncLLMLoader(EngineLoader):
         try:
             await llm.start()
         finally:
-            if self._keeps_spare:
+            if self._keeps_spare and prepared.options.get("isolation") == "process":
                 asyncio.get_running_loop().call_later(_SPARE_DELAY_S, SPARE_WORKERS.launch)
         return EngineHandle(llm, llm.engine, llm.aclose)
 

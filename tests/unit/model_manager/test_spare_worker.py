@@ -12,7 +12,14 @@ from paceline.errors import ModelLoadError
 from paceline.model_manager import ModelEntry, PreparedModel, engine_loader
 from paceline.model_manager.engine_loader import AsyncLLMLoader
 
-PREPARED = PreparedModel(entry=ModelEntry(name="m", model="m.gguf"), needed_bytes=None, model="m.gguf")
+
+def prepared(isolation: str) -> PreparedModel:
+    return PreparedModel(
+        entry=ModelEntry(name="m", model="m.gguf"),
+        needed_bytes=None,
+        model="m.gguf",
+        options={"isolation": isolation},
+    )
 
 
 class NoSpares:
@@ -25,12 +32,14 @@ class NoSpares:
         self.num_launched += 1
 
 
-@pytest.mark.parametrize(("keeps_spare", "num_launched"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(
+    ("keeps_spare", "isolation", "num_launched"), [(True, "process", 1), (False, "process", 0), (True, "thread", 0)]
+)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_worker_is_launched_behind_a_load(
-    monkeypatch: pytest.MonkeyPatch, keeps_spare: bool, num_launched: int, fails: bool
+    monkeypatch: pytest.MonkeyPatch, keeps_spare: bool, isolation: str, num_launched: int, fails: bool
 ) -> None:
-    """Only where the loader was asked for it."""
+    """Only where the loader was asked for it, and the model has a worker."""
     spares = NoSpares()
 
     class StandIn:
@@ -51,8 +60,9 @@ def test_a_worker_is_launched_behind_a_load(
     monkeypatch.setattr(engine_loader, "_SPARE_DELAY_S", 0.0)
 
     async def main() -> None:
+        loader = AsyncLLMLoader(keeps_spare=keeps_spare)
         try:
-            await AsyncLLMLoader(keeps_spare=keeps_spare).load(PREPARED, lambda _: None, threading.Event())
+            await loader.load(prepared(isolation), lambda _: None, threading.Event())
         except ModelLoadError:
             assert fails
         await asyncio.sleep(0.01)
