@@ -17,6 +17,7 @@ from tests.native.conftest import TinyModels
 from paceline import LLM, NgramDrafter
 from paceline.errors import DrafterError, InvalidParams, Unsupported
 from paceline.scheduling.speculation import DepthChooser
+from paceline.streaming import FinishReason
 
 pytestmark = pytest.mark.native
 
@@ -115,6 +116,76 @@ def test_constraints_are_followed_along_drafts(error_rate: float) -> None:
             assert json.loads(found.text)["age"] >= 10
             assert found.usage.accepted_tokens > 0
             assert list(found.token_ids) == alone[len(llm.tokenizer.encode(prompt)) :] or error_rate > 0
+
+
+@pytest.mark.usefixtures("deep")
+def test_a_thinking_budget_ends_within_right_drafts() -> None:
+    """The last draft before the forced end is drawn without being verified, and decoding goes on to its limit."""
+    thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True, "budget": 7}
+    options: dict[str, Any] = {**GREEDY, "thinking": thinking}
+    prompt = "The fox is"
+    with LLM(num_slots=2, n_ctx=1024, **EXACT) as plain:
+        (alone,) = futures(plain, prompt, **options)
+    with LLM(num_slots=2, n_ctx=1024, speculation=Oracle([alone]), **EXACT) as llm:
+        found = llm.generate(prompt, timeout_s=60, **options)
+        assert found.choices[0].finish_reason is FinishReason.LENGTH
+        assert list(found.token_ids) == alone[len(llm.tokenizer.encode(prompt)) :]
+        assert found.usage.accepted_tokens > 8
+        again = llm.generate([*alone, 65], temperature=0, max_tokens=4)
+        assert again.usage.cached_tokens == len(alone) - 1
+
+
+@pytest.mark.usefixtures("deep")
+def test_a_turn_behind_a_finished_schema_finds_all_of_it_in_the_cache() -> None:
+    """The draft that completes the text is drawn without being verified, and is no part of the cached prefix."""
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "regex": "[a-z ]{20}END"}
+    prompt = "The fox went to the market with a red apple, a red pear and a red plum, and there it met a"
+    with LLM(num_slots=2, n_ctx=1024, **EXACT) as plain:
+        (alone,) = futures(plain, prompt, **options)
+    with LLM(num_slots=2, n_ctx=1024, speculation=Oracle([[*alone, 65, 66]]), **EXACT) as llm:
+        found = llm.generate(prompt, **options)
+        assert found.text.endswith("END")
+        assert found.usage.accepted_tokens > 0
+        again = llm.generate([*alone, 65], temperature=0, max_tokens=4)
+        assert again.usage.cached_tokens == len(alone) - 1
+
+
+class Anything:
+    """A constraint that allows everything, and of which there is no copy once it runs."""
+
+    is_complete, may_end = False, True
+
+    def __init__(self, is_made: bool = False) -> None:
+        self._is_made = is_made
+
+    def fill_mask(self, words: Any) -> bool:
+        return False
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+    def rollback(self, num_tokens: int) -> None:
+        pass
+
+    def copy(self) -> Anything:
+        if self._is_made:
+            raise RuntimeError("no copy")
+        return Anything(is_made=True)
+
+
+@pytest.mark.usefixtures("deep")
+def test_a_constraint_that_cannot_be_copied_goes_without_drafts() -> None:
+    """None of them is verified, and none counts as accepted though each is drawn."""
+    prompt = "The fox is"
+    with LLM(num_slots=2, n_ctx=1024, **EXACT) as plain:
+        (alone,) = futures(plain, prompt, **GREEDY)
+    with LLM(num_slots=2, n_ctx=1024, speculation=Oracle([alone]), **EXACT) as llm:
+        found = llm.generate(prompt, constraint=Anything(), timeout_s=60, **GREEDY)
+        assert found.choices[0].finish_reason is FinishReason.LENGTH
+        assert list(found.token_ids) == alone[len(llm.tokenizer.encode(prompt)) :]
+        assert found.usage.accepted_tokens == 0
+        again = llm.generate([*alone, 65], temperature=0, max_tokens=4)
+        assert again.usage.cached_tokens == len(alone) - 1
 
 
 @pytest.mark.usefixtures("deep")

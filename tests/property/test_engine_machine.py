@@ -75,6 +75,7 @@ def samplings(draw: st.DrawFn) -> dict[str, Any]:
         "echo": st.booleans(),
         "lora": st.sampled_from([(), (("one", 1.0),), (("two", 0.5),)]),
         "special": st.booleans(),
+        "regex": st.sampled_from(["[a-e ]{3,9}x", "(the|that|then) [a-z]+", "[^q]{1,12}"]),
     }
     for name, values in maybe.items():
         if draw(st.integers(0, 3)) == 0:

@@ -173,7 +173,7 @@ class LlamaBackend:
             return self._constrained_step(context, rows)
         if any([row.num_drafts or row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
             found = context.step([_step_row(row) for row in rows])
-            return [_row_output(row, result) for row, result in zip(rows, found.rows, strict=True)]
+            return [_row_output(row, row.num_drafts, result) for row, result in zip(rows, found.rows, strict=True)]
         return _plain_step(context, rows)
 
     def _check_positions(self, rows: Many[Row]) -> None:
@@ -204,8 +204,8 @@ class LlamaBackend:
                 self._masks = None  # a thread is still writing to it
         ends = accumulate(len(row.token_ids) for row in step_rows)
         outputs = []
-        for row, end, one, result in zip(rows, ends, samplers, found.rows, strict=True):
-            output, job = _row_output(row, result), of_rows.get(id(row))
+        for row, step_row, end, one, result in zip(rows, step_rows, ends, samplers, found.rows, strict=True):
+            output, job = _row_output(row, step_row.num_drafts, result), of_rows.get(id(row))
             if one is not None and one.processors is not None and output.error is None:
                 mask = None if job is None else filler.slots.words(job.slots[0])
                 scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
@@ -307,7 +307,8 @@ def _constrained(row: Row) -> ConstrainedSampler | None:
 
 def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None) -> RowOutput:
     if job is not None and job.error is not None:
-        return RowOutput(scored=output.scored, error=as_paceline_error(job.error), num_accepted=output.num_accepted)
+        output.token_ids, output.logprobs, output.error = (), (), as_paceline_error(job.error)
+        return output
     return sampler.settle(output)
 
 
@@ -343,14 +344,17 @@ def _step_row(row: Row, mask_slots: tuple[int, ...] = ()) -> StepRow:
     )
 
 
-def _row_output(row: Row, result: StepRowResult) -> RowOutput:
+def _row_output(row: Row, num_verified: int, result: StepRowResult) -> RowOutput:
+    """Return the outcome of a row of which so many drafts were in the pass."""
     scored = _records(result.scored)
     if not result.draws:
         return RowOutput(scored=scored)
     draws = result.draws[0]
     error: PacelineError | None = draws.error
-    num_accepted = row.num_right(draws.token_ids) if row.num_drafts else 0
-    return RowOutput(draws.token_ids, _records(draws.logprobs), scored, error, num_accepted=num_accepted)
+    output = RowOutput(draws.token_ids, _records(draws.logprobs), scored, error, num_verified=num_verified)
+    if num_verified:  # the draw behind the last of them may be the next draft, of which no cell was computed
+        output.num_accepted = min(row.num_right(draws.token_ids), num_verified)
+    return output
 
 
 def _records(logprobs: TopLogprobs | None) -> list[TokenLogprobs]:

@@ -63,7 +63,7 @@ class Row(msgspec.Struct):
         return self.draws + self.num_drafts or len(self.targets)
 
     def num_right(self, token_ids: SequenceOf[int]) -> int:
-        """Return how many of its drafts are right, where these tokens were drawn: as many are in the KV cache."""
+        """Return how many of its drafts are right, where these tokens were drawn."""
         num_right = 0
         for draft, token_id in zip(self.drafts, token_ids, strict=False):
             if draft != token_id:
@@ -77,8 +77,9 @@ class RowOutput(msgspec.Struct):
 
     Of a row with drafts more than one token may be drawn: the right drafts, and one behind them. With `computed` and an
     error, the tokens are in the KV cache and the draw behind token_ids failed. is_complete: nothing may follow, so that the
-    choice ends; without a token if none was left to draw. num_accepted: right drafts, which
-    are in the KV cache as well.
+    choice ends; without a token if none was left to draw. num_verified: drafts that were in the pass: a backend leaves out
+    those that a constraint forbids, and all behind them. num_accepted: of these the right ones, which are in the KV cache as
+    well; a token may be drawn that is a draft left out.
     """
 
     token_ids: SequenceOf[int] = ()
@@ -87,6 +88,7 @@ class RowOutput(msgspec.Struct):
     error: PacelineError | None = None
     computed: bool = True
     is_complete: bool = False
+    num_verified: int = 0
     num_accepted: int = 0
 
 

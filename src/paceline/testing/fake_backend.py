@@ -7,12 +7,15 @@ position, or a wrong copy, changes everything after it. Tokens 0 to 255 are the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from paceline import validation
 from paceline.engine.adapters import name_of
@@ -96,17 +99,14 @@ class FakeSampler:
 
         None if bans leave no token, and the text may end. Raises `NoTokenAllowed` if it may not.
         """
-        import numpy as np
-
         constraint = self._constraint
-        words = np.zeros((BOS + 32) // 32, dtype=np.uint32)
-        if constraint is None or not constraint.fill_mask(words):
+        found = None if constraint is None else _allowed(constraint)
+        if constraint is None or found is None:
             token = self.draw(history)
             self.follow(token)
             return token, constraint is not None and token != EOS and constraint.is_complete
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: BOS + 1]
         listed = self._params.allowed_token_ids
-        found = set(np.flatnonzero(bits).tolist()) - self._banned()
+        found -= self._banned()
         allowed = sorted(found if listed is None else found & set(listed))
         if not allowed:
             if constraint.may_end:
@@ -123,6 +123,23 @@ class FakeSampler:
         """Advance the constraint by a token that was drawn."""
         if self._constraint is not None and token_id != EOS:
             self._constraint.accept(token_id)
+
+    def num_to_try(self, drafts: Sequence[int]) -> int:
+        """Return how many drafts a pass has: those before the first that the constraint forbids, or that completes the text."""
+        if self._constraint is None or not drafts:
+            return len(drafts)
+        num_tried = 0
+        with suppress(Exception):  # a user's own constraint may raise anything: it does again without the drafts
+            ahead = self._constraint.copy()
+            for draft in drafts:
+                allowed = _allowed(ahead)
+                if draft == EOS or (allowed is not None and draft not in allowed):
+                    break
+                ahead.accept(draft)
+                if ahead.is_complete:
+                    break
+                num_tried += 1
+        return num_tried
 
     def _banned(self) -> set[int]:
         params = self._params
@@ -287,6 +304,7 @@ class FakeBackend:
         for name, _ in lora:
             if name not in self._adapters:
                 raise InvalidParams(f"lora: there is no adapter {name!r}")
+        rows = [_without_forbidden(row) for row in rows]
         self._begin(rows, sum(len(row.token_ids) for row in rows))
         for row in rows:
             assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
@@ -365,7 +383,7 @@ class FakeBackend:
             output = RowOutput(error=error)
         elif row.draws:
             self._draw(row, output)
-        output.num_accepted = row.num_right(output.token_ids)
+        output.num_verified, output.num_accepted = row.num_drafts, row.num_right(output.token_ids)
         num_wrong = row.num_drafts - output.num_accepted
         if num_wrong:
             self.memory.truncate(sequence.seq_id, row.position + len(row.token_ids) - num_wrong)
@@ -397,6 +415,28 @@ class FakeBackend:
         k = row.num_logprobs or 0
         own = -(mix(history + token_id) % 1000) / 100
         return TokenLogprobs(own, tuple(range(k)), tuple(-float(rank) for rank in range(k)))
+
+
+def _allowed(constraint: Constraint) -> set[int] | None:
+    """Return the tokens that may come next; None: every one."""
+    import numpy as np
+
+    words = np.zeros((BOS + 32) // 32, dtype=np.uint32)
+    if not constraint.fill_mask(words):
+        return None
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: BOS + 1]).tolist())
+
+
+def _without_forbidden(row: Row) -> Row:
+    """Return the row with those of its drafts that a pass has."""
+    sampler = row.sequence.sampler
+    num_drafts = (
+        sampler.num_to_try(row.drafts) if row.num_drafts and isinstance(sampler, FakeSampler) else row.num_drafts
+    )
+    if num_drafts == row.num_drafts:
+        return row
+    end = len(row.token_ids) - row.num_drafts + num_drafts
+    return msgspec.structs.replace(row, token_ids=row.token_ids[:end], num_drafts=num_drafts)
 
 
 def _numbers(text: list[int], pooling: str | None) -> list[Any]:

@@ -173,6 +173,21 @@ def test_a_burst_behind_a_stop_is_no_part_of_the_cached_prefix() -> None:
     assert told(again) == told(World(num_cells=400).alone(again.request.prompt, max_tokens=5))
 
 
+def test_a_draft_that_completes_the_text_is_left_out_of_the_pass_and_of_the_cache() -> None:
+    """It is drawn all the same, and the next turn finds every cell that the cached prefix says it has."""
+    options = {"max_tokens": 30, "regex": "[a-e]{17}x"}
+    (whole,) = futures("abc", **options)
+    world = speculative(Oracle([[*whole, 66, 67]]), depth=12)
+    outcome = world.submit("abc", **options)
+    world.run()
+    world.check_done()
+    assert outcome.token_ids() == whole[3:]
+    assert usage(outcome).accepted_tokens == 12 + 3  # each pass draws a token that was no draft, or none of its own
+    again = world.submit([*whole, 66], max_tokens=5)
+    world.run()
+    assert usage(again).cached_tokens == len(whole) - 1
+
+
 def test_a_failed_pass_keeps_no_draft() -> None:
     """An aborted pass is repeated, and the drafter learns that its proposal was not verified."""
     options = {"max_tokens": 30, "ignore_eos": True}
