@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from tests.model_world import LoaderWorld, ended_with, hold, now, pool_of, run_virtual, settle, states, virtual
@@ -238,6 +240,24 @@ async def test_unload_waits_for_users_and_then_cuts_them_off() -> None:
     assert "'a' was unloaded while it was in use" in str(long.why_revoked())
     pool.release(long)
     assert states(pool) == {"a": "unloaded"}
+    await pool.aclose()
+
+
+@virtual
+async def test_what_an_engine_leaves_in_cycles_is_freed_with_it() -> None:
+    """A vocabulary takes tens of megabytes, and an automatic collection may be long in coming."""
+    pool = pool_of(LoaderWorld(), "a")
+    run = await pool.acquire("a")
+    left = weakref.ref(run.loaded)
+    pool.release(run)
+    del run
+    gc.disable()
+    try:
+        await pool.unload("a", 0)
+        await settle()
+        assert left() is None
+    finally:
+        gc.enable()
     await pool.aclose()
 
 
