@@ -146,7 +146,7 @@ class ConstrainedSampler:
             elif output.error is None and output.token_ids:
                 output.is_complete = self._is_complete()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own constraint may raise anything
-            return RowOutput(scored=output.scored, error=as_paceline_error(error), num_accepted=output.num_accepted)
+            output.token_ids, output.logprobs, output.error = (), (), as_paceline_error(error)
         return output
 
     def _may_end(self) -> bool:

@@ -197,7 +197,9 @@ class LlamaBackend:
         jobs = filler.begin([(one.fills_along(row.drafts), 1 + row.num_drafts) for row, one in masked])
         of_rows = {id(row): job for (row, _), job in zip(masked, jobs, strict=True)}
         try:
+            begin_s = time.perf_counter()
             step_rows = [_masked_row(row, of_rows.get(id(row)), end_s) for row in rows]
+            waited_s = time.perf_counter() - begin_s
             found = context.step(step_rows, masks=filler.slots, mask_timeout_s=_MASK_TIMEOUT_S)
         finally:
             if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
@@ -210,6 +212,8 @@ class LlamaBackend:
                 mask = None if job is None else filler.slots.words(job.slots[0])
                 scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
                 output.scored = scored
+            if row.num_drafts and job is not None:
+                output.waited_s = waited_s
             outputs.append(output if one is None else _settled(one, output, job))
         return outputs
 

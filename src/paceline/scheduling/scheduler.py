@@ -307,13 +307,15 @@ class Scheduler:
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
         """Correct the costs by a pass, and sum up the lost time; for the cost model every eighth that only decodes is enough."""
         self._lost_time.observe(output.step_s, plan.lost_s)
-        num_tokens = sum([len(row.token_ids) for row in plan.rows])
-        num_drafts = sum([row.num_drafts for row in plan.rows])
+        num_drafts = sum([result.num_verified for result in output.rows])
+        num_left_out = sum([row.num_drafts for row in plan.rows]) - num_drafts
+        num_tokens = sum([len(row.token_ids) for row in plan.rows]) - num_left_out
+        pass_s = output.step_s - max([result.waited_s for result in output.rows])
         if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
-            self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, output.step_s)
+            self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, pass_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
-            num_outputs = sum([row.num_outputs for row in plan.rows])
-            self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, output.step_s, num_outputs)
+            num_outputs = sum([row.num_outputs for row in plan.rows]) - num_left_out
+            self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, pass_s, num_outputs)
             self.kv_cache.update_idle_limit()
 
     def _apply_row(self, row: Row, result: RowOutput, now_s: float) -> None:
@@ -350,7 +352,7 @@ class Scheduler:
         assert self._speculation is not None  # noqa: S101 - else there are no drafts
         self._speculation.note(row, result.num_accepted if result.computed else None)
         if result.computed:
-            row.sequence.num_drafted += row.num_drafts
+            row.sequence.num_drafted += result.num_verified
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Append the drawn tokens one by one, up to the first that ends the choice."""

@@ -143,7 +143,10 @@ class Speculation:
                 self._failed.append((row.sequence, error))
 
     def note(self, row: Row, num_accepted: int | None) -> None:
-        """Take in how many drafts of a row were right; None: no pass verified them."""
+        """Take in how many drafts of a row were accepted; None: no pass verified them.
+
+        One that was left out of the pass counts like a wrong one: it won nothing, whatever was drawn in its place.
+        """
         known = self._sequences[row.sequence]
         num_wrong, known.num_proposed = known.num_proposed - (num_accepted or 0), 0
         if num_accepted is not None:

@@ -191,9 +191,9 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
         key=sequence.request.key,
         choice=sequence.choice,
         position=row.position,
-        num_tokens=len(row.token_ids),
+        num_tokens=len(row.token_ids) - row.num_drafts + result.num_verified,
         num_decode=int(sequence.is_decoding),
-        num_drafts=row.num_drafts,
+        num_drafts=result.num_verified,
         num_new=len(result.token_ids),
         first=bool(result.token_ids) and sequence.num_tokens == sequence.num_prompt_tokens,
     )

@@ -15,6 +15,7 @@ from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.draft_depth import Acceptance, choose_depths
 from paceline.scheduling.speculation import DepthChooser
+from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeCost
 
@@ -182,10 +183,52 @@ def test_a_draft_that_completes_the_text_is_left_out_of_the_pass_and_of_the_cach
     world.run()
     world.check_done()
     assert outcome.token_ids() == whole[3:]
-    assert usage(outcome).accepted_tokens == 12 + 3  # each pass draws a token that was no draft, or none of its own
+    # One token is drawn behind the prompt, one behind each of the two passes' drafts: the last is the one left out.
+    assert usage(outcome).accepted_tokens == usage(outcome).draft_tokens == 18 - 3
     again = world.submit([*whole, 66], max_tokens=5)
     world.run()
     assert usage(again).cached_tokens == len(whole) - 1
+
+
+class Ticks(Instrument):
+    def __init__(self, found: list[TickRecord]) -> None:
+        self.found = found
+
+    def tick_finished(self, record: TickRecord) -> None:
+        self.found.append(record)
+
+
+def test_drafts_that_are_left_out_of_a_pass_are_not_counted_as_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in usage, nor in a tick's record, nor where costs are learned; and what masks took before it is no cost of rows."""
+    observed: list[tuple[int, float]] = []
+
+    def observe(self: Any, num_rows: int, num_cells: int, seconds: float) -> None:
+        observed.append((num_rows, seconds))
+
+    options = {"max_tokens": 30, "regex": "[a-e]{17}x"}
+    (alone,) = futures("abc", **options)
+    monkeypatch.setattr(DecodeCost, "observe", observe)
+    ticks: list[TickRecord] = []
+    world = speculative(Fixed(97, 98, 120, 99), instruments=(Ticks(ticks),))
+    step = world.backend.step
+
+    def waiting_step(rows: Any, lora: Any) -> Any:
+        world.clock.advance(0.5)
+        outputs = step(rows, lora)
+        for output in outputs:
+            output.waited_s = 0.5
+        return outputs
+
+    world.backend.step = waiting_step  # type: ignore[method-assign]
+    outcome = world.submit("abc", **options)
+    world.run()
+    assert outcome.token_ids() == alone[3:]
+    drafted = [row.num_drafts for tick in ticks for row in tick.rows]
+    assert max(drafted) == 2  # the third is forbidden
+    assert usage(outcome).draft_tokens == sum(drafted)
+    assert [num_rows for num_rows, _ in observed] == [1 + num_drafts for num_drafts in drafted[1:]]
+    for num_rows, seconds in observed:
+        assert seconds == pytest.approx(CHEAP.base_s + num_rows * CHEAP.token_s)
 
 
 def test_a_failed_pass_keeps_no_draft() -> None:
