@@ -450,6 +450,29 @@ def test_a_changed_model_is_served_while_its_last_requests_end(routers: Any) -> 
     assert world.loader.engines["small"] is not old
 
 
+def test_a_reload_does_not_wait_for_what_an_earlier_one_unloads(routers: Any) -> None:
+    """It has the new models while the last request of a changed one runs, for which the earlier reload waits."""
+    world = routers(presets=PRESETS.replace("[small]\n", "[small]\nstop-timeout = 300\n"))
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    old = world.loader.engines["small"]
+    old.backend.hold()
+    changed = PRESETS.replace("small.gguf", "smaller.gguf")
+    world.files.contents["p.ini"] = changed
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"})
+        world.users("small", 1)
+        first = pool.submit(world.client.get, "/models?reload=1")
+        world.until("small", "unloading")
+        world.files.contents["p.ini"] = f"{changed}[new]\nmodel = new.gguf\n"
+        second = pool.submit(world.client.get, "/models?reload=1")
+        try:
+            assert "new" in [one["id"] for one in second.result(timeout=20).json()["data"]]
+            assert not first.done() and not running.done()
+        finally:
+            old.backend.gate.set()
+        assert running.result().status_code == first.result().status_code == 200
+
+
 def test_a_request_that_waits_for_a_model_that_is_removed_gets_404(routers: Any) -> None:
     """As if it had come after that."""
     world = routers()

@@ -131,16 +131,22 @@ class RoutedModels:
         """
         async with self._reloading:
             found = await asyncio.to_thread(self._source.read)
-            before, self._presets = self._presets, found.presets
-            try:
-                await self.manager.update(_settings_of(found))  # which has them replaced before it waits
-            except PacelineError:
-                self._presets = before
-                raise
-            for name, served in tuple(self._served.items()):
-                if served.preset != found.presets.get(name):  # in what its engine does not have
-                    del self._served[name]
-                    self._begin_preparing(name)
+            replacing = asyncio.create_task(self._replace(found))
+            await asyncio.sleep(0)  # it has begun then, so that the next reload replaces what this one has read
+        await replacing
+
+    async def _replace(self, found: FoundPresets) -> None:
+        """Replace the models, at once, and wait for the end of those that are unloaded."""
+        before, self._presets = self._presets, found.presets
+        try:
+            await self.manager.update(_settings_of(found))  # which has them replaced before it waits
+        except PacelineError:
+            self._presets = before
+            raise
+        for name, served in tuple(self._served.items()):
+            if served.preset != self._presets.get(name):  # in what its engine does not have
+                del self._served[name]
+                self._begin_preparing(name)
 
     # ---- finding
 
