@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,6 +124,8 @@ class RoutedModels:
             self._following.cancel()
             await asyncio.wait((self._following,))
         await self.manager.aclose()
+        for name in tuple(self._drafts):
+            self._drop_draft(name)
 
     async def reload(self) -> None:
         """Read the presets and limits again, and return when models that are gone or changed have been unloaded.
@@ -243,8 +246,11 @@ class RoutedModels:
         return name in self._presets and self.manager.status(name).is_loaded
 
     async def _built(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
-        draft = self._drafts.pop(preset.name, None)
-        if draft is None or draft.preset != preset:
+        draft = self._drafts.get(preset.name)
+        if draft is not None and draft.preset == preset:
+            del self._drafts[preset.name]
+        else:
+            self._drop_draft(preset.name)
             draft = self._draft(preset)
         draft.front.llm, service = llm, draft.service
         self._services.add(service)
@@ -260,6 +266,22 @@ class RoutedModels:
         front = LoadedFront()
         service = Service(_shown_settings(preset), front, kept=self._kept)
         return _Draft(preset, front, service, asyncio.create_task(self._build(service)))
+
+    def _begin_draft(self, name: str) -> None:
+        """Begin to build the application of a model that is being loaded, unless it has one."""
+        # One that wakes has it still; one that is loaded by now, since this is noticed late, gets it from its first user.
+        if name not in self._presets or name in self._served or self._is_loaded(name):
+            return
+        draft, preset = self._drafts.get(name), self._presets[name]
+        if draft is None or draft.preset != preset:
+            self._drop_draft(name)
+            self._drafts[name] = self._draft(preset)
+
+    def _drop_draft(self, name: str) -> None:
+        """Let go of an application that will not be served, if there is one. Its build may run in a thread, and ends there."""
+        draft = self._drafts.pop(name, None)
+        if draft is not None:
+            draft.app.add_done_callback(partial(_report_dropped, name))
 
     async def _build(self, service: Service) -> FastAPI:
         async with self._one_at_a_time:  # FastAPI silences warnings meanwhile, which threads would do to each other
@@ -278,11 +300,12 @@ class RoutedModels:
 
     def _changed(self, status: ModelStatus, before: ModelState | None) -> None:
         """Prepare the application of a model that is or was loaded, forget that of one that is unloaded, and report it."""
-        if status.state == "loading" != before and status.name in self._presets and status.name not in self._drafts:
-            self._drafts[status.name] = self._draft(self._presets[status.name])
+        if status.state == "loading" != before:
+            self._begin_draft(status.name)
         if status.state == "loaded" != before and status.name not in self._served:
             self._begin_preparing(status.name)
         elif status.state not in _KEEPING:
+            self._drop_draft(status.name)
             self._forget(status)
         self._feed.report(status)
 
@@ -305,6 +328,12 @@ class RoutedModels:
             served.service.closing_error = ModelUnloaded(
                 f"the model {status.name!r} was unloaded while the request ran"
             )
+
+
+def _report_dropped(name: str, app: asyncio.Task[FastAPI]) -> None:
+    error = None if app.cancelled() else app.exception()
+    if error is not None:
+        _log.warning("an application of the model %s, which is not served, could not be built", name, exc_info=error)
 
 
 def _spellings(name: str) -> tuple[str, str]:
