@@ -46,3 +46,25 @@ class Oracle:
     def end(self, key: int) -> None:
         del self.known[key]
         self.proposed.pop(key, None)
+
+
+class LastAgain:
+    """Proposes the last token of a sequence again and again, whatever comes of it."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+
+    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+        self._last[key] = token_ids[-1]
+
+    def propose(self, key: int, max_tokens: int) -> list[int]:
+        return [self._last[key]] * max_tokens
+
+    def observe(self, key: int, token_ids: Sequence[int]) -> None:
+        self._last[key] = token_ids[-1]
+
+    def rollback(self, key: int, num_tokens: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        del self._last[key]

@@ -62,7 +62,7 @@ class Usage:
         cached_tokens: Prompt tokens whose KV was reused instead of computed.
         cached_from: Where it was: "running", "device" or "host"; None if nothing was reused.
         completion_tokens: Generated tokens, of all choices.
-        draft_tokens: Tokens that speculation proposed.
+        draft_tokens: Tokens that speculation proposed and a pass verified.
         accepted_tokens: Draft tokens that were accepted.
         queue_s: Seconds in the queue.
         prefill_s: Seconds from the start of prefill to the first token.
