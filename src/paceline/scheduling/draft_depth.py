@@ -8,6 +8,7 @@ pass without them does. A sequence without drafts is tried again after a while, 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
 FIRST_WORTH = 0.7
@@ -59,12 +60,16 @@ class Acceptance:
 
 
 def choose_depths(
-    candidates: Sequence[tuple[float, int]], num_rows: int, seconds: Callable[[int], float], most: int
+    candidates: Sequence[tuple[float, int]],
+    num_rows: int,
+    seconds: Callable[[int], float],
+    most: int,
+    limit_s: float = math.inf,
 ) -> list[int]:
     """Return how many drafts each candidate gets.
 
     candidates: probability and most drafts of each. num_rows: that decode, each worth a token. seconds: what decoding takes
-    with so many drafts. most: drafts, all together.
+    with so many drafts. most: drafts, all together. limit_s: what decoding may take with drafts.
     """
     worths = _worths(candidates, most)
     best_rate, best = _LEAST_GAIN * num_rows / seconds(0), 0
@@ -75,8 +80,9 @@ def choose_depths(
             break
         total += sum(worth for worth, _ in worths[at:size])
         at = size
-        rate = total / seconds(size)
-        if rate > best_rate:
+        taken_s = seconds(size)
+        rate = total / taken_s
+        if rate > best_rate and taken_s <= limit_s:
             best_rate, best = rate, size
     depths = [0] * len(candidates)
     for _, index in worths[:best]:

@@ -54,7 +54,7 @@ class Scheduler:
         self._decode_cost = DecodeCost(self.cost_model)
         self._speculation: Speculation | None = None
         if drafter is not None:
-            chooser = DepthChooser(self.cost_model, self._decode_cost)
+            chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s)
             self._speculation = Speculation(drafter, limits, chooser, clock)
         self._tick = 0
         self._num_sequences = 0

@@ -6,6 +6,7 @@ drafter. What a pass does with them is in `Row` and `RowOutput`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -43,11 +44,16 @@ class DraftingSequence:
 
 
 class DepthChooser:
-    """Chooses the depths of a tick, from what passes and proposals take. draft_s: seconds of a proposal."""
+    """Chooses the depths of a tick, from what passes and proposals take. draft_s: seconds of a proposal.
 
-    def __init__(self, cost_model: TickCostModel, decode_cost: DecodeCost) -> None:
-        self._model, self._decode_cost = cost_model, decode_cost
+    itl_target_s: while several sequences decode, drafts of one may not make a tick longer than that for the others.
+    """
+
+    def __init__(self, cost_model: TickCostModel, decode_cost: DecodeCost, itl_target_s: float) -> None:
+        self._model, self._decode_cost, self._itl_target_s = cost_model, decode_cost, itl_target_s
         self.draft_s = 0.0
+        self._seconds_with: Callable[[int], float] = float  # what decoding takes with so many drafts
+        self._limit_s = math.inf  # what it may take
         self._key: object = None
         self._depths: list[int] = []
         self._num_left = 0
@@ -66,10 +72,18 @@ class DepthChooser:
         if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows])
             of_pass = partial(self._seconds, num_decode, num_tokens, num_outputs, num_cells)
-            seconds = self._with_drafting(of_pass, len(candidates))
-            self._depths = choose_depths(candidates, num_decode, seconds, most)
+            self._seconds_with = seconds = self._with_drafting(of_pass, len(candidates))
+            self._limit_s = math.inf
+            if num_decode > 1:
+                rest_s = self._prefill_s(num_decode, num_tokens, num_outputs, num_cells)
+                self._limit_s = max(self._itl_target_s - rest_s, seconds(0))
+            self._depths = choose_depths(candidates, num_decode, seconds, most, self._limit_s)
             self._key, self._num_left = key, _KEPT_FOR
         return self._depths
+
+    def allows(self, num_drafts: int) -> bool:
+        """Return whether so many drafts, all together, keep the tick short enough for the sequences beside."""
+        return self._limit_s == math.inf or self._seconds_with(num_drafts) <= self._limit_s
 
     def _fit(self, candidates: list[tuple[float, int]], most: int) -> bool:
         """Return whether the last choice is within bounds."""
@@ -86,6 +100,14 @@ class DepthChooser:
         added_s = model.mean_seconds(total, num_cells, num_outputs + num_drafts)
         added_s -= model.mean_seconds(num_tokens, num_cells, num_outputs)
         return self._decode_cost.seconds(num_decode) + self._cells_s(num_decode, num_cells) + added_s
+
+    def _prefill_s(self, num_decode: int, num_tokens: int, num_outputs: int, num_cells: int) -> float:
+        """Return what a pass takes longer for the prompts in it."""
+        if num_tokens == num_decode:
+            return 0.0
+        model = self._model
+        decode_s = model.mean_seconds(num_decode, num_cells, num_decode)
+        return max(0.0, model.mean_seconds(num_tokens, num_cells, num_outputs) - decode_s)
 
     def _cells_s(self, num_rows: int, num_cells: int) -> float:
         model = self._model
@@ -184,9 +206,11 @@ class Speculation:
             if depths[index] >= max(1, least):
                 known.acceptance.has_drafts()
                 continue
+            num_left, depths[index] = num_left + depths[index], 0
             tried = trial_depth(min(cap, num_left), least)
-            depths[index] = tried if known.acceptance.is_due(1 + self._num_rested) else 0
-            num_left -= depths[index]
+            if tried and self._chooser.allows(sum(depths) + tried) and known.acceptance.is_due(1 + self._num_rested):
+                depths[index] = tried
+                num_left -= tried
         self._resting_shape, self._num_rested = None if any(depths) else _shape(rows), 0
         return depths
 

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 from tests.drafters import Oracle
-from tests.engine_world import Outcome, World
+from tests.engine_world import Outcome, World, make_limits
 
 from paceline.errors import Aborted, DrafterError
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.draft_depth import Acceptance, choose_depths
-from paceline.scheduling.speculation import DepthChooser
+from paceline.scheduling.plan import Row
+from paceline.scheduling.speculation import DepthChooser, DraftingSequence, Speculation
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import FakeCost
+from paceline.testing.fake_backend import FakeBackend, FakeCost, ManualClock
 
 CHEAP = FakeCost(base_s=0.01, token_s=0.00001)
 
@@ -317,7 +318,7 @@ def test_an_end_that_raises_is_told_to_the_next_request() -> None:
 
 def test_a_proposal_that_took_long_once_is_forgiven() -> None:
     """A machine that was asleep does not turn speculation off; a drafter that is slow each time does."""
-    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()))
+    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
     chooser.note_drafting(600.0)
     assert chooser.draft_s < 0.001
     for _ in range(100):
@@ -368,6 +369,46 @@ def test_costs_decide() -> None:
     assert spent[0.0] < 30
 
 
+def test_drafts_keep_the_inter_token_target_of_the_sequences_beside() -> None:
+    """What pays in tokens a second is left out where a tick gets longer than the target, unless one sequence decodes alone."""
+    options = {"max_tokens": 200, "ignore_eos": True}
+    cost = FakeCost(base_s=0.04, token_s=0.002)
+    longest_s = {}
+    for has_neighbour in (True, False):
+        ticks: list[TickRecord] = []
+        oracle = Oracle(futures("abc", **options))
+        world = speculative(oracle, depth=None, cost=cost, num_cells=1000, instruments=(Ticks(ticks),))
+        world.scheduler.calibrate(
+            [MeasuredPass(num, num, cost.base_s + num * cost.token_s, num) for num in (1, 2, 3, 4, 5, 8, 16)]
+        )
+        outcome = world.submit("abc", **options)
+        if has_neighbour:
+            world.submit("xyz", max_tokens=300, ignore_eos=True, speculation=False)
+        world.run()
+        assert usage(outcome).accepted_tokens > 100
+        decoding = [tick for tick in ticks if sum(row.num_decode for row in tick.rows) == 1 + has_neighbour]
+        longest_s[has_neighbour] = max(tick.step_s for tick in decoding)
+    assert longest_s[True] < 0.051
+    assert longest_s[False] > 0.06
+
+
+def test_a_trial_that_has_no_room_is_not_used_up() -> None:
+    """A sequence that was due gets its trial as soon as the memory has room again."""
+    acceptance = Acceptance()
+    for _ in range(10):
+        acceptance.observe(4, 0)
+    limits = make_limits(FakeBackend(clock=ManualClock()), min_draft=2)
+    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
+    chooser.choose = lambda candidates, rows, num_cells, most: [0]  # type: ignore[method-assign]
+    one = Speculation(Fixed(1, 2), limits, chooser, ManualClock())
+    candidates: Any = [
+        (Row(World().request("abc").sequences[0], 0, [1], True, [], None), DraftingSequence(acceptance), 8)
+    ]
+    rows = [row for row, _, _ in candidates]
+    assert [one._depths(candidates, rows, 0, room=1) for _ in range(100)] == [[0]] * 100
+    assert [2] in [one._depths(candidates, rows, 0, room=2) for _ in range(64)]
+
+
 def test_speculation_that_never_pays_costs_at_most_two_percent() -> None:
     """With a drafter that is always wrong and passes as dear as tokens, the time is that without it."""
     options = {"max_tokens": 380, "ignore_eos": True}
@@ -391,6 +432,8 @@ def test_depths_follow_worth_and_cost() -> None:
     assert choose_depths([(0.9, 8), (0.3, 8)], 2, lambda num: 2.0 + num, 100) == [0, 0]
     assert choose_depths([(0.9, 8), (0.3, 8)], 2, lambda num: 2.0 + 0.5 * num, 100)[1] == 0
     assert sum(choose_depths([(0.9, 8)] * 4, 4, lambda num: 1.0, 5)) == 5
+    assert choose_depths([(0.9, 8)], 2, lambda num: 1.0 + 0.01 * num, 100, limit_s=1.055) == [5]
+    assert choose_depths([(0.9, 8)], 2, lambda num: 1.0 + 0.01 * num, 100, limit_s=1.0) == [0]
     assert choose_depths([(0.9, 0)], 1, lambda num: 1.0, 5) == [0]
 
 
