@@ -257,6 +257,15 @@ def test_a_request_may_go_without(off: dict[str, Any]) -> None:
     assert usage(with_drafts).accepted_tokens > 0
 
 
+def test_a_request_that_may_have_fewer_drafts_than_are_verified_goes_without() -> None:
+    """Its `max_draft` is below the engine's `min_draft`."""
+    options = {"max_tokens": 30, "ignore_eos": True}
+    world = speculative(Oracle(futures("abc", **options)), limits={"min_draft": 3})
+    outcomes = [world.submit("abc", max_draft=most, **options) for most in (2, 3)]
+    world.run()
+    assert [usage(one).draft_tokens > 0 for one in outcomes] == [False, True]
+
+
 def test_max_draft_bounds_a_burst() -> None:
     """No chunk has more than max_draft tokens and one."""
     options = {"max_tokens": 30, "ignore_eos": True}

@@ -305,6 +305,12 @@ def _speculation(draft: Draft) -> None:
         draft.notes += [
             f"{draft.origins[target].name} has no effect without --spec-type ngram-simple" for target in given.values()
         ]
+        if draft.get("engine.speculation") is None:
+            draft.notes += [
+                f"{draft.origins[target].name} has no effect without --spec-type ngram-simple or --speculation"
+                for target in ("engine.max_draft", "engine.min_draft")
+                if draft.get(target) is not None
+            ]
         return
     draft.origin = draft.origins["aside.spec_type"]
     if draft.get("engine.speculation") is not None:

@@ -610,6 +610,15 @@ def test_sizes_without_their_drafter_get_a_note() -> None:
     assert found.settings == resolved().settings
 
 
+def test_bounds_of_drafts_without_a_drafter_get_a_note() -> None:
+    """Whoever makes the drafts, they count."""
+    words = ("--spec-draft-n-max", "8", "--spec-draft-n-min", "2")
+    without = "has no effect without --spec-type ngram-simple or --speculation"
+    assert resolved(*words).notes[:2] == (f"--spec-draft-n-max {without}", f"--spec-draft-n-min {without}")
+    for drafter in (("--speculation", "ngram"), ("--spec-type", "ngram-simple")):
+        assert not any("no effect" in note for note in resolved(*words, *drafter).notes)
+
+
 def test_none_takes_back_what_came_before() -> None:
     """The command line comes after the environment."""
     found = resolved("--spec-type", "none", env={"LLAMA_ARG_SPEC_TYPE": "ngram-simple"})
