@@ -24,11 +24,11 @@ BOX_BYTES: Final = 16384  # of the memory that both processes map, see `worker.b
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """What a process inherits. path: where Python finds modules."""
+    """What a process inherits. path: where Python finds modules; folder: device and number, whatever its name is by now."""
 
     environment: dict[str, str]
     path: tuple[str, ...]
-    folder: str
+    folder: tuple[int, int]
 
 
 class LaunchedWorker:
@@ -104,7 +104,7 @@ class SpareWorkers:
             spare, self._spare = self._spare, None
         if spare is not None:
             launched, surroundings = spare
-            if launched.process.poll() is None and surroundings == _surroundings(path):
+            if launched.process.poll() is None and _are_still(surroundings, path):
                 return launched
             launched.end()
         return LaunchedWorker(path)
@@ -143,7 +143,15 @@ def box_file() -> IO[bytes]:
 
 
 def _surroundings(path: Sequence[str]) -> _Surroundings:
-    return _Surroundings(dict(os.environ), tuple(path), str(Path.cwd()))
+    folder = Path().stat()
+    return _Surroundings(dict(os.environ), tuple(path), (folder.st_dev, folder.st_ino))
+
+
+def _are_still(surroundings: _Surroundings, path: Sequence[str]) -> bool:
+    try:
+        return surroundings == _surroundings(path)
+    except OSError:  # of a folder that cannot be read nobody knows
+        return False
 
 
 SPARE_WORKERS: Final = SpareWorkers()

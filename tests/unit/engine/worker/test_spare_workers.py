@@ -96,6 +96,60 @@ def test_a_worker_of_another_folder_is_not_taken(
         launched.end()
 
 
+def test_a_worker_of_a_folder_that_was_deleted_is_taken(
+    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both processes are still in it."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    waiting = launched_pid(spares)
+    folder.rmdir()
+    launched = spares.take(module_path())
+    try:
+        assert launched.process.pid == waiting
+    finally:
+        launched.end()
+
+
+def test_a_worker_of_a_folder_that_was_made_anew_is_not_taken(
+    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is in the one that was deleted, where relative paths mean nothing."""
+    folder = tmp_path / "anew"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    waiting = launched_pid(spares)
+    folder.rmdir()
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    launched = spares.take(module_path())
+    try:
+        assert launched.process.pid != waiting
+    finally:
+        launched.end()
+
+
+def test_a_worker_whose_folder_cannot_be_compared_is_ended(
+    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network's file system that is gone."""
+    waiting = launched_pid(spares)
+    path = module_path()
+
+    def failing(_: Path) -> None:
+        raise OSError(116, "stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", failing)
+        launched = spares.take(path)
+    try:
+        assert launched.process.pid != waiting
+        assert is_gone(waiting)
+    finally:
+        launched.end()
+
+
 def test_a_worker_that_died_meanwhile_is_replaced(spares: SpareWorkers) -> None:
     """As by the kernel, where memory is short."""
     waiting = launched_pid(spares)
