@@ -101,13 +101,18 @@ class WorkerProcess:
         """Take or start the process. Raises `OSError` where none can be started."""
         launched = SPARE_WORKERS.take(setup.path)
         self._process = launched.process
-        self.box = BlackBox(launched.box)
-        self.last_words = LastWords(launched.stderr)
         self.makes_sense = True  # all that it has sent was a message
         self.ready_s: float | None = None  # when its engine ran
-        self.link = Link(launched.socket)
-        _children.add(self)
-        self.send(setup)
+        try:
+            self.box = BlackBox(launched.box)
+            self.last_words = LastWords(launched.stderr)
+            self.link = Link(launched.socket)
+            _children.add(self)
+            self.send(setup)
+        except BaseException:
+            _children.discard(self)
+            launched.end()
+            raise
 
     @property
     def pid(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.spare_workers import SPARE_WORKERS, SpareWorkers, module_path
+from paceline.errors import EngineError
 from paceline.testing.fake_engine_client import fake_worker_engine
 
 LONG_S = 60.0  # no wait of a test that passes takes so long
@@ -38,6 +40,11 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def num_descriptors() -> int:
+    gc.collect()  # those of engines are freed with them
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def wait_gone(pid: int) -> None:
@@ -148,6 +155,24 @@ def test_a_worker_whose_folder_cannot_be_compared_is_ended(
         assert is_gone(waiting)
     finally:
         launched.end()
+
+
+@pytest.mark.parametrize("part", ["BlackBox", "LastWords", "Link", "messages.encode"])
+def test_a_worker_that_cannot_be_connected_is_ended(
+    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """No process and no descriptor is left of it; the engine says why it does not start."""
+    open_before = num_descriptors()
+    waiting = launched_pid(spares)
+
+    def failing(*_: object) -> None:
+        raise OSError(12, "out of memory")
+
+    monkeypatch.setattr(f"paceline.engine.worker.worker_process.{part}", failing)
+    with pytest.raises(EngineError, match="out of memory"):
+        fake_worker_engine()
+    assert is_gone(waiting)
+    assert num_descriptors() <= open_before
 
 
 def test_a_worker_that_died_meanwhile_is_replaced(spares: SpareWorkers) -> None:
