@@ -84,3 +84,19 @@ def test_a_pass_that_fails_ends_a_calibration(
         assert [len(one) for one in learned] == [1]
     warnings = [one for one in caplog.records if (one.name, one.levelname) == ("paceline.engine", "WARNING")]
     assert len(warnings) == num_warnings
+
+
+def test_what_cannot_be_learned_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine's thread, on which an idle engine ends its calibration, goes on."""
+
+    def failing(measured: object) -> None:
+        raise ZeroDivisionError
+
+    with calibrated(4) as (passes, _, _):
+        monkeypatch.setattr(passes, "_learn", failing)
+        passes.begin()
+        while passes.step():
+            pass
+        passes.end()
+    (warning,) = (one for one in caplog.records if (one.name, one.levelname) == ("paceline.engine", "WARNING"))
+    assert "cannot be learned" in warning.message and warning.exc_info is not None

@@ -57,10 +57,14 @@ class Calibration:
         return True
 
     def end(self) -> None:
-        """Hand over what was measured; no pass is made any more."""
+        """Hand over what was measured; no pass is made any more. A failure is logged, as it is none of the engine's."""
         self._passes.clear()
-        if self._measured:
+        if not self._measured:
+            return
+        try:
             self._learn(self._measured)
+        except Exception:  # noqa: BLE001 - the cost model learns from ticks
+            _log.warning("what the passes of a calibration took cannot be learned", exc_info=True)
 
     def _fits(self, budget_s: float) -> bool:
         """Return whether the next pass ends within a budget, by the time of the one before."""
