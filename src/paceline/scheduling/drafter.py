@@ -11,7 +11,7 @@ class Drafter(Protocol):
     """Proposes the next tokens of sequences, which the next pass verifies: wrong ones cost time, and change no output.
 
     Sequences go by keys. The engine's thread calls, between two passes, so that what a call takes delays every stream; what it
-    raises ends the sequence that it was for with a `DrafterError`.
+    raises ends the sequence that it was for with a `DrafterError`, or is logged where that has ended.
 
         begin ──> propose ──> rollback, if anything was wrong ──> observe ──> propose ──> ... ──> end
     """
@@ -32,4 +32,4 @@ class Drafter(Protocol):
         """Give up the last tokens of the newest proposal, at least 1: they were wrong, or not verified."""
 
     def end(self, key: int) -> None:
-        """Forget a sequence, which has ended or lost its slot. What this raises ends the next one that wants drafts."""
+        """Forget a sequence, which has ended or lost its slot; also after a `begin` that raised. What this raises is logged."""

@@ -6,6 +6,7 @@ drafter. What a pass does with them is in `Row` and `RowOutput`.
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
 
+_log = logging.getLogger("paceline.engine")
+
 _GAIN = 0.1  # of a new measurement of what a proposal takes
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 _SHARED_GAIN = 0.05  # of a sequence's verdicts for what later sequences are taken to have at first
@@ -32,14 +35,15 @@ _KEPT_FOR = 16  # ticks for which a choice of depths is kept while nothing else 
 class DraftingSequence:
     """What is known of a sequence that may have drafts.
 
-    num_observed: tokens that the drafter knows of it; 0 before it knows the sequence. num_proposed: of the proposal that no
-    pass has verified yet.
+    has_begun: whether the drafter was told of it, though that may have failed. num_observed: tokens that it knows then.
+    num_proposed: of the proposal that no pass has verified yet.
     """
 
-    __slots__ = ("acceptance", "num_observed", "num_proposed")
+    __slots__ = ("acceptance", "has_begun", "num_observed", "num_proposed")
 
     def __init__(self, acceptance: Acceptance) -> None:
         self.acceptance = acceptance
+        self.has_begun = False
         self.num_observed = self.num_proposed = 0
 
 
@@ -121,8 +125,7 @@ class Speculation:
         self._drafter, self._limits, self._chooser, self._clock = drafter, limits, chooser, clock
         self._sequences: dict[Sequence, DraftingSequence] = {}
         self._usual = FIRST_WORTH  # acceptance of all sequences
-        self._failed: list[tuple[Sequence, DrafterError]] = []  # since the last tick
-        self._end_error: DrafterError | None = None
+        self._failed: dict[Sequence, DrafterError] = {}  # since the last tick, the first of each
         self._resting_shape: tuple[int, int, int] | None = None  # of the last rows, where nothing paid
         self._num_rested = 0  # ticks since then
 
@@ -132,8 +135,8 @@ class Speculation:
             self._add_all(rows, kv_cache)
         if not self._failed:
             return []
-        failed, self._failed = self._failed, []
-        return [(sequence, error) for sequence, error in failed if sequence.reason is None]
+        failed, self._failed = self._failed, {}
+        return list(failed.items())
 
     def _rests(self, rows: list[Row]) -> bool:
         """Return whether nothing paid a few ticks ago beside rows like these: then nobody asks again so soon."""
@@ -162,7 +165,7 @@ class Speculation:
                 if depth:
                     self._add(row, known, depth)
             except DrafterError as error:
-                self._failed.append((row.sequence, error))
+                self._failed.setdefault(row.sequence, error)
 
     def note(self, row: Row, num_accepted: int | None) -> None:
         """Take in how many drafts of a row were accepted; None: no pass verified them.
@@ -179,10 +182,12 @@ class Speculation:
             if num_wrong:
                 self._call("rollback", row.sequence.key, num_wrong)
         except DrafterError as error:
-            self._failed.append((row.sequence, error))
+            self._failed[row.sequence] = error
 
     def forget_gone(self) -> None:
         """Forget the sequences that have no slot any more; one that is only preempted begins anew."""
+        for sequence in [one for one in self._failed if one.reason is not None]:
+            _warn(self._failed.pop(sequence))
         self._forget([one for one in self._sequences if one.slot is None])
 
     def reset(self) -> None:
@@ -222,11 +227,9 @@ class Speculation:
 
     def _add(self, row: Row, known: DraftingSequence, depth: int) -> None:
         """Ask for drafts of a row and add them."""
-        if self._end_error is not None:
-            error, self._end_error = self._end_error, None
-            raise error
         sequence, begin_s = row.sequence, self._clock.now()
-        if not known.num_observed:
+        if not known.has_begun:
+            known.has_begun = True
             self._call("begin", sequence.key, sequence.token_ids)
         elif known.num_observed < sequence.num_tokens:
             self._call("observe", sequence.key, sequence.token_ids[known.num_observed :])
@@ -253,14 +256,14 @@ class Speculation:
         return drafts
 
     def _forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences. What the drafter raises belongs to none of them: the next one that wants drafts gets it."""
+        """Forget sequences. What the drafter raises belongs to no open request, and is logged."""
         for sequence in sequences:
-            if not self._sequences.pop(sequence).num_observed:
+            if not self._sequences.pop(sequence).has_begun:
                 continue
             try:
                 self._call("end", sequence.key)
             except DrafterError as error:
-                self._end_error = error
+                _warn(error)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
@@ -270,6 +273,11 @@ class Speculation:
 
     def _error(self, message: str) -> DrafterError:
         return DrafterError(f"drafter {type(self._drafter).__name__} {message}")
+
+
+def _warn(error: DrafterError) -> None:
+    """Log an error of which no request hears."""
+    _log.warning("%s; no request fails for it", error, exc_info=error)
 
 
 def _shape(rows: list[Row]) -> tuple[int, int, int]:

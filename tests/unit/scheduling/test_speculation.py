@@ -310,19 +310,57 @@ class Failing(Fixed):
         raise ValueError("no idea")
 
 
-def test_an_end_that_raises_is_told_to_the_next_request() -> None:
-    """The request that has ended is whole, the next one that wants drafts fails, and then all is well."""
+def test_an_end_that_raises_is_logged_and_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the one that has ended nor another one's."""
     world = speculative(Failing("end"))
-    first = world.submit("abc", max_tokens=20, ignore_eos=True)
-    world.run()
-    second = world.submit("abc", max_tokens=20, ignore_eos=True)
-    world.run()
-    assert first.last().error is None
-    assert "end" in str(second.last().error)
-    third = world.submit("abc", max_tokens=20, ignore_eos=True)
-    world.run()
-    assert third.last().error is None
+    for number in (1, 2):
+        outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
+        world.run()
+        assert outcome.last().error is None
+        assert [one for one in caplog.messages if "Failing failed to end" in one] == caplog.messages
+        assert len(caplog.messages) == number
     world.check_done()
+
+
+def test_a_rollback_that_raises_behind_the_last_pass_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The choice has ended already, with all its text."""
+    options: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
+    (whole,) = futures("abc", **options)
+    world = speculative(Failing("rollback"))
+    outcome = world.submit("abc", stop_token_ids=[whole[3 + 1]], **options)
+    world.run()
+    assert outcome.last().error is None
+    assert "Failing failed to rollback" in caplog.text
+    world.check_done()
+
+
+class HalfBegun(Fixed):
+    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+        raise ValueError("half-way")
+
+
+def test_a_begin_that_raises_is_followed_by_an_end() -> None:
+    """So that what it had set up is let go."""
+    drafter = HalfBegun(1)
+    world = speculative(drafter)
+    outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
+    world.run()
+    assert "begin" in str(outcome.last().error)
+    assert len(drafter.ended) == 1
+
+
+class AllFailing(Failing):
+    def observe(self, key: int, token_ids: Sequence[int]) -> None:
+        raise ValueError("no idea either")
+
+
+def test_a_drafter_that_raises_twice_ends_its_sequence_once() -> None:
+    """The first error counts."""
+    world = speculative(AllFailing("rollback"))
+    outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
+    world.run()
+    world.check_done()
+    assert "rollback" in str(outcome.last().error)
 
 
 def test_a_proposal_that_took_long_once_is_forgiven() -> None:
