@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from paceline import validation
-from paceline.errors import InvalidParams, InvalidType
+from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
 
 _log = logging.getLogger("paceline.engine")
@@ -158,6 +158,10 @@ class Instruments(Instrument):
 
     def tick_finished(self, record: TickRecord) -> None:
         self._call("tick_finished", record)
+
+    def drafter_failed(self, error: PacelineError) -> None:
+        """Log it: there is no hook for it."""
+        _log.warning("%s; no request fails for it", error, exc_info=error)
 
     def _call(self, hook: str, *args: Any) -> None:
         for instrument, listen in self._listeners[hook]:

@@ -55,7 +55,7 @@ class Scheduler:
         self._speculation: Speculation | None = None
         if drafter is not None:
             chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s)
-            self._speculation = Speculation(drafter, limits, chooser, clock)
+            self._speculation = Speculation(drafter, limits, chooser, clock, sink)
         self._tick = 0
         self._num_sequences = 0
         self.reports_held_back = False  # whether a replay log needs to know of tokens that are in no chunk yet

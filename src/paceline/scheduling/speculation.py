@@ -6,7 +6,6 @@ drafter. What a pass does with them is in `Row` and `RowOutput`.
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from paceline.scheduling.drafter import Drafter
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Sequence
-
-_log = logging.getLogger("paceline.engine")
+from paceline.scheduling.telemetry import TelemetrySink
 
 _GAIN = 0.1  # of a new measurement of what a proposal takes
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
@@ -121,8 +119,10 @@ class DepthChooser:
 class Speculation:
     """Asks the drafter for drafts, and tells it what came of them. On the engine's thread."""
 
-    def __init__(self, drafter: Drafter, limits: Limits, chooser: DepthChooser, clock: Clock) -> None:
-        self._drafter, self._limits, self._chooser, self._clock = drafter, limits, chooser, clock
+    def __init__(
+        self, drafter: Drafter, limits: Limits, chooser: DepthChooser, clock: Clock, sink: TelemetrySink
+    ) -> None:
+        self._drafter, self._limits, self._chooser, self._clock, self._sink = drafter, limits, chooser, clock, sink
         self._sequences: dict[Sequence, DraftingSequence] = {}
         self._usual = FIRST_WORTH  # acceptance of all sequences
         self._failed: dict[Sequence, DrafterError] = {}  # since the last tick, the first of each
@@ -187,7 +187,7 @@ class Speculation:
     def forget_gone(self) -> None:
         """Forget the sequences that have no slot any more; one that is only preempted begins anew."""
         for sequence in [one for one in self._failed if one.reason is not None]:
-            _warn(self._failed.pop(sequence))
+            self._sink.drafter_failed(self._failed.pop(sequence))
         self._forget([one for one in self._sequences if one.slot is None])
 
     def reset(self) -> None:
@@ -256,14 +256,14 @@ class Speculation:
         return drafts
 
     def _forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences. What the drafter raises belongs to no open request, and is logged."""
+        """Forget sequences. What the drafter raises belongs to no open request: the sink logs it."""
         for sequence in sequences:
             if not self._sequences.pop(sequence).has_begun:
                 continue
             try:
                 self._call("end", sequence.key)
             except DrafterError as error:
-                _warn(error)
+                self._sink.drafter_failed(error)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
@@ -273,11 +273,6 @@ class Speculation:
 
     def _error(self, message: str) -> DrafterError:
         return DrafterError(f"drafter {type(self._drafter).__name__} {message}")
-
-
-def _warn(error: DrafterError) -> None:
-    """Log an error of which no request hears."""
-    _log.warning("%s; no request fails for it", error, exc_info=error)
 
 
 def _shape(rows: list[Row]) -> tuple[int, int, int]:

@@ -106,7 +106,7 @@ class EndRecord:
 
 
 class TelemetrySink(Protocol):
-    """Receives what happens; `Instrument` documents each hook."""
+    """Receives what happens; `Instrument` documents each hook. drafter_failed: with an error of which no request hears."""
 
     @property
     def wants_ticks(self) -> bool: ...  # noqa: D102
@@ -120,6 +120,7 @@ class TelemetrySink(Protocol):
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None: ...  # noqa: D102
     def paused(self, key: int, is_paused: bool, now_s: float) -> None: ...  # noqa: D102
     def tick_finished(self, record: TickRecord) -> None: ...  # noqa: D102
+    def drafter_failed(self, error: PacelineError) -> None: ...  # noqa: D102
 
 
 class Telemetry:

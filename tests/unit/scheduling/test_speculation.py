@@ -10,7 +10,7 @@ from tests.drafters import Oracle
 from tests.engine_world import Outcome, World, make_limits
 
 from paceline.errors import Aborted, DrafterError
-from paceline.observability.instruments import Instrument
+from paceline.observability.instruments import Instrument, Instruments
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.draft_depth import Acceptance, choose_depths
@@ -447,7 +447,7 @@ def test_a_trial_that_has_no_room_is_not_used_up() -> None:
     limits = make_limits(FakeBackend(clock=ManualClock()), min_draft=2)
     chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
     chooser.choose = lambda candidates, rows, num_cells, most: [0]  # type: ignore[method-assign]
-    one = Speculation(Fixed(1, 2), limits, chooser, ManualClock())
+    one = Speculation(Fixed(1, 2), limits, chooser, ManualClock(), Instruments())
     candidates: Any = [
         (Row(World().request("abc").sequences[0], 0, [1], True, [], None), DraftingSequence(acceptance), 8)
     ]
