@@ -8,7 +8,6 @@ unloaded ──> preparing ──> queued ──> loading ──> loaded <──
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 import weakref
@@ -18,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from paceline.errors import EngineStopped, ModelUnloaded, NotEnoughMemory
 from paceline.model_manager.engine_loader import ModelLoader, PreparedModel, RunningModel
+from paceline.model_manager.freed_memory import give_back_freed_memory
 from paceline.model_manager.managed_model import ManagedModel, ModelRun
 from paceline.model_manager.model_entry import ModelEntry
 from paceline.model_manager.room_queue import RoomQueue
@@ -284,8 +284,7 @@ class ModelRuns(Generic[T]):
                 failure = None
             model.unloading = model.run = None
             model.reserved_bytes, model.yields, model.error = 0, False, failure
-            # The vocabulary hangs on cycles, 70 MB for 150,000 tokens: a collection by itself may be long in coming.
-            asyncio.get_running_loop().call_soon(gc.collect)
+            asyncio.get_running_loop().call_soon(give_back_freed_memory)  # when nothing here holds the run any more
             self._feed.change(model, "unloaded" if failure is None else "failed")
             self._load_again(model)
             self._changed()
