@@ -31,6 +31,7 @@ from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
 _MASK_TIMEOUT_S = 10.0
+_DRAFT_MASKS_S = 0.02  # for masks along drafts, during which no pass runs
 _MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
 # Architectures of which all files, or some, have M-RoPE: their contexts take rows that leave positions out.
 _SKIP_POSITIONS = frozenset(
@@ -185,7 +186,10 @@ class LlamaBackend:
                 raise InvalidParams(f"position must be {end}, where sequence {seq_id} goes on, not {row.position}")
 
     def _constrained_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
-        """Run a pass whose masks are filled meanwhile; those along drafts before it, since they say which of them to try."""
+        """Run a pass whose masks are filled meanwhile; those along drafts before it, since they say which of them to try.
+
+        All share one deadline. Drafts whose masks take long are left out.
+        """
         filler = self._mask_filler(context)
         samplers = [_constrained(row) for row in rows]
         masked = [
@@ -198,9 +202,10 @@ class LlamaBackend:
         of_rows = {id(row): job for (row, _), job in zip(masked, jobs, strict=True)}
         try:
             begin_s = time.perf_counter()
-            step_rows = [_masked_row(row, of_rows.get(id(row)), end_s) for row in rows]
+            step_rows = [_masked_row(row, of_rows.get(id(row)), begin_s + _DRAFT_MASKS_S) for row in rows]
             waited_s = time.perf_counter() - begin_s
-            found = context.step(step_rows, masks=filler.slots, mask_timeout_s=_MASK_TIMEOUT_S)
+            timeout_s = max(0.0, end_s - time.perf_counter())
+            found = context.step(step_rows, masks=filler.slots, mask_timeout_s=timeout_s)
         finally:
             if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
                 self._masks = None  # a thread is still writing to it
@@ -317,13 +322,13 @@ def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None
 
 
 def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> StepRow:
-    """Return a row with the slots of its masks. Of its drafts those that its constraint allows, for which it waits."""
+    """Return a row with the slots of its masks. Of its drafts those that its constraint allows, as far as it says so in time."""
     if job is None:
         return _step_row(row)
     if not row.num_drafts:
         return _step_row(row, tuple(job.slots))
-    is_done = job.done.wait(max(0.0, end_s - time.perf_counter()))
-    num_slots = max(1, job.num_filled) if is_done else 1
+    job.is_cut = not job.done.wait(max(0.0, end_s - time.perf_counter()))
+    num_slots = max(1, job.num_filled)
     num_left_out = len(job.slots) - num_slots
     cut = msgspec.structs.replace(
         row, token_ids=row.token_ids[: len(row.token_ids) - num_left_out], num_drafts=row.num_drafts - num_left_out

@@ -26,12 +26,14 @@ class MaskJob:
     """The masks of a row: one, or with drafts one behind each. num_filled: the slots in use, once it is done.
 
     fills: see `Constraint.fill_mask`; made one after the other, and may be fewer than slots. error: what the first raised; what
-    a later one raised only ends the masks, since it comes again without the drafts.
+    a later one raised only ends the masks, since it comes again without the drafts. is_cut: set where no more masks are waited
+    for, so that the one which is being filled is the last.
     """
 
     fills: Iterable[Fill]
     slots: range
     num_filled: int = 0
+    is_cut: bool = False
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -99,6 +101,8 @@ def _fill_masks(slots: MaskSlots, todo: queue.SimpleQueue[MaskJob | None], done:
                     words.fill(_ALL)
                 slots.ready(slot)
                 job.num_filled += 1
+                if job.is_cut:
+                    break
         except BaseException as error:  # noqa: BLE001 - its row fails, and no other, also where it wants to exit
             if not job.num_filled:
                 job.error = error

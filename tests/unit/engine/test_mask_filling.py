@@ -15,6 +15,8 @@ from paceline.engine.constrained_sampler import ConstrainedSampler
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.mask_filler import MaskFiller
 from paceline.errors import SamplingError
+from paceline.runtime.step import SamplerDraws, StepRowResult
+from paceline.scheduling.plan import Row
 
 
 class Own:
@@ -49,7 +51,8 @@ def exiting(words: Any) -> bool:
 
 
 def sampler_of(constraint: Any) -> ConstrainedSampler:
-    return ConstrainedSampler(SimpleNamespace(is_eog=lambda _: False), constraint)  # type: ignore[arg-type]
+    params = SimpleNamespace(grammar=None, grammar_lazy=False)
+    return ConstrainedSampler(SimpleNamespace(is_eog=lambda _: False, params=params), constraint)  # type: ignore[arg-type]
 
 
 def test_a_fill_that_exits_fails_its_slot_and_keeps_the_thread() -> None:
@@ -93,6 +96,52 @@ def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.M
         backend._constrained_step(SimpleNamespace(step=step), rows)  # type: ignore[arg-type]
     assert 2.0 <= time.monotonic() - begin < 3.5
     assert backend._masks is None
+
+
+class SlowAlongDrafts(Own):
+    """Fills at once, but for the masks behind drafts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_copy, self.num_filled = False, 0
+
+    def fill_mask(self, words: Any) -> bool:
+        self.num_filled += 1
+        return super().fill_mask(words) if self.is_copy else False
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+    def copy(self) -> SlowAlongDrafts:
+        self.ahead = SlowAlongDrafts()
+        self.ahead.is_copy, self.ahead.go = True, self.go
+        return self.ahead
+
+
+def test_drafts_whose_masks_take_long_are_left_out_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass begins without them, with what is left of the time limit; no more masks are filled along them."""
+    monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
+    constraint = SlowAlongDrafts()
+    given: list[Any] = []
+
+    def step(rows: Any, *, mask_timeout_s: float, **_: Any) -> Any:
+        given.append((rows, mask_timeout_s))
+        constraint.go.set()
+        return SimpleNamespace(rows=[StepRowResult((SamplerDraws((5,), None, None),), None)])
+
+    backend = object.__new__(LlamaBackend)
+    backend._masks, backend._context = MaskFiller(8, 32), None
+    sequence: Any = SimpleNamespace(sampler=sampler_of(constraint), seq_id=0)
+    row = Row(sequence, 3, [4, 5, 6, 7], draws=True, targets=[], num_logprobs=None, num_drafts=3)
+    begin = time.monotonic()
+    (output,) = backend._constrained_step(SimpleNamespace(step=step), [row])  # type: ignore[arg-type]
+    assert time.monotonic() - begin < 1
+    ((step_row,), timeout_s) = given[0]
+    assert (list(step_row.token_ids), step_row.num_drafts, step_row.mask_slots) == ([4], 0, (0,))
+    assert (output.token_ids, output.num_verified, output.num_accepted) == ((5,), 0, 0)
+    assert output.waited_s >= 0.02
+    assert timeout_s <= 2.0 - output.waited_s
+    assert constraint.ahead.num_filled == 1
 
 
 def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Own) -> None:
