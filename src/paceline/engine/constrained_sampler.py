@@ -137,16 +137,19 @@ class ConstrainedSampler:
             self.sampler.set_grammar_asleep(self.constraint.is_thinking)
 
     def settle(self, output: RowOutput) -> RowOutput:
-        """Return the outcome of a draw, with whether the text is complete. Never raises."""
+        """Return the outcome of a draw, with whether the text is complete. Never raises: tokens before an error are kept."""
+        num_followed = 0
         try:
             for token_id in output.token_ids:
                 self.follow(token_id)
+                num_followed += 1
             if isinstance(output.error, NoTokenAllowed) and self._may_end():
                 output.error, output.is_complete = None, True
             elif output.error is None and output.token_ids:
                 output.is_complete = self._is_complete()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own constraint may raise anything
-            output.token_ids, output.logprobs, output.error = (), (), as_paceline_error(error)
+            output.error = as_paceline_error(error)
+            output.token_ids, output.logprobs = output.token_ids[:num_followed], output.logprobs[:num_followed]
         return output
 
     def _may_end(self) -> bool:

@@ -16,7 +16,8 @@ from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.mask_filler import MaskFiller
 from paceline.errors import SamplingError
 from paceline.runtime.step import SamplerDraws, StepRowResult
-from paceline.scheduling.plan import Row
+from paceline.scheduling.plan import Row, RowOutput
+from paceline.streaming.chunk import TokenLogprobs
 
 
 class Own:
@@ -157,6 +158,27 @@ def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Ow
     assert not sampler.fill_mask(filler.slots.words(0))
 
 
+class Counting(Own):
+    """Raises at its third token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_accepted = 0
+
+    def accept(self, token_id: int) -> None:
+        if self.num_accepted == 2:
+            raise ValueError("enough")
+        self.num_accepted += 1
+
+
+def test_tokens_before_the_one_at_which_a_constraint_raises_are_kept() -> None:
+    """With their log-probabilities; several are drawn at once with drafts."""
+    logprobs = [TokenLogprobs(-float(rank), (), ()) for rank in range(4)]
+    output = sampler_of(Counting()).settle(RowOutput((6, 7, 8, 9), logprobs, num_verified=3, num_accepted=3))
+    assert (output.token_ids, output.logprobs) == ((6, 7), logprobs[:2])
+    assert "enough" in str(output.error)
+    assert output.num_accepted == 3  # cells are what they were
+
+
 def test_a_constraint_that_exits_when_it_accepts_ends_its_choice(own: Own) -> None:
-    output: Any = SimpleNamespace(error=None, token_ids=(1,), scored=(), num_accepted=0)
-    assert "SystemExit" in str(sampler_of(own).settle(output).error)
+    assert "SystemExit" in str(sampler_of(own).settle(RowOutput((1,))).error)

@@ -191,6 +191,48 @@ def test_a_draft_that_completes_the_text_is_left_out_of_the_pass_and_of_the_cach
     assert usage(again).cached_tokens == len(whole) - 1
 
 
+class RaisingAt:
+    """A constraint that allows everything, and raises at the token of this number."""
+
+    is_complete, may_end = False, True
+
+    def __init__(self, number: int) -> None:
+        self._num_left = number
+
+    def fill_mask(self, words: Any) -> bool:
+        return False
+
+    def accept(self, token_id: int) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            raise ValueError("enough")
+
+    def rollback(self, num_tokens: int) -> None:
+        self._num_left += num_tokens
+
+    def copy(self) -> RaisingAt:
+        return RaisingAt(self._num_left)
+
+
+def test_what_fails_behind_the_end_of_a_text_fails_nothing() -> None:
+    """A stop within accepted drafts ends the choice as it does alone; an error before it ends it with the tokens so far."""
+    options: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
+    (whole,) = futures("abc", **options)
+    stop = next(one for index, one in enumerate(whole) if index > 5 and one not in whole[3:index])
+    num_before = whole.index(stop, 3) - 3
+    for number, reason in ((num_before + 2, FinishReason.STOP), (num_before, FinishReason.ERROR)):
+        outcomes = []
+        for drafter in (Oracle([whole]), Fixed()):
+            world = speculative(drafter, depth=12)
+            outcomes.append(world.submit("abc", constraint=RaisingAt(number), stop_token_ids=[stop], **options))
+            world.run()
+            world.check_done()
+        drafted, alone = outcomes
+        assert usage(drafted).accepted_tokens > 0
+        assert told(drafted) == told(alone)
+        assert drafted.reason() is alone.reason() is reason
+
+
 class Ticks(Instrument):
     def __init__(self, found: list[TickRecord]) -> None:
         self.found = found
