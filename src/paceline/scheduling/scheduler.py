@@ -322,9 +322,8 @@ class Scheduler:
         sequence = row.sequence
         if result.computed:
             self._take_computed(row, result, now_s)
-        if result.error is not None and not (
-            result.token_ids and sequence.reason is not None
-        ):  # else it is behind the end
+        is_behind_end = bool(result.token_ids) and sequence.reason is not None
+        if result.error is not None and not is_behind_end:
             sequence.end(FinishReason.ERROR, result.error)
         if sequence.request.cancelled:
             sequence.end(FinishReason.CANCELLED)

@@ -135,8 +135,10 @@ class Speculation:
             self._add_all(rows, kv_cache)
         if not self._failed:
             return []
-        failed, self._failed = self._failed, {}
-        return list(failed.items())
+        failed = [(sequence, error) for sequence, error in self._failed.items() if sequence.reason is None]
+        for sequence, _ in failed:
+            del self._failed[sequence]
+        return failed
 
     def _rests(self, rows: list[Row]) -> bool:
         """Return whether nothing paid a few ticks ago beside rows like these: then nobody asks again so soon."""
