@@ -124,7 +124,7 @@ def test_a_missing_part_of_a_split_set_is_named(tmp_path: Path) -> None:
     [
         (None, "No such file"),
         (b"", "is empty"),
-        (b"GGML" + bytes(100), "begins with"),
+        (b"GGML" + bytes(100), "does not begin with"),
         (b"GGUF", "."),
         (b"GGUF" + b"\xff" * 300, "."),
     ],
