@@ -101,7 +101,7 @@ class EngineThread(ABC):
             self._inbox.put(Stop())
 
     def end_when_lost(self, owner: object) -> None:
-        """Abandon the engine when nobody holds `owner` any more. The thread must not hold it while it runs.
+        """Abandon the engine when `owner` is garbage. The thread must not hold it while it runs.
 
         An engine that has ended is not kept for that, whatever the callbacks of `ended` refer to.
         """

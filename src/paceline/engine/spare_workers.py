@@ -150,7 +150,7 @@ def _surroundings(path: Sequence[str]) -> _Surroundings:
 def _are_still(surroundings: _Surroundings, path: Sequence[str]) -> bool:
     try:
         return surroundings == _surroundings(path)
-    except OSError:  # of a folder that cannot be read nobody knows
+    except OSError:  # a folder that cannot be read counts as another one
         return False
 
 

@@ -141,7 +141,7 @@ class Speculation:
         return failed
 
     def _rests(self, rows: list[Row]) -> bool:
-        """Return whether nothing paid a few ticks ago beside rows like these: then nobody asks again so soon."""
+        """Return whether nothing paid a few ticks ago beside rows like these: then drafters are not called again so soon."""
         if self._resting_shape is None or self._resting_shape != _shape(rows) or self._num_rested >= _KEPT_FOR:
             return False
         self._num_rested += 1

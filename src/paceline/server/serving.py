@@ -1,4 +1,4 @@
-"""Run the application: uvicorn, the words for whoever started it, the shutdown. On the event loop.
+"""Run the application: uvicorn, messages for the operator, the shutdown. On the event loop.
 
 A shutdown drains: new requests are rejected, running ones have `drain_s` to finish, then end with SHUTDOWN.
 """
@@ -179,5 +179,5 @@ def _freeze_garbage() -> None:
 
 
 def say_cannot_load(failure: BaseException) -> None:
-    """Tell whoever started the server why it ends."""
+    """Report to the operator why the server ends."""
     say(f"cannot load the model: {api_error_of(failure).message}")

@@ -74,7 +74,7 @@ async def _run_model(
         raise
     from paceline.server.serving import Serving, say_cannot_load
 
-    if front.failure is not None:  # sooner than anybody could have connected
+    if front.failure is not None:  # before any client could have connected
         _log.error("the model could not be loaded: %s", front.failure)
         say_cannot_load(front.failure)
         return FAILED

@@ -48,7 +48,7 @@ def test_options_get_the_keys_of_the_moment() -> None:
 
 
 def test_keys_are_renewed_by_their_names() -> None:
-    """Adapters that were replaced have other keys; a name without an adapter, or a key of nobody, is refused."""
+    """Adapters that were replaced have other keys; a name without an adapter, or a key without one, is refused."""
     registry = AdapterRegistry(["a", "b"])
     key = registry.begin("a", in_place=True)
     assert registry.renew((("a", 2.0), ("b", 0.5))) == (("a", 2.0), ("b", 0.5))

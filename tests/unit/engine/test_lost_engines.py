@@ -1,4 +1,4 @@
-"""What becomes of engines that nobody holds any more."""
+"""What becomes of engines without any reference."""
 
 from __future__ import annotations
 

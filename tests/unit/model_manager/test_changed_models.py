@@ -187,7 +187,7 @@ async def test_a_changed_model_stays_known_while_the_old_one_drains() -> None:
 @pytest.mark.parametrize(("seconds", "state"), [(0.1, "preparing"), (0.9, "loading"), (5.0, "queued")])
 @virtual
 async def test_those_that_wait_for_a_model_that_is_changed_get_the_new_one(seconds: float, state: str) -> None:
-    """While it is prepared, queued or loaded; a load that nobody waits for is not begun anew."""
+    """While it is prepared, queued or loaded; a load without waiters is not begun anew."""
     world = LoaderWorld(max_loaded=1)
     pool = pool_of(world, "a", "b", patience_s=100)
     holding = asyncio.create_task(hold(pool, "b", 20)) if state == "queued" else None

@@ -1,4 +1,4 @@
-"""Drafts in the tick: what is verified, what is kept, and that nobody but the clock can tell."""
+"""Drafts in the tick: what is verified, what is kept, and that only the clock shows the difference."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_max_draft_bounds_a_burst() -> None:
 
 
 def test_drafts_take_only_cells_that_are_free() -> None:
-    """Speculation preempts nobody: with little memory it drafts less."""
+    """Speculation preempts no sequence: with little memory it drafts less."""
     options = {"max_tokens": 20, "ignore_eos": True}
     asked = [*futures("abc", **options), *futures("xyz", **options)]
     preempted = []
