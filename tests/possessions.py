@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ def children() -> set[str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended just now
             found.update((task / "children").read_text().split())
     return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no process of this id any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def open_files() -> Counter[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.possessions import is_gone
 from tests.server.running import LONG_S
 
 from paceline.engine.spare_workers import SPARE_WORKERS
@@ -66,14 +67,6 @@ def slow_to_build() -> Iterator[tuple[subprocess.Popen[str], int]]:
     finally:
         program.kill()
         program.communicate()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.possessions import is_gone
 
 from paceline.engine.spare_workers import SPARE_WORKERS, SpareWorkers, module_path
 from paceline.errors import EngineError
@@ -32,14 +33,6 @@ def launched_pid(spares: SpareWorkers) -> int:
     spares.launch()
     assert spares.pid is not None
     return spares.pid
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def num_descriptors() -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 from tests.faulty_backend import HIDDEN_POISON, POISON
-from tests.possessions import Possessions
+from tests.possessions import Possessions, is_gone
 from tests.running_engine import LONG_S
 
 from paceline.cli.trace_layout import arrange
@@ -703,14 +703,6 @@ def test_a_crash_that_does_not_come_again_fails_no_request(tmp_path: Path) -> No
 # ---- ends
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
     """No process, no thread, no file descriptor, also after deaths."""
     before = Possessions.now()
@@ -725,7 +717,7 @@ def test_nothing_is_left_of_an_engine_that_was_closed() -> None:
             pids.add(one.worker_pid)
         del one, channel
         gc.collect()
-        assert all(pid is not None and gone(pid) for pid in pids)
+        assert all(pid is not None and is_gone(pid) for pid in pids)
     assert Possessions.now().gained_since(before) == []
 
 
@@ -737,7 +729,7 @@ def test_losing_an_engine_ends_its_worker() -> None:
     del one
     gc.collect()
     thread.join(LONG_S)
-    assert gone(pid)
+    assert is_gone(pid)
 
 
 def test_close_drains_when_asked_to() -> None:
