@@ -8,8 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import demo_model
 import jinja2
+
+import demo_model
 from demo_model import chat_data, corpus, fmt, places, tools_data, world
 from demo_model.fmt import Call, Chat, Message
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from demo_model import copying, corpus, nonce, places, tools_data
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from demo_model.fmt import Chat, Message, prompt
 from demo_model.generator import PacelineGenerator, Sampling
-
 from paceline.demo import demo_model_path
 
 pytestmark = pytest.mark.native

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from demo_model.judge import judge
 
+from demo_model.judge import judge
 from paceline.demo import demo_draft_model_path, demo_model_path
 from paceline.output import TextPipe
 from paceline.params import SamplingParams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from demo_model import grammar, plots, stories, words
 from demo_model.judge import accepts, judge
 

@@ -99,23 +99,24 @@ def _weights(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor], quantize
             writer.add_tensor(tensor_name(name), array)
 
 
-def export(checkpoint: Path, tokenizer: Path, out: Path, name: str, quantize: bool) -> None:
+def write_model(
+    out: Path, name: str, tokenizer: Path, config: Config, weights: dict[str, torch.Tensor], *, quantize: bool = True
+) -> None:
     """Write one GGUF file."""
-    state = torch.load(checkpoint, weights_only=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_suffix(".part")
     writer = gguf.GGUFWriter(temporary, "llama")
     kind = gguf.LlamaFileType.MOSTLY_Q8_0 if quantize else gguf.LlamaFileType.ALL_F32
     _describe(writer, name, kind)
-    _shape(writer, Config(**state["config"]))
+    _shape(writer, config)
     _tokens(writer, tokenizer)
-    _weights(writer, state["weights"], quantize)
+    _weights(writer, weights, quantize)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     temporary.replace(out)
-    print(f"{out.name}: step {state['step']}, {out.stat().st_size / 1e6:.2f} MB")
+    print(f"{out.name}: {out.stat().st_size / 1e6:.2f} MB")
 
 
 def main() -> None:
@@ -127,7 +128,8 @@ def main() -> None:
     parser.add_argument("--name", default="paceline-demo")
     parser.add_argument("--f32", action="store_true", help="do not quantize")
     a = parser.parse_args()
-    export(a.checkpoint, a.tokenizer, a.out, a.name, not a.f32)
+    state = torch.load(a.checkpoint, weights_only=True)
+    write_model(a.out, a.name, a.tokenizer, Config(**state["config"]), state["weights"], quantize=not a.f32)
 
 
 if __name__ == "__main__":

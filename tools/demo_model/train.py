@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor, multiprocessing, nn
 from torch.nn import functional
 
 from demo_model.model import BIG, DRAFT, Config, Llama
@@ -101,7 +101,7 @@ def checkpoints(out: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.suffixes[-2][1:]))
 
 
-def share_gradients(model: Llama, workers: int) -> None:
+def share_gradients(model: nn.Module, workers: int) -> None:
     """Average the gradients of all workers."""
     if workers == 1:
         return
