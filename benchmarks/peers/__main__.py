@@ -11,6 +11,7 @@ python -m benchmarks.peers timeline --workload long-among
 Each step of `run` starts a server, runs one workload once and stops the server; the servers of a round run one behind the other
 (A B, then B A). A step whose record is there is left out, so a long run can be cut short and go on later: --seconds ends it
 before a step that would begin after that time. Records are kept in a folder by revision; --results names another one.
+With --keep-servers they run for all rounds of a workload, and each round has prompts of its own.
 
 llama-server is built from paceline's own llama.cpp source, with its flags and compiler (so without OpenMP; --openmp builds the
 one with it). --portable is the build with GGML_NATIVE=OFF, which wants paceline built so as well: --paceline names the
@@ -70,6 +71,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     run.add_argument("--servers", type=names, default=["paceline", report.PLAIN, report.TUNED])
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--seconds", type=float, help="begin no step after this time")
+    run.add_argument(
+        "--keep-servers",
+        action="store_true",
+        help="start the servers once for all rounds of a workload, as a user has them",
+    )
     run.add_argument("--llama-server", type=Path, help="a llama-server in place of the one that was built")
     run.set_defaults(command=run_workloads)
 
@@ -117,9 +123,11 @@ def run_workloads(options: argparse.Namespace) -> None:
     results = Results(_folder(options))
     suite = _suite(options, results)
     start_s = time.monotonic()
+    if options.keep_servers:
+        run_kept(options, suite, workloads, start_s)
+        return
     for step in steps(workloads, options.servers, options.rounds):
-        if options.seconds is not None and time.monotonic() - start_s > options.seconds:
-            print("time is over: the same command goes on")
+        if is_over(options, start_s):
             return
         try:
             record = suite.run(step)
@@ -128,6 +136,23 @@ def run_workloads(options: argparse.Namespace) -> None:
             continue
         if record is not None:
             print(line(WORKLOADS[step.workload], record), flush=True)
+
+
+def run_kept(options: argparse.Namespace, suite: Suite, workloads: list[str], start_s: float) -> None:
+    """Run the rounds that are missing, on servers that stay for all rounds of a workload."""
+    for workload in workloads:
+        for record in suite.run_kept(workload, options.servers, options.rounds):
+            print(line(WORKLOADS[workload], record), flush=True)
+            if is_over(options, start_s):
+                return
+
+
+def is_over(options: argparse.Namespace, start_s: float) -> bool:
+    """Return whether no step is to begin any more, after saying so."""
+    if options.seconds is None or time.monotonic() - start_s <= options.seconds:
+        return False
+    print("time is over: the same command goes on")
+    return True
 
 
 def write_report(options: argparse.Namespace) -> None:

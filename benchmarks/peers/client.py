@@ -25,6 +25,7 @@ class Reply:
     token_ids: list[int] = field(default_factory=list)
     num_prompt: int = 0
     num_generated: int = 0
+    is_full: bool = False  # ended for its length: it has all the tokens it may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,9 @@ class OpenAiDialect:
     def read(self, event: dict[str, Any], reply: Reply) -> int:
         if usage := event.get("usage"):
             reply.num_prompt, reply.num_generated = usage["prompt_tokens"], usage["completion_tokens"]
-        return int(any(choice.get("text") for choice in event.get("choices", ())))
+        choices = event.get("choices", ())
+        reply.is_full |= any(choice.get("finish_reason") == "length" for choice in choices)
+        return int(any(choice.get("text") for choice in choices))
 
 
 class StreamReader(asyncio.Protocol):
@@ -139,8 +142,13 @@ def request_bytes(dialect: Dialect, call: Call) -> bytes:
     return f"POST {dialect.path} HTTP/1.1\r\n{head}\r\n\r\n".encode() + data
 
 
-def read_reply(pieces: list[tuple[float, bytes]], start_s: float, dialect: Dialect, *, has_left: bool) -> Reply:
-    """Read what came: an event's time is that of the piece in which its line ended."""
+def read_reply(
+    pieces: list[tuple[float, bytes]], start_s: float, dialect: Dialect, max_tokens: int, *, has_left: bool
+) -> Reply:
+    """Read what came: an event's time is that of the piece in which its line ended.
+
+    Of a server that says no totals, a reply that ended for its length has `max_tokens`.
+    """
     reply = Reply(start_s, end_s=pieces[-1][0] if pieces else time.perf_counter())
     rest = b""
     for time_s, data in pieces:
@@ -153,6 +161,8 @@ def read_reply(pieces: list[tuple[float, bytes]], start_s: float, dialect: Diale
                 elif num_tokens := dialect.read(event, reply):
                     reply.times_s.append(time_s)
                     reply.sizes.append(num_tokens)
+    if reply.is_full and not reply.num_generated:
+        reply.num_generated = max_tokens
     if has_left:
         reply.status = "left"
         reply.num_generated = sum(reply.sizes)
@@ -184,4 +194,4 @@ async def stream(
     except OSError as error:
         return Reply(start_s, end_s=time.perf_counter(), problem=f"no connection: {error}")
     await reader.closed
-    return read_reply(reader.pieces, start_s, dialect, has_left=reader.has_left)
+    return read_reply(reader.pieces, start_s, dialect, call.max_tokens, has_left=reader.has_left)

@@ -15,6 +15,7 @@ from paceline import Model
 
 _WORD = re.compile(rb" [a-z]{2,}")
 WARM_UP_TOKENS = 24
+_VARIATION = 1_000_003  # of seeds, which are smaller
 KILL_AFTER_EVENTS = 16
 
 
@@ -26,11 +27,11 @@ class PromptMaker:
         self._words = [(token, piece.decode()) for token, piece in enumerate(pieces) if _WORD.fullmatch(piece)]
         self._pieces = pieces
 
-    def token_ids(self, segments: tuple[Segment, ...]) -> list[int]:
-        """Return the ids of the segments, one behind the other."""
+    def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
+        """Return the ids of the segments, one behind the other; each variation has others, in the same pattern."""
         ids: list[int] = []
         for segment in segments:
-            draw = Random(segment.seed)
+            draw = Random(segment.seed + _VARIATION * variation)
             ids += [self._words[draw.randrange(len(self._words))][0] for _ in range(segment.length)]
         return ids
 
@@ -51,11 +52,14 @@ def check_counts(call: Call, dialect: Dialect, reply: Reply) -> None:
 
 
 class Run:
-    """One run of a workload against a server."""
+    """One run of a workload against a server. `variation`: of its prompts, as a server knows those that it has had."""
 
-    def __init__(self, workload: Workload, prompts: PromptMaker, server: Running, dialect: Dialect) -> None:
+    def __init__(
+        self, workload: Workload, prompts: PromptMaker, server: Running, dialect: Dialect, variation: int = 0
+    ) -> None:
         self._replies: list[Reply | None] = [None] * len(workload.requests)
         self._workload, self._prompts, self._server, self._dialect = workload, prompts, server, dialect
+        self._variation = variation
         self._events = defaultdict[int, int](int)
         self._progress = asyncio.Condition()
         self._turns = asyncio.Semaphore(workload.width or len(workload.requests))
@@ -102,7 +106,7 @@ class Run:
         return request.after_events is not None and self._events[other] >= request.after_events
 
     def _call(self, number: int, request: PlannedRequest) -> Call:
-        ids = self._prompts.token_ids(request.segments)
+        ids = self._prompts.token_ids(request.segments, self._variation)
         if request.continues is not None:
             earlier = self._replies[request.continues]
             assert earlier is not None

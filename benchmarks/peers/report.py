@@ -23,6 +23,7 @@ TITLES: Mapping[Figure, str] = {
     "load_s": "load s",
     "peak_mib": "peak MiB",
     "import_s": "import s",
+    "cpu_s": "CPU s",
 }
 READING = (
     "Medians over the rounds; a ratio is the median over the rounds of paceline's figure by the other's of the same round, with "
@@ -108,12 +109,14 @@ def _details(workload: Workload, servers: Mapping[str, Sequence[Record]]) -> str
         del roles["all"]
     rows = [
         f"## {workload.name}: {workload.title}",
-        "| server | requests | rounds | " + " | ".join(TITLES[figure] for figure in DETAILS) + " | load s | peak MiB |",
-        "|---|---|---:|" + "---:|" * (len(DETAILS) + 2),
+        "| server | requests | rounds | "
+        + " | ".join(TITLES[figure] for figure in DETAILS)
+        + " | load s | peak MiB | CPU s |",
+        "|---|---|---:|" + "---:|" * (len(DETAILS) + 3),
     ]
     for server, records in servers.items():
         for role in roles:
-            columns = [values(records, workload, role, figure) for figure in (*DETAILS, "load_s", "peak_mib")]
+            columns = [values(records, workload, role, figure) for figure in (*DETAILS, "load_s", "peak_mib", "cpu_s")]
             cells = [server, role, str(len(records))]
             cells += [_number(spread(list(column.values())).median) if column else "" for column in columns]
             rows.append("| " + " | ".join(cells) + " |")

@@ -114,6 +114,7 @@ def _found(path: Path | None, name: str) -> Path:
 class Running:
     """A server that is ready. `load_s`: from the start of the process until it is healthy."""
 
+    how: Launch
     process: subprocess.Popen[bytes]
     port: int
     load_s: float
@@ -139,6 +140,14 @@ class Running:
                         peaks.append(int(line.split()[1]) / 1024)
         return round(sum(peaks), 1) if peaks else None
 
+    def cpu_s(self) -> float:
+        """Return the processor time that the processes have taken, those that have ended left out."""
+        ticks = 0
+        for pid in self.tree():
+            with contextlib.suppress(OSError):
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def kill_engine(self) -> None:
         """Kill the process that computes: the one with the most memory."""
         os.kill(max(self.tree(), key=_resident_pages), signal.SIGKILL)
@@ -163,7 +172,7 @@ def serving(what: Launch, log: Path) -> Iterator[Running]:
         )  # fmt: skip
         try:
             _wait_until_healthy(process, port, what.health, log)
-            yield Running(process, port, time.perf_counter() - start_s)
+            yield Running(what, process, port, time.perf_counter() - start_s)
         finally:
             _stop(process)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from benchmarks.peers import environment
 from benchmarks.peers.driver import PromptMaker, Run
 from benchmarks.peers.figures import Record, figures_by_role, request_times
 from benchmarks.peers.results import Results
-from benchmarks.peers.servers import Programs, launch, serving
+from benchmarks.peers.servers import Launch, NotPossible, Programs, Running, launch, serving
 from benchmarks.peers.workloads import WORKLOADS, Workload
 
 NUM_IMPORTS = 5
@@ -54,19 +55,48 @@ class Suite:
         """Run a step; None where its record exists. `extra_flags` go to the server."""
         if self._results.has(step.workload, step.server, step.round):
             return None
+        with serving(*self._launch(step, extra_flags)) as server:
+            return self._measure(step, server, variation=0)
+
+    def run_kept(self, workload: str, servers: Sequence[str], num_rounds: int) -> Iterator[Record]:
+        """Run the missing rounds of a workload on servers that stay for all of them; yield their records.
+
+        Leaves out servers that have nothing of what the workload needs. Each round has prompts of its own, since the servers
+        still know those of earlier ones.
+        """
+        missing = [
+            one
+            for one in steps([workload], servers, num_rounds)
+            if not self._results.has(workload, one.server, one.round)
+        ]
+        with contextlib.ExitStack() as stack:
+            kept: dict[str, Running] = {}
+            for server in dict.fromkeys(step.server for step in missing):
+                with contextlib.suppress(NotPossible):
+                    kept[server] = stack.enter_context(serving(*self._launch(Step(workload, server, 0))))
+            for step in missing:
+                if step.server in kept:
+                    yield self._measure(step, kept[step.server], variation=step.round)
+
+    def _launch(self, step: Step, extra_flags: tuple[str, ...] = ()) -> tuple[Launch, Path]:
+        """Return how to start the server of a step, and its log."""
         workload = WORKLOADS[step.workload]
         adapters = [adapter(self._size, number) for number in range(workload.num_adapters)]
         how = launch(step.server, workload, self._programs, self._model, adapters, extra_flags)
         log = self._results.path(step.workload, step.server, step.round).with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
+        return how, log
+
+    def _measure(self, step: Step, server: Running, variation: int) -> Record:
+        """Run the workload once, and keep the record."""
+        workload, how = WORKLOADS[step.workload], server.how
         program = environment.program_id(Path(how.command[0]).resolve())
         facts, at = environment.record(self._facts) | {"program": program}, environment.now()
-        with serving(how, log) as server:
-            run = Run(workload, self._prompts, server, how.dialect)
-            process = {"load_s": round(server.load_s, 3)}
-            replies = asyncio.run(run.all())
-            if (peak_mib := server.peak_mib()) is not None:
-                process["peak_mib"] = peak_mib
+        begin_cpu_s = server.cpu_s()
+        replies = asyncio.run(Run(workload, self._prompts, server, how.dialect, variation).all())
+        process = {"load_s": round(server.load_s, 3), "cpu_s": round(server.cpu_s() - begin_cpu_s, 2)}
+        if (peak_mib := server.peak_mib()) is not None:
+            process["peak_mib"] = peak_mib
         if step.workload == "startup" and step.server.startswith("paceline"):
             process["import_s"] = import_time_s(self._programs.paceline)
         record = Record(

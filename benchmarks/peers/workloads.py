@@ -13,7 +13,7 @@ from typing import Literal
 
 Figure = Literal[
     "tokens_per_s", "total_s", "ttft_p50_s", "ttft_max_s", "itl_p50_s", "itl_p99_s", "longest_gap_s", "complete", "goodput_per_s",
-    "load_s", "peak_mib", "import_s",
+    "load_s", "peak_mib", "import_s", "cpu_s",
 ]  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def test_events_are_read_across_pieces() -> None:
     """An event belongs to the piece in which its line ended."""
     data = (token(1) + token(2) + end(2)).encode()
     pieces = [(1.0, data[:20]), (2.0, data[20:80]), (3.0, data[80:])]
-    reply = read_reply(pieces, 0.5, LlamaServerDialect(), has_left=False)
+    reply = read_reply(pieces, 0.5, LlamaServerDialect(), 2, has_left=False)
     assert (reply.status, reply.token_ids, reply.times_s, reply.end_s) == ("complete", [1, 2], [2.0, 3.0], 3.0)
 
 
@@ -159,7 +159,7 @@ def test_openai_events_count_as_tokens_where_they_have_text() -> None:
     """The totals are those of the usage."""
     chunks = [event(choices=[{"text": "a"}]), event(choices=[{"text": ""}])]
     data = "".join([*chunks, event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2}), "data: [DONE]\n\n"])
-    reply = read_reply([(1.0, data.encode())], 0.5, OpenAiDialect(), has_left=False)
+    reply = read_reply([(1.0, data.encode())], 0.5, OpenAiDialect(), 2, has_left=False)
     assert (reply.status, reply.sizes, reply.num_generated, reply.num_prompt) == ("complete", [1], 2, 3)
     assert OpenAiDialect().body(CALL)["prompt"] == "a b c"
 
@@ -170,7 +170,7 @@ def test_openai_events_count_as_tokens_where_they_have_text() -> None:
 class FakePrompts:
     """Ids are the seed, as often as the segment is long."""
 
-    def token_ids(self, segments: tuple[Segment, ...]) -> list[int]:
+    def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
         return [segment.seed for segment in segments for _ in range(segment.length)]
 
     def text(self, token_ids: list[int]) -> str:
@@ -250,3 +250,13 @@ def test_a_reply_of_another_length_is_a_failure(short: int, cut: int) -> None:
     replies, _, _ = drive(serve, planned(1))
     assert replies[0].status == "failed"
     assert f"{2 - short} of 2 tokens, for {2 - cut} of 2 of the prompt" in replies[0].problem
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "generated"), [("length", "complete", 5), ("stop", "failed", 0), (None, "failed", 0)]
+)
+def test_a_server_without_totals_counts_by_the_length(reason: str | None, status: str, generated: int) -> None:
+    """Its events have no text for parts of characters, so that they cannot be counted."""
+    data = event(choices=[{"text": ""}]) + event(choices=[{"text": "", "finish_reason": reason}])
+    reply = read_reply([(1.0, data.encode())], 0.5, OpenAiDialect(), 5, has_left=False)
+    assert (reply.status, reply.num_generated, reply.sizes) == (status, generated, [])
