@@ -77,8 +77,8 @@ function(paceline_machine_fingerprint result)
     set(${result} "${hash}" PARENT_SCOPE)
 endfunction()
 
-# Builder of the cache entry.
-function(paceline_build_llama_cpp aside)
+# Configures a build of a part of llama.cpp as the libraries are configured, in <aside>/build.
+function(paceline_configure_build aside recipe)
     file(WRITE "${aside}/initial_cache.cmake" "${paceline_initial_cache}${paceline_launchers}")
     set(generator -G "${CMAKE_GENERATOR}")
     if(CMAKE_MAKE_PROGRAM)
@@ -89,8 +89,13 @@ function(paceline_build_llama_cpp aside)
         set(lean ON)
     endif()
     paceline_run("configure" "${aside}" "${CMAKE_COMMAND}" -C "${aside}/initial_cache.cmake" ${generator}
-        -S "${PACELINE_LLAMA_CPP_BUILD}" -B "${aside}/build" "-DCMAKE_INSTALL_PREFIX=${aside}/entry"
+        -S "${recipe}" -B "${aside}/build" "-DCMAKE_INSTALL_PREFIX=${aside}/entry"
         "-DPACELINE_LLAMA_CPP_TREE=${LLAMA_CPP_TREE}" "-DPACELINE_LEAN=${lean}" --no-warn-unused-cli)
+endfunction()
+
+# Builder of the cache entry.
+function(paceline_build_llama_cpp aside)
+    paceline_configure_build("${aside}" "${PACELINE_LLAMA_CPP_BUILD}")
     paceline_num_jobs(jobs)
     paceline_say("compiling llama.cpp with ${jobs} jobs; this takes some minutes, once on this machine")
     paceline_run("compile" "${aside}" "${CMAKE_COMMAND}" --build "${aside}/build" --parallel ${jobs})
@@ -149,7 +154,7 @@ macro(paceline_find_llama_cpp)
     paceline_forwarded_cache(paceline_initial_cache)
     paceline_launcher_cache(paceline_launchers)
     paceline_library_key(paceline_key "${LLAMA_CPP_ID}" "${PACELINE_BUILT_BACKEND}" "${paceline_initial_cache}")
-    paceline_library_entry(PACELINE_LLAMA_CPP_ENTRY "${paceline_key}")
+    paceline_library_entry(PACELINE_LLAMA_CPP_ENTRY "${paceline_key}" llama.cpp)
     paceline_entry_problem(paceline_problem "${PACELINE_LLAMA_CPP_ENTRY}" "${paceline_key}")
     if(NOT paceline_problem STREQUAL "")
         paceline_require_whole_source("${PACELINE_LLAMA_CPP_SOURCE}" "${PACELINE_CACHE_DIR}")
@@ -161,12 +166,12 @@ macro(paceline_find_llama_cpp)
     paceline_define_llama_cpp("${PACELINE_LLAMA_CPP_ENTRY}")
 endmacro()
 
-# The folder of the entry: words for a reader, a hash for the machine.
-function(paceline_library_entry result key)
+# The folder of the entry below that of its kind: words for a reader, a hash for the machine.
+function(paceline_library_entry result key kind)
     string(SHA256 hash "${key}")
     string(SUBSTRING "${hash}" 0 16 hash)
     set(name "${LLAMA_CPP_VERSION}-${PACELINE_BUILT_BACKEND}-${CMAKE_BUILD_TYPE}-${hash}")
-    set(${result} "${PACELINE_CACHE_DIR}/llama.cpp/${name}" PARENT_SCOPE)
+    set(${result} "${PACELINE_CACHE_DIR}/${kind}/${name}" PARENT_SCOPE)
 endfunction()
 
 # MiB that a build takes for a while: object files are large with a GPU's kernels or with debug information.

@@ -5,11 +5,12 @@ function(paceline_add_module name)
     file(GLOB sources CONFIGURE_DEPENDS native/*.cpp native/bindings/*.cpp native/hardening/*.cpp)
     nanobind_add_module(${name} STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE NB_SUPPRESS_WARNINGS ${sources})
     target_include_directories(${name} PRIVATE native "${CMAKE_BINARY_DIR}/generated")
+    target_include_directories(${name} SYSTEM PRIVATE "${LLAMA_CPP_TREE}/vendor") # stb_image.h
     target_compile_options(${name} PRIVATE -Wall -Wextra)
     foreach(folder IN ITEMS "${CMAKE_SOURCE_DIR}" "${PACELINE_LLAMA_CPP_ENTRY}/include") # as for llama.cpp itself
         target_compile_options(${name} PRIVATE "-fmacro-prefix-map=${folder}/=")
     endforeach()
-    target_link_libraries(${name} PRIVATE llama_cpp)
+    target_link_libraries(${name} PRIVATE libmtmd llama_cpp)
     set_target_properties(${name} PROPERTIES C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
     paceline_hide_symbols(${name})
 endfunction()

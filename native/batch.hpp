@@ -15,7 +15,17 @@ struct Batch {
     std::span<const int32_t> seq_ids;
     std::span<const uint8_t> wants_output; // 1: logits (or the embedding) of this token are wanted
 
-    size_t size() const noexcept { return tokens.size(); }
+    size_t size() const noexcept { return seq_ids.size(); }
+};
+
+// Cells of one sequence that are computed from embeddings: a media item, or a part of one.
+struct EmbeddingRow {
+    int32_t                  seq_id;
+    int32_t                  position;   // where the item begins, or with consecutive cells, of the first of these
+    std::span<const float>   embeddings; // [n, n_embd]
+    std::span<const int32_t> places;     // [n, 3]: t, y and x from `position` on (M-RoPE); empty: one position after another
+    bool                     is_causal = true;
+    int32_t                  scratch   = -1; // an empty sequence, for what goes on within an item
 };
 
 // llama.cpp's own batch with room for `capacity` tokens of one sequence id each.

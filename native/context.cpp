@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <set>
 
+#include "draft_heads.hpp"
 #include "error.hpp"
 #include "log.hpp"
 
 namespace paceline {
 namespace {
 
-MemoryClass class_with(const Model & model, const llama_context_params & params) {
-    const MemoryClass own = model.memory_class();
+MemoryClass class_with(const Model & model, const ContextOptions & options) {
+    if (options.follows) { // heads are layers with attention over everything, or with a window that is kept
+        return MemoryClass::attention;
+    }
+    const llama_context_params & params = options.params;
+    const MemoryClass            own    = model.memory_class();
     const bool keeps_all  = params.swa_full && params.kv_unified && !params.embeddings;
     return own == MemoryClass::sliding_window && keeps_all ? MemoryClass::attention : own;
 }
@@ -29,6 +34,25 @@ bool separates_state(const Model & model, MemoryClass memory_class, const llama_
            !WITH_STATES_OF_THEIR_OWN.contains(model.architecture()) && !model.one_sequence_per_pass();
 }
 
+} // namespace
+
+std::string draft_refusal(const Model & model, const ContextOptions & options) {
+    const MemoryClass memory_class = class_with(model, options);
+    if (memory_class == MemoryClass::none) {
+        return "it generates no text";
+    }
+    if (memory_class != MemoryClass::attention && WITH_STATES_OF_THEIR_OWN.contains(model.architecture())) {
+        return "llama.cpp keeps the memory of the architecture " + model.architecture() + " in a form of its own, in which wrong tokens "
+               "cannot be taken back";
+    }
+    if (memory_class == MemoryClass::hybrid && llama_model_n_swa(model.get()) > 0) {
+        return "it has a sliding window beside recurrent layers, and wrong tokens cannot be taken back in both";
+    }
+    return "";
+}
+
+namespace {
+
 bool on_abort(void * flag) {
     return static_cast<std::atomic<bool> *>(flag)->load(std::memory_order_relaxed) || process_is_ending();
 }
@@ -41,19 +65,28 @@ bool Context::needs_shadows() const noexcept {
 
 Context::Context(Draft, std::shared_ptr<Model> model, const ContextOptions & options)
     : model_(std::move(model)),
-      memory_class_(class_with(*model_, options.params)),
+      memory_class_(class_with(*model_, options)),
       n_swa_(model_->memory_class() == MemoryClass::sliding_window ? llama_model_n_swa(model_->get()) : 0),
       has_window_(keeps_window(*model_, memory_class_)),
+      follows_(options.follows),
       is_chunked_(model_->architecture() == "llama4"),
       n_seq_max_(options.params.n_seq_max),
       kv_unified_(options.params.kv_unified),
       has_state_apart_(separates_state(*model_, memory_class_, options.params)),
       num_bare_(options.params.n_seq_max, 0),
+      kept_(options.params.n_seq_max),
+      draft_refusal_(paceline::draft_refusal(*model_, options)),
       embeddings_(options.params.embeddings),
       one_sequence_per_pass_(model_->one_sequence_per_pass()),
       computes_all_outputs_(model_->computes_all_outputs()) {
     if (model_->vocab_only()) {
         fail("Unsupported", "this model was loaded with vocab_only=True and has no weights to compute with");
+    }
+    if (options.heads) {
+        if (!kv_unified_ || embeddings_) {
+            fail("InvalidParams", "draft heads need kv_unified=True and embeddings=False");
+        }
+        DraftHeads::check(*model_, *options.heads);
     }
     if (embeddings_ && model_->embeddings_are_too_narrow()) {
         fail("Unsupported", "llama.cpp cannot read embeddings of the architecture " + model_->architecture() +
@@ -68,7 +101,7 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     }
     llama_context_params params = prepared(options);
     if (options.max_host_bytes) {
-        check_memory(params, *options.max_host_bytes);
+        check_memory(options, params);
     }
     LogCapture log;
     {
@@ -86,19 +119,35 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
         max_positions_ = std::min(max_positions_, rows);
     }
     batch_         = OwnedBatch(static_cast<int32_t>(n_batch()));
-    pools_.attach(get(), params.n_threads, params.n_threads_batch);
+    if (options.pools) {
+        pools_.share(get(), *options.pools);
+    } else {
+        pools_.attach(get(), params.n_threads, params.n_threads_batch);
+    }
+    if (options.heads) {
+        heads_        = std::make_unique<DraftHeads>(*this, options, pools_);
+        must_reserve_ = true;
+    }
 }
+
+Context::~Context() = default;
 
 bool Context::needs_pins() const noexcept { return n_swa_ > 0 && memory_class_ == MemoryClass::attention; }
 
 llama_context_params Context::prepared(const ContextOptions & options) {
     llama_context_params params = options.params;
-    if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1) {
+    if (llama_model_has_encoder(model_->get()) && n_seq_max_ > 1 && !options.follows) {
         fail("Unsupported", "an encoder-decoder model works on one sequence at a time: n_seq_max must be 1, not " + str(n_seq_max_));
     }
     if (memory_class_ == MemoryClass::hybrid && !kv_unified_) {
         // Copies between its separate buffers happen at the next pass only, too late for a snapshot of this one.
         fail("Unsupported", "a hybrid model needs kv_unified=True");
+    }
+    if (!needs_shadows() || !draft_refusal_.empty()) {
+        params.n_rs_seq = 0;
+    } else if (params.n_rs_seq > 0 && params.n_rs_seq + 2 > params.n_ubatch) { // it asserts that these tokens fit
+        fail("InvalidParams", "max_rollback must be at most n_ubatch - 2 = " + str(static_cast<int64_t>(params.n_ubatch) - 2) + ", not " +
+                                  str(params.n_rs_seq));
     }
     if (needs_shadows() || needs_pins()) {
         params.n_seq_max *= 2;
@@ -116,23 +165,41 @@ llama_context_params Context::prepared(const ContextOptions & options) {
                                   " (n_seq_max, twice that with recurrent state) and n_outputs_max to be at least n_ubatch, not n_ubatch " +
                                   str(params.n_ubatch) + " and n_outputs_max " + str(params.n_outputs_max) + "; an Embedder sees to it");
     }
-    n_outputs_max_             = llama_model_has_encoder(model_->get()) ? params.n_batch : params.n_outputs_max;
+    n_outputs_max_ = llama_model_has_encoder(model_->get()) && !options.follows ? params.n_batch : params.n_outputs_max;
     if (computes_all_outputs_) {
         params.n_outputs_max = std::max(params.n_outputs_max, params.n_batch);
     }
     params.abort_callback      = on_abort;
-    params.abort_callback_data = &aborted_;
+    params.abort_callback_data = const_cast<std::atomic<bool> *>(options.abort_flag ? options.abort_flag : &aborted_);
     return params;
 }
 
 std::vector<BufferUse> Context::plan(std::shared_ptr<Model> model, const ContextOptions & options) {
     Context draft(Draft{}, std::move(model), options);
-    return measure_memory(*draft.model_, draft.prepared(options));
+    return draft.measure(options, draft.prepared(options));
 }
 
-void Context::check_memory(const llama_context_params & params, uint64_t max_host_bytes) const {
-    uint64_t bytes = 0;
-    for (const BufferUse & use : measure_memory(*model_, params)) {
+std::vector<BufferUse> Context::measure(const ContextOptions & options, const llama_context_params & params) {
+    if (!options.heads) {
+        return measure_memory(*model_, params);
+    }
+    const ContextOptions own = DraftHeads::options(*model_, options);
+    Context              heads(Draft{}, options.heads, own);
+    return measure_memory(*model_, params, options.heads.get(), heads.prepared(own));
+}
+
+std::vector<BufferUse> Context::memory_use() const {
+    std::vector<BufferUse> uses = paceline::memory_use(get());
+    if (heads_) {
+        add_uses(uses, heads_->memory_use(), &heads_->model() == model_.get());
+    }
+    return uses;
+}
+
+void Context::check_memory(const ContextOptions & options, const llama_context_params & params) {
+    const uint64_t max_host_bytes = *options.max_host_bytes;
+    uint64_t       bytes          = 0;
+    for (const BufferUse & use : measure(options, params)) {
         bytes += use.is_host ? use.cache + use.compute : 0;
     }
     if (bytes > max_host_bytes) {
@@ -213,6 +280,14 @@ void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {
     }
     pools_.attach(get(), n_threads, n_threads_batch);
     workers_.reset();
+    if (heads_) {
+        heads_->share_threads(pools_);
+    }
+}
+
+void Context::share_threads(const ThreadPools & pools) {
+    std::lock_guard<std::mutex> lock(mutex());
+    pools_.share(get(), pools);
 }
 
 WorkerPool & Context::workers() {
@@ -231,16 +306,19 @@ void Context::set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float
     std::vector<std::shared_ptr<Adapter>> kept;
     std::vector<llama_adapter_lora *>     raw;
     std::vector<float>                    scales;
-    for (auto & [adapter, scale] : adapters) {
+    for (const auto & [adapter, scale] : adapters) {
         if (&adapter->model() != model_.get()) {
             fail("AdapterError", "the adapter was loaded for another model than the one of this context");
         }
         raw.push_back(adapter->get());
         scales.push_back(scale);
-        kept.push_back(std::move(adapter));
+        kept.push_back(adapter);
     }
     if (llama_set_adapters_lora(get(), raw.data(), raw.size(), scales.data()) != 0) {
         fail("AdapterError", "llama.cpp refused the adapters");
+    }
+    if (heads_) {
+        heads_->set_adapters(adapters);
     }
     must_reserve_ = true;
     adapters_ = std::move(kept);

@@ -22,12 +22,23 @@
 #include "window_pins.hpp"
 #include "worker_pool.hpp"
 
+struct llama_batch_ext;
+
 namespace paceline {
+
+class DraftHeads;
+struct DraftWish;
 
 struct ContextOptions {
     llama_context_params params = llama_context_default_params();
     // Refuse when llama.cpp's plan takes more host memory than this; unset: no check.
     std::optional<uint64_t> max_host_bytes;
+    // A model of draft heads that follow every pass, such as the context's own.
+    std::shared_ptr<Model> heads;
+    // Of the context of such heads: it follows that of the model, which has its flag.
+    bool                      follows    = false;
+    const std::atomic<bool> * abort_flag = nullptr;
+    const ThreadPools *       pools      = nullptr; // to share; unset: its own
 };
 
 // The positions that a sequence holds; {-1, -1} when empty. Sliding windows drop the first ones.
@@ -43,12 +54,15 @@ struct FreeAtHome {
     void operator()(WorkerPool * pool) const noexcept { home.here() ? delete pool : void(); }
 };
 
+// Why wrong drafts could not be taken out of such a context's memory again; empty where they can.
+std::string draft_refusal(const Model & model, const ContextOptions & options);
+
 class Context {
 public:
     Context(std::shared_ptr<Model> model, const ContextOptions & options);
     // What the model and such a context would take, without making it. The model may have been loaded with no_alloc.
     static std::vector<BufferUse> plan(std::shared_ptr<Model> model, const ContextOptions & options);
-    ~Context() = default;
+    ~Context();
     Context(const Context &)             = delete;
     Context & operator=(const Context &) = delete;
 
@@ -61,20 +75,24 @@ public:
     uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
     int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
     uint32_t                       n_batch() const noexcept { return llama_n_batch(get()); }
+    uint32_t                       max_rollback() const noexcept { return llama_n_rs_seq(get()); } // states back, where recurrent
     uint32_t                       n_ubatch() const noexcept { return llama_n_ubatch(get()); }
     uint32_t                       n_seq_max() const noexcept { return n_seq_max_; }
     uint32_t                       n_outputs_max() const noexcept { return n_outputs_max_; }
     bool                           kv_unified() const noexcept { return kv_unified_; }
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
-    std::vector<BufferUse>         memory_use() const { return paceline::memory_use(get()); }
+    std::vector<BufferUse>         memory_use() const;
     bool                           has_embeddings() const noexcept { return embeddings_; }
     // Whether a sequence is cells, which can be shared and saved in any part, and beside them a state (a window, recurrent
     // layers), which can only be saved as it is now.
     bool                           has_state_apart() const noexcept { return has_state_apart_; }
+    const std::string &            draft_refusal() const noexcept { return draft_refusal_; }
 
     // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error (NoKvSlot, Aborted,
     // DecodeError, or InvalidParams where the batch is refused before it runs) every sequence holds what it held before.
     void decode(const Batch & batch);
+    // As decode(), over embeddings. Cells at the position that the sequence ended with go on within an item.
+    void decode(const EmbeddingRow & row);
     // The encoder of an encoder-decoder model; decode() then attends to it.
     void encode(std::span<const int32_t> tokens);
     // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit. One that is longer
@@ -92,7 +110,9 @@ public:
     void abort() noexcept;
 
     Positions positions(int32_t seq_id) const;
-    void      remove(int32_t seq_id, int32_t first); // all from `first` on; the positions before it stay
+    // All from `first` on; the positions before it stay. Recurrent state only goes back to where a row with drafts began, as
+    // long as nothing else was computed for the sequence.
+    void      remove(int32_t seq_id, int32_t first);
     void      copy(int32_t from, int32_t to, int32_t first, int32_t end);
     // Where has_state_apart(): shares the cells of positions [0, end) with an empty sequence, which cannot compute until
     // load_range has added those up to a partial state, and restore() that state.
@@ -116,15 +136,25 @@ public:
 
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
     std::pair<int32_t, int32_t> threads() const;
+    void                    share_threads(const ThreadPools & pools); // of a context that never computes at the same time
     void                    set_adapters(std::vector<std::pair<std::shared_ptr<Adapter>, float>> adapters);
 
-    // As decode(). Needs mutex() held, as reading the logits afterwards does.
-    void decode_locked(const Batch & batch);
+    // As decode(). Needs mutex() held, as reading the logits afterwards does. The sequences in `drafting` can be taken back.
+    void decode_locked(const Batch & batch, std::span<const int32_t> drafting = {});
     void check_batch(const Batch & batch) const;
     // Threads for work on rows after a pass, made at the first call. Needs mutex() held.
     WorkerPool & workers();
-    // Removes the positions of a sequence from `first` on. Where it could not continue then, empties it and returns false.
-    bool truncate_locked(int32_t seq_id, int32_t first);
+    // Greedy drafts of its heads, none for sequences that they could not follow. Unsupported without heads; NoKvSlot, Aborted and
+    // DecodeError where a pass of them fails, which changes nothing.
+    std::vector<std::vector<int32_t>> draft(std::span<const DraftWish> wishes, float min_probability);
+    const DraftHeads *                draft_heads() const noexcept { return heads_.get(); }
+    // A pass over rows of tokens and embeddings, as draft heads have; `batch` says which tokens they are. Returns llama.cpp's
+    // status; after a failure it is not known what the sequences hold.
+    int32_t process(int32_t type, llama_batch_ext * rows, const Batch & batch);
+    // Removes the positions of a drafting sequence from `first` on, right after its pass: those alone, or where its memory
+    // cannot be cut there all of its row's. Where it could not continue then, empties it.
+    enum class TakenBack { drafts, row, sequence };
+    TakenBack take_back_locked(int32_t seq_id, int32_t first);
 
     // While one lives, abort() has an effect; the inner one of two does nothing. Needs mutex() held.
     class Call {
@@ -146,17 +176,23 @@ private:
 
     Context(Draft, std::shared_ptr<Model> model, const ContextOptions & options); // checked, and without a llama_context
     llama_context_params  prepared(const ContextOptions & options); // as llama.cpp takes them
-    void                  check_memory(const llama_context_params & params, uint64_t max_host_bytes) const;
+    std::vector<BufferUse> measure(const ContextOptions & options, const llama_context_params & params);
+    void                  check_memory(const ContextOptions & options, const llama_context_params & params);
 
     llama_memory_t        memory() const; // raises Unsupported where there is none
     bool                  covers(const Positions & held, int32_t next) const;
     void                  remove_locked(int32_t seq_id, int32_t first); // and its pins
+    void                  removed_locked(int32_t seq_id, int32_t first); // from the memory of the model; now from the rest
     void                  pin_added(int32_t seq_id);
     void                  check_seq(const char * name, int32_t seq_id) const;
     Positions             positions_locked(int32_t seq_id) const;
     std::vector<uint8_t>  save_locked(int32_t seq_id, llama_state_seq_flags flags) const;
     // A state leaves out what the window of its last position no longer covers, so ranges are saved in shorter pieces.
     int32_t               piece_end(int32_t first, int32_t end) const;
+    std::vector<uint8_t>  save_cells(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t>  cut_cells(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
+    void                  load_cells(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                                     int32_t scratch);
     std::vector<uint8_t>  save_piece(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     std::vector<uint8_t>  save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void                  load_bare(int32_t seq_id, std::span<const uint8_t> cells, Positions saved, int32_t first, int32_t end,
@@ -178,11 +214,19 @@ private:
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;
     bool                  needs_pins() const noexcept; // of the positions before a full-size window
-    std::vector<Snapshot> take_snapshots(const Batch & batch) const;
+    std::vector<Snapshot> take_snapshots(const Batch & batch); // what was kept of the sequences before is dropped
     void                  pin_before(const Batch & batch);
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
+    void                  keep_snapshots(const std::vector<Snapshot> & snapshots, std::span<const int32_t> drafting);
+    bool                  cut_state(int32_t seq_id, int32_t first); // by states of the last pass, of which it has some
+    bool                  restore_shadow(int32_t seq_id); // that was kept for a drafting sequence; empties it where that fails
+    void                  drop_shadow(int32_t seq_id);
     std::string           roll_back(const std::vector<Snapshot> & snapshots); // returns what could not be restored, as text for a message
-    int32_t               run_pass(int32_t (*pass)(llama_context *, llama_batch)); // over batch_; returns llama.cpp's status
+    int32_t               run_pass(const std::function<int32_t()> & pass); // returns llama.cpp's status
+    void                  check_wish(const DraftWish & wish) const;
+    // A decoding pass between take_snapshots() and what follows it, whatever its outcome.
+    void run_decode(const llama_batch & batch, const std::vector<Snapshot> & snapshots, std::span<const int32_t> drafting = {});
+    bool                  check_row(const EmbeddingRow & row) const; // returns whether it goes on within an item
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
     void                  embed_pack(std::span<const int32_t> tokens, std::span<const int32_t> lengths, float * out);
     void                  embed_in_pieces(std::span<const int32_t> tokens, float * out);
@@ -194,6 +238,7 @@ private:
     MemoryClass                           memory_class_;
     int32_t                               n_swa_; // 0 where no window slides
     bool                                  has_window_; // of its own size, perhaps beside recurrent layers
+    bool                                  follows_; // of draft heads
     bool                                  is_chunked_; // whether it slides by chunks of n_swa instead of by positions
     uint32_t                              n_seq_max_;
     uint32_t                              n_outputs_max_;
@@ -202,6 +247,8 @@ private:
     bool                                  has_state_apart_;
     mutable bool                          is_layout_checked_ = false; // of a state behind its cells
     std::vector<int32_t>                  num_bare_; // by sequence: cells that it holds without a state
+    std::vector<Positions>                kept_; // by sequence: what its shadow is kept for, {last held, begin of its row}; -1
+    std::string                           draft_refusal_;
     bool                                  embeddings_;
     bool                                  one_sequence_per_pass_;
     bool                                  computes_all_outputs_;
@@ -214,6 +261,7 @@ private:
     OwnedBatch                            batch_; // reused by every decode
     std::vector<bool>                     has_output_;
     std::unique_ptr<WorkerPool, FreeAtHome> workers_;
+    std::unique_ptr<DraftHeads>           heads_; // goes before the context that they read
     std::atomic<bool>                     running_{false};
     std::atomic<bool>                     aborted_{false};
     mutable std::mutex                    mutex_;

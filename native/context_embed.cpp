@@ -120,7 +120,9 @@ void Context::embed_in_pieces(std::span<const int32_t> tokens, float * out) {
 void Context::run_embedding() {
     has_output_.clear();
     LogCapture    log;
-    const int32_t status = run_pass(llama_get_memory(get()) ? llama_decode : llama_encode);
+    const int32_t status = run_pass([&] {
+        return llama_get_memory(get()) ? llama_decode(get(), batch_.get()) : llama_encode(get(), batch_.get());
+    });
     if (status != 0) {
         fail(status == 2 ? "Aborted" : "DecodeError", "embedding failed (status " + str(status) + "): " + log.words("llama.cpp gave no reason"));
     }

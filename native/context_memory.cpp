@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "draft_heads.hpp"
 #include "error.hpp"
 #include "log.hpp"
 
@@ -42,24 +43,21 @@ Positions Context::positions(int32_t seq_id) const {
     return positions_locked(seq_id);
 }
 
-bool Context::truncate_locked(int32_t seq_id, int32_t first) {
-    if (covers(positions_locked(seq_id), first) && llama_memory_seq_rm(memory(), seq_id, first, -1)) {
-        if (pins_) {
-            pins_->removed(seq_id, first);
-        }
-        return true;
-    }
-    remove_locked(seq_id, 0);
-    return false;
-}
-
 void Context::remove_locked(int32_t seq_id, int32_t first) {
     if (first <= 0) {
         num_bare_[static_cast<size_t>(seq_id)] = 0;
+        drop_shadow(seq_id);
     }
     llama_memory_seq_rm(memory(), seq_id, first > 0 ? first : -1, -1);
+    removed_locked(seq_id, first);
+}
+
+void Context::removed_locked(int32_t seq_id, int32_t first) {
     if (pins_) {
         pins_->removed(seq_id, first);
+    }
+    if (heads_) {
+        heads_->removed(seq_id, first);
     }
 }
 
@@ -69,9 +67,10 @@ void Context::pin_added(int32_t seq_id) {
     }
 }
 
-// Whether a sequence that holds `held` could continue at position `next`: its window must still cover what it attends to.
+// Whether a sequence that holds `held` could continue at position `next`: its window must still cover what it attends to. Draft
+// heads keep whole sequences, and begin one behind what they cannot read.
 bool Context::covers(const Positions & held, int32_t next) const {
-    return n_swa_ == 0 || held.min <= (is_chunked_ ? next / n_swa_ * n_swa_ : std::max(0, next - n_swa_ + 1));
+    return n_swa_ == 0 || follows_ || held.min <= (is_chunked_ ? next / n_swa_ * n_swa_ : std::max(0, next - n_swa_ + 1));
 }
 
 void Context::remove(int32_t seq_id, int32_t first) {
@@ -86,6 +85,12 @@ void Context::remove(int32_t seq_id, int32_t first) {
     if (first > held.max) {
         return; // holds no position from there on
     }
+    if (kept_[static_cast<size_t>(seq_id)].max == first) {
+        if (!restore_shadow(seq_id)) {
+            fail("DecodeError", "sequence " + str(seq_id) + " could not be taken back to position " + str(first) + " and is now empty");
+        }
+        return;
+    }
     const std::string where = " cannot go back to position " + str(first) + " of sequence " + str(seq_id);
     if (needs_shadows()) {
         fail("Unsupported", "a model with recurrent state" + where + ": remove it whole, or restore a saved state");
@@ -97,9 +102,7 @@ void Context::remove(int32_t seq_id, int32_t first) {
     if (!llama_memory_seq_rm(memory(), seq_id, first, -1)) {
         fail("Unsupported", "this model's memory" + where);
     }
-    if (pins_) {
-        pins_->removed(seq_id, first);
-    }
+    removed_locked(seq_id, first);
 }
 
 void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
@@ -115,7 +118,7 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     const Positions target = positions_locked(to);
     const int32_t   size   = source.max + 1;
     first                  = std::max(first, 0);
-    end                    = end < 0 ? size : end;
+    end                    = end < 0 || (end > size && may_skip_positions(model_->get())) ? size : end; // an item has fewer cells
     if (first > size || end > size || end < first) {
         fail("InvalidParams", "start and end must be in order and at most " + str(size) + ", what sequence " + str(from) +
                                   " holds, not " + str(first) + " and " + str(end));
@@ -141,6 +144,9 @@ void Context::copy(int32_t from, int32_t to, int32_t first, int32_t end) {
     if (first < end) {
         llama_memory_seq_cp(memory(), from, to, whole ? -1 : first, whole ? -1 : end);
         pin_added(to);
+        if (heads_) {
+            heads_->copied(from, to, first, end);
+        }
     }
 }
 
@@ -161,6 +167,9 @@ void Context::copy_cells(int32_t from, int32_t to, int32_t end) {
     llama_memory_seq_cp(memory(), from, to, 0, end);
     drop_state(to);
     num_bare_[static_cast<size_t>(to)] = end;
+    if (heads_) {
+        heads_->copied(from, to, 0, end);
+    }
 }
 
 int32_t Context::num_held(int32_t seq_id) const {
@@ -176,6 +185,7 @@ void Context::check_has_state(const char * name, int32_t seq_id) const {
 // Recurrent state is let go by sharing that of an empty sequence, its shadow; a window stays until a state is restored.
 void Context::drop_state(int32_t seq_id) {
     if (needs_shadows()) {
+        drop_shadow(seq_id);
         llama_memory_seq_cp(memory(), seq_id + static_cast<int32_t>(n_seq_max_), seq_id, 0, 0);
     }
 }
@@ -187,8 +197,12 @@ void Context::keep(int32_t seq_id) {
     for (size_t other = 0; other < num_bare_.size(); ++other) {
         num_bare_[other] = other == static_cast<size_t>(seq_id) ? num_bare_[other] : 0;
     }
+    std::fill(kept_.begin(), kept_.end(), Positions{});
     if (pins_) {
         pins_->kept_only(seq_id);
+    }
+    if (heads_) {
+        heads_->kept(seq_id);
     }
 }
 
@@ -196,8 +210,12 @@ void Context::clear(bool data) {
     std::lock_guard<std::mutex> lock(mutex());
     llama_memory_clear(memory(), data);
     std::fill(num_bare_.begin(), num_bare_.end(), 0);
+    std::fill(kept_.begin(), kept_.end(), Positions{});
     if (pins_) {
         pins_->kept_only(-1);
+    }
+    if (heads_) {
+        heads_->cleared(data);
     }
 }
 
@@ -209,7 +227,8 @@ std::pair<std::vector<uint8_t>, int32_t> Context::save(int32_t seq_id, bool part
     check_has_state("seq_id", seq_id);
     const Positions             held  = positions_locked(seq_id);
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
-    return {save_locked(seq_id, flags), held.max};
+    std::vector<uint8_t>        state = save_locked(seq_id, flags);
+    return {heads_ ? heads_->save(std::move(state), seq_id, partial) : std::move(state), held.max};
 }
 
 std::vector<uint8_t> Context::save_locked(int32_t seq_id, llama_state_seq_flags flags) const {
@@ -223,9 +242,11 @@ std::vector<uint8_t> Context::save_locked(int32_t seq_id, llama_state_seq_flags 
     return state;
 }
 
-void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last) {
+void Context::restore(int32_t seq_id, std::span<const uint8_t> saved, bool partial, int32_t last) {
     std::lock_guard<std::mutex> lock(mutex());
     check_seq("seq_id", seq_id);
+    const StateParts               parts = heads_ ? read_state(saved) : StateParts{saved, {}, -1, {}};
+    const std::span<const uint8_t> state = parts.model;
     if (partial && num_held(seq_id) <= last) {
         fail("StateError", "a partial state that ends at position " + str(last) + " belongs onto a sequence that holds it, and " +
                                str(seq_id) + " holds positions up to " + str(num_held(seq_id) - 1));
@@ -236,6 +257,7 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
         llama_memory_seq_rm(memory(), seq_id, -1, -1); // restoring the state of an empty sequence changes nothing
     }
     num_bare_[static_cast<size_t>(seq_id)] = 0;
+    drop_shadow(seq_id);
     if (pins_) {
         pins_->removed(seq_id, 0); // a state contains its window, which gets other cells
     }
@@ -249,6 +271,9 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> state, bool parti
                                log.words("llama.cpp gave no reason"));
     }
     pin_added(seq_id);
+    if (heads_) {
+        heads_->restored(seq_id, parts, partial, positions_locked(seq_id).max);
+    }
 }
 
 void Context::check_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) const {
@@ -284,12 +309,17 @@ std::vector<uint8_t> Context::save_range(int32_t seq_id, int32_t first, int32_t 
     if (end > size) {
         fail("InvalidParams", "end must be at most " + str(size) + ", what sequence " + str(seq_id) + " holds, not " + str(end));
     }
-    if (has_state_apart_) {
-        return save_bare(seq_id, first, end, scratch);
-    }
-    if (first < held.min) {
+    if (first < held.min && !has_state_apart_) {
         fail("Unsupported", "the sliding window of sequence " + str(seq_id) + " begins at position " + str(held.min) +
                                 " and no longer covers positions " + str(first) + " to " + str(end));
+    }
+    std::vector<uint8_t> state = save_cells(seq_id, first, end, scratch);
+    return heads_ ? heads_->save_range(std::move(state), seq_id, first, end, scratch) : state;
+}
+
+std::vector<uint8_t> Context::save_cells(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
+    if (has_state_apart_) {
+        return save_bare(seq_id, first, end, scratch);
     }
     if (n_swa_ == 0) {
         return save_piece(seq_id, first, end, scratch);
@@ -309,6 +339,15 @@ std::vector<uint8_t> Context::cut_range(std::span<const uint8_t> state, Position
         fail("InvalidParams", "start and end must lie within the saved " + str(saved.min) + " to " + str(saved.max + 1) + ", not " +
                                   str(first) + " and " + str(end));
     }
+    if (!heads_) {
+        return cut_cells(state, saved, first, end, scratch);
+    }
+    const StateParts parts = read_state(state);
+    return heads_->cut_range(cut_cells(parts.model, saved, first, end, scratch), parts, saved, first, end, scratch);
+}
+
+std::vector<uint8_t> Context::cut_cells(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                                        int32_t scratch) {
     if (has_state_apart_ || n_swa_ == 0) {
         return cut_piece(state, saved, first, end, scratch);
     }
@@ -425,6 +464,17 @@ void Context::load_range(int32_t seq_id, std::span<const uint8_t> state, Positio
         fail("InvalidParams", "start and end must go on from " + str(size) + " within the saved " + str(saved.min) + " to " +
                                   str(saved.max + 1) + ", not " + str(first) + " and " + str(end));
     }
+    if (!heads_) {
+        load_cells(seq_id, state, saved, first, end, scratch);
+        return;
+    }
+    const StateParts parts = read_state(state);
+    load_cells(seq_id, parts.model, saved, first, end, scratch);
+    heads_->loaded_range(seq_id, parts, saved, first, end, scratch);
+}
+
+void Context::load_cells(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
+                         int32_t scratch) {
     if (has_state_apart_) {
         load_bare(seq_id, state, saved, first, end, scratch);
         return;

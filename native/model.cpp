@@ -1,5 +1,6 @@
 #include "model.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <regex>
 #include <set>
@@ -54,6 +55,7 @@ struct LoadParams {
         params.vocab_only      = options.vocab_only;
         params.check_tensors   = options.check_tensors;
         params.use_extra_bufts = options.use_extra_bufts;
+        params.load_mtp        = options.draft_heads;
         if (options.no_alloc) {
             params.no_alloc  = true;
             params.load_mode = LLAMA_LOAD_MODE_NONE;
@@ -209,12 +211,17 @@ std::string Model::architecture() const {
 }
 
 int64_t Model::position_rows() const {
-    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model_)) {
-        if (name == "position_embd.weight") {
-            return tensor->ne[1];
+    const ggml_tensor * table = tensor("position_embd.weight");
+    return table ? table->ne[1] : 0;
+}
+
+const ggml_tensor * Model::tensor(const std::string & name) const {
+    for (const auto & [found, tensor] : llama_internal_get_tensor_map(model_)) {
+        if (found == name) {
+            return tensor;
         }
     }
-    return 0;
+    return nullptr;
 }
 
 bool Model::one_sequence_per_pass() const { return architecture() == "plamo2"; }
@@ -292,25 +299,63 @@ std::vector<BufferUse> memory_use(const llama_context * context) {
     return uses;
 }
 
-std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params) {
-    using Sketch = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
-    LogCapture log;
-    Sketch     sketch(nullptr, llama_model_free);
-    if (!model.no_alloc()) {
-        ModelOptions options = model.options_;
-        options.no_alloc     = true;
-        LoadParams load(options);
-        sketch.reset(load_files(options.paths, load.params));
-        if (!sketch) {
-            fail("ModelLoadError", "the model's file cannot be read again: " + log.words("llama.cpp gave no reason"));
+void add_uses(std::vector<BufferUse> & uses, const std::vector<BufferUse> & added, bool is_same_model) {
+    for (BufferUse use : added) {
+        use.weights = is_same_model ? 0 : use.weights;
+        const auto same = [&](const BufferUse & one) { return one.buffer == use.buffer && one.device == use.device; };
+        const auto found = std::find_if(uses.begin(), uses.end(), same);
+        if (found == uses.end()) {
+            uses.push_back(use);
+            continue;
+        }
+        found->weights += use.weights;
+        found->cache += use.cache;
+        found->compute += use.compute;
+    }
+}
+
+// A model and a context that nothing was allocated for.
+struct Sketch {
+    std::unique_ptr<llama_model, decltype(&llama_model_free)> model{nullptr, llama_model_free};
+    std::unique_ptr<llama_context, decltype(&llama_free)>     context{nullptr, llama_free};
+
+    Sketch(const Model & of, const llama_context_params & params) {
+        if (!of.no_alloc()) {
+            ModelOptions options = of.options_;
+            options.no_alloc     = true;
+            LoadParams load(options);
+            model.reset(load_files(options.paths, load.params));
+            if (!model) {
+                fail("ModelLoadError", "the model's file cannot be read again: " + log.words("llama.cpp gave no reason"));
+            }
+        }
+        make_context(model ? model.get() : of.get(), params);
+    }
+
+    Sketch(llama_model * of, const llama_context_params & params) { make_context(of, params); }
+
+    void make_context(llama_model * of, const llama_context_params & params) {
+        context.reset(llama_init_from_model(of, params));
+        if (!context) {
+            fail("NotEnoughMemory", "llama.cpp cannot plan this context: " + log.words("it gave no reason"));
         }
     }
-    llama_model * planned = sketch ? sketch.get() : model.get();
-    std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(planned, params), llama_free);
-    if (!context) {
-        fail("NotEnoughMemory", "llama.cpp cannot plan this context: " + log.words("it gave no reason"));
+
+    LogCapture log;
+};
+
+std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params, const Model * heads,
+                                      llama_context_params heads_params) {
+    const Sketch           sketch(model, params);
+    std::vector<BufferUse> uses = memory_use(sketch.context.get());
+    if (!heads) {
+        return uses;
     }
-    return memory_use(context.get());
+    heads_params.ctx_other = sketch.context.get();
+    const bool   is_same   = heads == &model;
+    const Sketch beside    = is_same && sketch.model ? Sketch(sketch.model.get(), heads_params) : Sketch(*heads, heads_params);
+    add_uses(uses, memory_use(beside.context.get()), is_same);
+    return uses;
 }
 
 } // namespace paceline

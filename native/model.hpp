@@ -31,6 +31,7 @@ struct ModelOptions {
     bool                     check_tensors   = false;
     bool                     use_extra_bufts = true;
     bool                     no_alloc        = false; // plan the weights without allocating or reading them
+    bool                     draft_heads     = false; // load the layers that predict the tokens behind the next one
     std::function<bool(float)> progress; // returns whether to continue
 };
 
@@ -43,6 +44,12 @@ struct BufferUse {
     uint64_t    cache   = 0;
     uint64_t    compute = 0;
 };
+
+// Whether positions of a sequence may leave some out: with M-RoPE an image spans positions that have no cells.
+inline bool may_skip_positions(const llama_model * model) {
+    const enum llama_rope_type type = llama_model_rope_type(model);
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
 
 // The buffer types that tensor_overrides may name.
 std::vector<std::string> buffer_types();
@@ -62,6 +69,8 @@ public:
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
     bool                no_alloc() const noexcept { return options_.no_alloc; }
+    const ggml_tensor * tensor(const std::string & name) const; // nullptr where there is none
+    bool                has_tensor(const std::string & name) const { return tensor(name) != nullptr; }
     MemoryClass         memory_class() const;
     std::string         architecture() const; // as the file names it
 
@@ -85,7 +94,7 @@ public:
 private:
     Model(llama_model * model, ModelOptions options) : model_(model), vocab_only_(options.vocab_only), options_(std::move(options)) {}
 
-    friend std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params);
+    friend struct Sketch; // of a model, without its weights
 
     llama_model *             model_;
     bool                      vocab_only_;
@@ -94,8 +103,13 @@ private:
 };
 
 // What the model and a context with these parameters take, counted by building them without allocating. Memory for recurrent
-// states is allocated for the moment: llama.cpp plans it in no other way.
-std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params);
+// states is allocated for the moment: llama.cpp plans it in no other way. heads: a model whose context, with these parameters,
+// is made beside it; it may be the model itself.
+std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params, const Model * heads = nullptr,
+                                      llama_context_params heads_params = {});
+
+// Adds what another context takes; with the same model its weights are there already.
+void add_uses(std::vector<BufferUse> & uses, const std::vector<BufferUse> & added, bool is_same_model);
 
 // What a context and its model have allocated.
 std::vector<BufferUse> memory_use(const llama_context * context);

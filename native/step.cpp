@@ -28,6 +28,7 @@ struct DrawJob {
     std::vector<Draw>         draws;
     std::string               error_kind;
     std::string               error;
+    bool                      is_taken_back = false; // all of its row
 };
 
 struct ScoreJob {
@@ -53,7 +54,7 @@ public:
         context_.check_batch(batch);
         StepOutput output;
         const auto start = Clock::now();
-        context_.decode_locked(batch);
+        context_.decode_locked(batch, drafting_);
         output.decode_us    = microseconds_since(start);
         const auto sampling = Clock::now();
         sample();
@@ -115,8 +116,8 @@ private:
             fail("InvalidParams", at + "num_samplers must be " + (drafts > 0 ? "1, since the row has drafts" : "at least 0") +
                                       ", not " + str(samplers));
         }
-        if (drafts > 0 && (context_.memory_class() == MemoryClass::recurrent || context_.memory_class() == MemoryClass::hybrid)) {
-            fail("Unsupported", at + "drafts need a memory that can be cut back, and recurrent state cannot");
+        if (drafts > 0 && !context_.draft_refusal().empty()) {
+            fail("Unsupported", at + "drafts do not go with this model: " + context_.draft_refusal());
         }
         if (input_.num_scored[r] < 0 || input_.num_scored[r] > tokens - drafts) {
             fail("InvalidParams", at + "num_scored must be in [0, " + str(tokens - drafts) + "], not " + str(input_.num_scored[r]));
@@ -185,10 +186,13 @@ private:
             return;
         }
         const size_t drafts = static_cast<size_t>(input_.num_drafts[r]);
+        if (drafts > 0) {
+            drafting_.push_back(input_.seq_ids[r]);
+        }
         const size_t output = first_token + static_cast<size_t>(input_.num_tokens[r]) - drafts - 1;
         std::fill_n(wants_output_.begin() + static_cast<ptrdiff_t>(output), drafts + 1, 1);
         for (size_t s = 0; s < static_cast<size_t>(input_.num_samplers[r]); ++s) {
-            DrawJob job{first_sampler + s, r, static_cast<int32_t>(output), input_.token_ids.subspan(output + 1, drafts), {}, {}, {}, {}};
+            DrawJob job{first_sampler + s, r, static_cast<int32_t>(output), input_.token_ids.subspan(output + 1, drafts), {}, {}, {}, {}, false};
             if (!input_.mask_slots.empty()) {
                 job.mask_slots = input_.mask_slots.subspan(first_slot + s, drafts + 1);
             }
@@ -265,10 +269,13 @@ private:
             }
             if (right < job.drafts.size()) {
                 const int32_t first = input_.positions[job.row] + input_.num_tokens[job.row] - input_.num_drafts[job.row];
-                if (!context_.truncate_locked(input_.seq_ids[job.row], first + static_cast<int32_t>(right))) {
+                const Context::TakenBack taken = context_.take_back_locked(input_.seq_ids[job.row], first + static_cast<int32_t>(right));
+                job.is_taken_back              = taken == Context::TakenBack::row;
+                if (taken == Context::TakenBack::sequence) {
                     job.error_kind = "DecodeError";
-                    job.error      = "the wrong drafts pushed sequence " + str(input_.seq_ids[job.row]) +
-                                "'s window on too far: it is now empty";
+                    job.error      = "the wrong drafts could not be taken back from sequence " + str(input_.seq_ids[job.row]) +
+                                ", which is now empty" + (input_.token_ids.size() > context_.n_ubatch() ? ": its window has "
+                                "gone on too far in a pass of more than n_ubatch = " + str(context_.n_ubatch()) + " tokens" : "");
                 }
             }
         }
@@ -283,6 +290,9 @@ private:
             for (const Draw & draw : job.draws) {
                 output.token_ids.push_back(draw.token);
                 add(output.drawn, draw.logprobs ? &*draw.logprobs : nullptr, output.width);
+            }
+            if (job.is_taken_back) {
+                output.taken_back.push_back(static_cast<int32_t>(job.sampler));
             }
             if (!job.error_kind.empty()) {
                 output.errors.push_back({static_cast<int32_t>(job.sampler), job.error_kind, job.error});
@@ -313,6 +323,7 @@ private:
     std::vector<int32_t>       positions_;
     std::vector<int32_t>       seq_ids_;
     std::vector<uint8_t>       wants_output_;
+    std::vector<int32_t>       drafting_; // sequences
     std::vector<DrawJob>       draws_;
     std::vector<ScoreJob>      scores_;
     std::vector<const float *> rows_;

@@ -56,12 +56,14 @@ struct StepOutput {
     TopTokens              scored;
     int32_t                width = 0;
     std::vector<StepError> errors; // samplers that failed; what they drew before stands
+    std::vector<int32_t>   taken_back; // samplers of whose rows nothing is in memory, though what they drew stands
     int64_t                decode_us = 0;
     int64_t                sample_us = 0;
 };
 
 // Everything is checked before the pass. If the pass fails all rows are back where they were and no sampler has moved.
-// Rejected drafts are taken out of memory again. A drawn end-of-generation token ends a burst.
+// Rejected drafts are taken out of memory again, and where it cannot be cut there (recurrent state) their whole row with them.
+// A drawn end-of-generation token ends a burst.
 StepOutput step(Context & context, const StepInput & input);
 
 } // namespace paceline

@@ -35,10 +35,23 @@ std::shared_ptr<ggml_threadpool> start(int32_t count) {
 void ThreadPools::attach(llama_context * context, int32_t n_threads, int32_t n_threads_batch) {
     Pool one   = start(n_threads);
     Pool batch = n_threads_batch == n_threads ? one : start(n_threads_batch);
+    llama_set_n_threads(context, n_threads, n_threads_batch);
+    replace(context, std::move(one), std::move(batch));
+    n_threads_ = n_threads;
+    n_threads_batch_ = n_threads_batch;
+}
+
+void ThreadPools::share(llama_context * context, const ThreadPools & other) {
+    llama_set_n_threads(context, other.n_threads_, other.n_threads_batch_);
+    replace(context, other.one_, other.batch_);
+    n_threads_       = other.n_threads_;
+    n_threads_batch_ = other.n_threads_batch_;
+}
+
+void ThreadPools::replace(llama_context * context, Pool one, Pool batch) {
     if (maybe_held_) {
         replaced_.insert(replaced_.end(), {one_, batch_});
     }
-    llama_set_n_threads(context, n_threads, n_threads_batch);
     llama_attach_threadpool(context, one.get(), batch.get());
     one_        = std::move(one);
     batch_      = std::move(batch);

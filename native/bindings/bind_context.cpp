@@ -4,10 +4,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
 #include "context.hpp"
+#include "draft_heads.hpp"
+#include "error.hpp"
 
 namespace paceline {
 namespace {
@@ -17,7 +20,8 @@ ContextOptions context_options(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubat
                                int attention_type, int flash_attn, float rope_freq_base, float rope_freq_scale,
                                float yarn_ext_factor, float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
                                uint32_t yarn_orig_ctx, int type_k, int type_v, bool embeddings, bool offload_kqv, bool op_offload,
-                               bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes) {
+                               bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes,
+                               std::shared_ptr<Model> heads, uint32_t max_rollback) {
     ContextOptions         options;
     llama_context_params & params = options.params;
     params.n_ctx                  = n_ctx;
@@ -45,7 +49,9 @@ ContextOptions context_options(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubat
     params.op_offload             = op_offload;
     params.swa_full               = swa_full;
     params.kv_unified             = kv_unified;
+    params.n_rs_seq               = max_rollback;
     options.max_host_bytes        = max_host_bytes;
+    options.heads                 = std::move(heads);
     return options;
 }
 
@@ -59,6 +65,21 @@ void decode(Context & context, const Ints & tokens, const Ints & positions, cons
     const auto owned_wants = copied(wants_output);
     Unlocked   unlocked;
     context.decode({owned_tokens, owned_positions, owned_seq_ids, owned_wants});
+}
+
+using Vectors = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Places  = nb::ndarray<const int32_t, nb::numpy, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+// The caller's embeddings are not copied: it does not write to them.
+void decode_embeddings(Context & context, int32_t seq_id, int32_t position, const Vectors & embeddings,
+                       const std::optional<Places> & places, bool is_causal, int32_t scratch) {
+    if (embeddings.shape(1) != static_cast<size_t>(llama_model_n_embd_inp(context.model()->get()))) {
+        fail("InvalidParams", "embeddings must have " + str(llama_model_n_embd_inp(context.model()->get())) + " values each, not " +
+                                  str(embeddings.shape(1)));
+    }
+    const std::vector<int32_t> owned = places ? copied(*places) : std::vector<int32_t>{};
+    Unlocked                   unlocked;
+    context.decode(EmbeddingRow{seq_id, position, as_span(embeddings), owned, is_causal, scratch});
 }
 
 nb::object embed(Context & context, const Ints & tokens, const Ints & lengths) {
@@ -122,6 +143,25 @@ nb::object cut_range(Context & context, const Bytes & state, int32_t saved_first
     return nb::cast(to_numpy(std::move(cut)));
 }
 
+std::vector<std::vector<int32_t>> draft(Context & context, const std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>> & wishes,
+                                        float min_probability) {
+    std::vector<DraftWish> wanted;
+    for (const auto & [seq_id, position, token_id, max_tokens] : wishes) {
+        wanted.push_back({seq_id, position, token_id, max_tokens});
+    }
+    Unlocked unlocked;
+    return context.draft(wanted, min_probability);
+}
+
+std::pair<int32_t, int32_t> heads_positions(const Context & context, int32_t seq_id) {
+    if (!context.draft_heads()) {
+        fail("Unsupported", "this context was made without draft heads");
+    }
+    Unlocked        unlocked;
+    const Positions held = context.draft_heads()->positions(seq_id);
+    return {held.min, held.max};
+}
+
 std::pair<int32_t, int32_t> positions(const Context & context, int32_t seq_id) {
     Unlocked        unlocked;
     const Positions held = context.positions(seq_id);
@@ -148,6 +188,8 @@ void bind_memory(nb::class_<Context> & type) {
 void bind_passes(nb::class_<Context> & type) {
     type.def("decode", &decode, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("seq_ids").noconvert(), nb::arg("wants_output").noconvert())
+        .def("decode_embeddings", &decode_embeddings, nb::arg("seq_id"), nb::arg("position"), nb::arg("embeddings").noconvert(),
+             nb::arg("places").noconvert().none(), nb::arg("is_causal"), nb::arg("scratch"))
         .def(
             "encode",
             [](Context & context, const Ints & tokens) {
@@ -159,6 +201,9 @@ void bind_passes(nb::class_<Context> & type) {
         .def("embed", &embed, nb::arg("token_ids").noconvert(), nb::arg("lengths").noconvert())
         .def("logits", &read_row<&Context::logits>, nb::arg("index"))
         .def("embeddings", &read_row<&Context::embeddings>, nb::arg("index"))
+        .def("draft", &draft, nb::arg("wishes"), nb::arg("min_probability"),
+             "Wishes are (seq_id, position, token_id, max_tokens).")
+        .def("heads_positions", &heads_positions, nb::arg("seq_id"))
         .def("abort", &Context::abort);
 }
 
@@ -173,7 +218,8 @@ void bind_context(nb::module_ & m) {
              nb::arg("rope_freq_base"), nb::arg("rope_freq_scale"), nb::arg("yarn_ext_factor"), nb::arg("yarn_attn_factor"),
              nb::arg("yarn_beta_fast"), nb::arg("yarn_beta_slow"), nb::arg("yarn_orig_ctx"), nb::arg("type_k"),
              nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
-             nb::arg("kv_unified"), nb::arg("max_host_bytes").none());
+             nb::arg("kv_unified"), nb::arg("max_host_bytes").none(), nb::arg("heads").none() = nb::none(),
+             nb::arg("max_rollback") = 0);
     nb::class_<BufferUse>(m, "BufferUse")
         .def_ro("buffer", &BufferUse::buffer)
         .def_ro("device", &BufferUse::device)
@@ -188,6 +234,7 @@ void bind_context(nb::module_ & m) {
         .def_prop_ro("n_ctx", &Context::n_ctx)
         .def_prop_ro("max_positions", &Context::max_positions)
         .def_prop_ro("n_batch", &Context::n_batch)
+        .def_prop_ro("max_rollback", &Context::max_rollback)
         .def_prop_ro("n_ubatch", &Context::n_ubatch)
         .def_prop_ro("n_seq_max", &Context::n_seq_max)
         .def_prop_ro("n_outputs_max", &Context::n_outputs_max)

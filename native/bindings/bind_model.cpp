@@ -9,6 +9,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "context.hpp"
 #include "model.hpp"
 
 namespace paceline {
@@ -55,7 +56,8 @@ std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::v
                             std::optional<int32_t> n_gpu_layers, int split_mode, int load_mode, int32_t main_gpu,
                             std::vector<float> tensor_split, std::vector<KvOverride> kv_overrides, bool vocab_only,
                             bool check_tensors, bool use_extra_bufts, nb::object progress,
-                            std::vector<std::pair<std::string, std::string>> tensor_overrides, bool no_alloc) {
+                            std::vector<std::pair<std::string, std::string>> tensor_overrides, bool no_alloc,
+                            bool draft_heads) {
     ProgressCall call(progress);
     ModelOptions options;
     options.paths           = std::move(paths);
@@ -70,6 +72,7 @@ std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::v
     options.check_tensors   = check_tensors;
     options.use_extra_bufts = use_extra_bufts;
     options.no_alloc        = no_alloc;
+    options.draft_heads     = draft_heads;
     options.tensor_overrides = std::move(tensor_overrides);
     if (!progress.is_none()) {
         options.progress = [&call](float share) { return call(share); };
@@ -116,7 +119,8 @@ void bind_model(nb::module_ & m) {
                     nb::arg("tensor_split") = std::vector<float>{}, nb::arg("kv_overrides") = std::vector<KvOverride>{},
                     nb::arg("vocab_only") = false, nb::arg("check_tensors") = false, nb::arg("use_extra_bufts") = true,
                     nb::arg("progress").none() = nb::none(),
-                    nb::arg("tensor_overrides") = std::vector<std::pair<std::string, std::string>>{}, nb::arg("no_alloc") = false)
+                    nb::arg("tensor_overrides") = std::vector<std::pair<std::string, std::string>>{}, nb::arg("no_alloc") = false,
+                    nb::arg("draft_heads") = false)
         .def_prop_ro("desc", [](const Model & model) { return as_text(model.desc()); })
         .def_prop_ro("metadata", [](const Model & model) { return as_texts(model.metadata()); })
         .def("chat_template", &chat_template, nb::arg("name").none() = nb::none())
@@ -129,6 +133,7 @@ void bind_model(nb::module_ & m) {
         .def_prop_ro("n_embd", &read<llama_model_n_embd>)
         .def_prop_ro("n_embd_out", &read<llama_model_n_embd_out>)
         .def_prop_ro("n_layer", &read<llama_model_n_layer>)
+        .def_prop_ro("n_draft_heads", &read<llama_model_n_layer_nextn>)
         .def_prop_ro("n_head", &read_first_layer<llama_model_n_head>)
         .def_prop_ro("n_head_kv", &read_first_layer<llama_model_n_head_kv>)
         .def_prop_ro("n_swa", &read<llama_model_n_swa>)
@@ -137,6 +142,15 @@ void bind_model(nb::module_ & m) {
         .def_prop_ro("is_hybrid", &read<llama_model_is_hybrid>)
         .def_prop_ro("is_diffusion", &read<llama_model_is_diffusion>)
         .def_prop_ro("one_sequence_per_pass", &Model::one_sequence_per_pass)
+        .def(
+            "draft_refusal",
+            [](const Model & model, bool swa_full) {
+                ContextOptions options;
+                options.params.swa_full   = swa_full;
+                options.params.kv_unified = true;
+                return draft_refusal(model, options);
+            },
+            nb::arg("swa_full"), "Why wrong drafts could not be taken out of memory again; empty where they can.")
         .def_prop_ro("architecture", &Model::architecture)
         .def_prop_ro("has_encoder", &read<llama_model_has_encoder>)
         .def_prop_ro("has_decoder", &read<llama_model_has_decoder>)

@@ -19,6 +19,7 @@ struct StepArrays {
     nb::object drawn_own, drawn_ids, drawn_values;
     nb::object scored_own, scored_ids, scored_values;
     std::vector<std::tuple<int32_t, std::string, std::string>> errors; // sampler, kind, message
+    std::vector<int32_t> taken_back;
     int64_t decode_us, sample_us;
 };
 
@@ -38,6 +39,7 @@ StepArrays to_arrays(StepOutput && output) {
     for (StepError & error : output.errors) {
         arrays.errors.emplace_back(error.sampler, std::move(error.kind), std::move(error.message));
     }
+    arrays.taken_back = std::move(output.taken_back);
     arrays.decode_us = output.decode_us;
     arrays.sample_us = output.sample_us;
     return arrays;
@@ -178,6 +180,7 @@ void bind_step(nb::module_ & m) {
         .def_ro("scored_ids", &StepArrays::scored_ids)
         .def_ro("scored_values", &StepArrays::scored_values)
         .def_ro("errors", &StepArrays::errors)
+        .def_ro("taken_back", &StepArrays::taken_back)
         .def_ro("decode_us", &StepArrays::decode_us)
         .def_ro("sample_us", &StepArrays::sample_us);
     const auto ints = [](const char * name) { return nb::arg(name).noconvert(); };

@@ -63,5 +63,6 @@ void bind_adapter(nb::module_ & m);
 void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
 void bind_step(nb::module_ & m);
+void bind_media(nb::module_ & m);
 
 } // namespace paceline

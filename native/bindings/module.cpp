@@ -37,4 +37,5 @@ NB_MODULE(_native, m) {
     paceline::bind_sampler(m);
     paceline::bind_context(m);
     paceline::bind_step(m);
+    paceline::bind_media(m);
 }

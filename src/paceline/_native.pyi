@@ -59,7 +59,7 @@ def buffer_types() -> list[str]: ...
 
 class Model:
     @staticmethod
-    def load(paths: Sequence[str], devices: Sequence[str] | None = None, n_gpu_layers: int | None = None, split_mode: int = 1, load_mode: int = -1, main_gpu: int = 0, tensor_split: Sequence[float] = [], kv_overrides: Sequence[tuple[str, bool | int | float | str]] = [], vocab_only: bool = False, check_tensors: bool = False, use_extra_bufts: bool = True, progress: object | None = None, tensor_overrides: Sequence[tuple[str, str]] = [], no_alloc: bool = False) -> Model: ...
+    def load(paths: Sequence[str], devices: Sequence[str] | None = None, n_gpu_layers: int | None = None, split_mode: int = 1, load_mode: int = -1, main_gpu: int = 0, tensor_split: Sequence[float] = [], kv_overrides: Sequence[tuple[str, bool | int | float | str]] = [], vocab_only: bool = False, check_tensors: bool = False, use_extra_bufts: bool = True, progress: object | None = None, tensor_overrides: Sequence[tuple[str, str]] = [], no_alloc: bool = False, draft_heads: bool = False) -> Model: ...
 
     @property
     def desc(self) -> str: ...
@@ -97,6 +97,9 @@ class Model:
     def n_layer(self) -> int: ...
 
     @property
+    def n_draft_heads(self) -> int: ...
+
+    @property
     def n_head(self) -> int: ...
 
     @property
@@ -119,6 +122,11 @@ class Model:
 
     @property
     def one_sequence_per_pass(self) -> bool: ...
+
+    def draft_refusal(self, swa_full: bool) -> str:
+        """
+        Why wrong drafts could not be taken out of memory again; empty where they can.
+        """
 
     @property
     def architecture(self) -> str: ...
@@ -614,6 +622,9 @@ class Context:
     def n_batch(self) -> int: ...
 
     @property
+    def max_rollback(self) -> int: ...
+
+    @property
     def n_ubatch(self) -> int: ...
 
     @property
@@ -649,6 +660,8 @@ class Context:
 
     def decode(self, token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seq_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], wants_output: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
+    def decode_embeddings(self, seq_id: int, position: int, embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order='C', device='cpu', writable=False)] | None, is_causal: bool, scratch: int) -> None: ...
+
     def encode(self, token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
     def embed(self, token_ids: NDArray[numpy.int32], lengths: NDArray[numpy.int32]) -> NDArray[numpy.float32]: ...
@@ -656,6 +669,11 @@ class Context:
     def logits(self, index: int) -> NDArray[numpy.float32]: ...
 
     def embeddings(self, index: int) -> NDArray[numpy.float32]: ...
+
+    def draft(self, wishes: Sequence[tuple[int, int, int, int]], min_probability: float) -> list[list[int]]:
+        """Wishes are (seq_id, position, token_id, max_tokens)."""
+
+    def heads_positions(self, seq_id: int) -> tuple[int, int]: ...
 
     def abort(self) -> None: ...
 
@@ -682,7 +700,7 @@ class Context:
     def restore(self, seq_id: int, state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], partial: bool, last: int) -> None: ...
 
 class ContextOptions:
-    def __init__(self, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, n_outputs_max: int, n_threads: int, n_threads_batch: int, rope_scaling_type: int, pooling_type: int, attention_type: int, flash_attn: int, rope_freq_base: float, rope_freq_scale: float, yarn_ext_factor: float, yarn_attn_factor: float, yarn_beta_fast: float, yarn_beta_slow: float, yarn_orig_ctx: int, type_k: int, type_v: int, embeddings: bool, offload_kqv: bool, op_offload: bool, swa_full: bool, kv_unified: bool, max_host_bytes: int | None) -> None: ...
+    def __init__(self, n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, n_outputs_max: int, n_threads: int, n_threads_batch: int, rope_scaling_type: int, pooling_type: int, attention_type: int, flash_attn: int, rope_freq_base: float, rope_freq_scale: float, yarn_ext_factor: float, yarn_attn_factor: float, yarn_beta_fast: float, yarn_beta_slow: float, yarn_orig_ctx: int, type_k: int, type_v: int, embeddings: bool, offload_kqv: bool, op_offload: bool, swa_full: bool, kv_unified: bool, max_host_bytes: int | None, heads: Model | None = None, max_rollback: int = 0) -> None: ...
 
 class BufferUse:
     @property
@@ -748,6 +766,9 @@ class StepArrays:
     def errors(self) -> list[tuple[int, str, str]]: ...
 
     @property
+    def taken_back(self) -> list[int]: ...
+
+    @property
     def decode_us(self) -> int: ...
 
     @property
@@ -759,3 +780,49 @@ def plain_step(context: Context, seq_ids: list, positions: list, token_ids: list
     """
     Returns what each sampler drew, None where it could not, and the errors.
     """
+
+class MediaProjector:
+    @staticmethod
+    def load(model: Model, path: str, use_gpu: bool, n_threads: int, image_min_tokens: int, image_max_tokens: int) -> MediaProjector: ...
+
+    @property
+    def sees(self) -> bool: ...
+
+    @property
+    def hears(self) -> bool: ...
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    @property
+    def n_embd(self) -> int: ...
+
+    def image(self, width: int, height: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], encodes: bool) -> list:
+        """
+        Returns a tuple a part: tokens, cells, positions, whether causal, places or None, embeddings or None.
+        """
+
+    def audio(self, samples: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list: ...
+
+    def measure_audio(self, num_samples: int) -> list: ...
+
+    def abort(self) -> None: ...
+
+class AudioDecoder:
+    @property
+    def file_rate(self) -> int: ...
+
+    def read(self, max_samples: int) -> object:
+        """Returns the next samples, float32; none at the end."""
+
+def open_audio(file: bytes, format: str, rate: int) -> AudioDecoder: ...
+
+def resampled_length(num_frames: int, file_rate: int, rate: int) -> int: ...
+
+def plan_projector(path: str, use_gpu: bool, image_min_tokens: int, image_max_tokens: int) -> list[BufferUse]:
+    """
+    Returns the bytes that it would take, by device, weights among the buffers.
+    """
+
+def decode_image(file: bytes, width: int, height: int) -> object:
+    """Returns pixels, uint8 (height, width, 3)."""

@@ -1,0 +1,124 @@
+// Draft heads: layers that predict the tokens behind the next one from a model's hidden states, in a context of their own.
+//
+// That context mirrors the model's: the same sequence ids and cells, and every operation on them is carried out on both. After
+// each pass of the model it computes the same tokens, each with the hidden row of the token before:
+//
+//   model:       t0  t1  t2  t3          rows h0 h1 h2 h3
+//   MTP heads:   0,t0  h0,t1  h1,t2  h2,t3          at positions 0 to 3
+//   EAGLE-3:           g0,t1  g1,t2  g2,t3          at positions 0 to 2; g: three layers' hidden states, encoded
+//
+// So a sequence can have drafts while both contexts hold the same of it; nothing else is remembered but the last hidden row.
+// Where the heads hold something else, as behind an image, they begin anew with the next tokens, and draft from these alone.
+// A pass of the heads that fails empties its sequences here: they have no more drafts, and nothing else changes for them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "batch.hpp"
+#include "context.hpp"
+#include "state_frame.hpp"
+
+struct llama_batch_ext;
+
+namespace paceline {
+
+// What is drafted for a sequence: at most `depth` tokens behind `token`, its newest one, which is at `position`.
+struct DraftWish {
+    int32_t seq_id;
+    int32_t position;
+    int32_t token;
+    int32_t depth;
+};
+
+class DraftHeads {
+public:
+    // heads: the target's own model, or one of its heads alone. Raises Unsupported, and InvalidParams where they do not fit.
+    DraftHeads(Context & target, const ContextOptions & options, const ThreadPools & pools);
+    // Raises what is wrong with heads for such a model, before anything is allocated.
+    static void check(const Model & model, const Model & heads);
+    // The options of their context.
+    static ContextOptions options(const Model & model, ContextOptions target);
+
+    // As llama.cpp's greedy sampler would draw, while a token is at least so probable. Raises NoKvSlot, Aborted and DecodeError;
+    // the sequences then hold what they held, and can have drafts. Needs the target's mutex held.
+    std::vector<std::vector<int32_t>> draft(std::span<const DraftWish> wishes, float min_probability);
+    int32_t                           max_depth() const noexcept; // that the heads are made for
+    const Model &                     model() const noexcept { return *context_->model(); }
+    Positions                         positions(int32_t seq_id) const { return context_->positions(seq_id); }
+
+    // What the target has done; its mutex is held. None of them throws for what goes wrong here.
+    void before_pass() noexcept { pass_rows_ = nullptr; }
+    void follow(const Batch & batch);
+    void removed(int32_t seq_id, int32_t first);
+    void copied(int32_t from, int32_t to, int32_t first, int32_t end);
+    void kept(int32_t seq_id);
+    void cleared(bool data);
+
+    // States as a frame of both parts. `read` raises StateError, the others nothing but for memory.
+    std::vector<uint8_t> save(std::vector<uint8_t> model, int32_t seq_id, bool partial);
+    std::vector<uint8_t> save_range(std::vector<uint8_t> model, int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
+    std::vector<uint8_t> cut_range(std::vector<uint8_t> model, const StateParts & parts, Positions saved, int32_t first,
+                                   int32_t end, int32_t scratch);
+    void                 restored(int32_t seq_id, const StateParts & parts, bool partial, int32_t last);
+    void                 loaded_range(int32_t seq_id, const StateParts & parts, Positions saved, int32_t first, int32_t end,
+                                      int32_t scratch);
+
+    void                   share_threads(const ThreadPools & pools) { context_->share_threads(pools); }
+    void                   set_adapters(const std::vector<std::pair<std::shared_ptr<Adapter>, float>> & adapters);
+    std::vector<BufferUse> memory_use() const { return context_->memory_use(); }
+
+private:
+    struct Drafting;
+    struct FreeBatch {
+        void operator()(llama_batch_ext * batch) const noexcept;
+    };
+    struct LastPass { // the rows of one sequence in the newest pass
+        int32_t first = -1;
+        int32_t count = 0;
+        size_t  index = 0;
+    };
+
+    bool          is_eagle() const noexcept { return !layers_.empty(); }
+    int32_t       at(int32_t position) const noexcept { return std::max(position - shift_, 0); }
+    int32_t       held(int32_t seq_id) const { return context_->positions(seq_id).max + 1; }
+    void          drop(int32_t seq_id) noexcept;
+    void          clear();
+    void          add(int32_t token, int32_t position, int32_t seq_id, const float * row, bool wants_output);
+    void          run(int32_t type, const char * what);
+    const float * hidden_rows(size_t num_tokens);
+    const float * encode_features(size_t num_tokens);
+    void          follow_rows(const Batch & batch);
+    void          add_rows(const Batch & batch, std::vector<int32_t> & seq_ids);
+    void          run_heads(const std::vector<int32_t> & seq_ids);
+    const float * row_of(int32_t seq_id, int32_t position) const; // zeros where it is not known
+    void          set_row(int32_t seq_id, int32_t position, const float * row);
+    void          keep_row(int32_t seq_id); // as the earlier one
+    void          find_row(int32_t seq_id, int32_t position); // among those of the newest pass, and the one before it
+    void          draft_group(std::span<Drafting> group, float min_probability);
+    void          cut_drafts(std::span<const Drafting> group) noexcept; // what drafting has computed of these
+    void          select_head(int32_t index);
+
+    Context &                 target_;
+    int32_t                   n_heads_; // chained ones; 1 where a single one drafts all tokens
+    int32_t                   shift_ = 0;
+    std::vector<int32_t>      layers_; // of the target that EAGLE-3 reads
+    size_t                    width_;  // of a hidden row
+    std::unique_ptr<Context>  context_;
+    std::unique_ptr<llama_batch_ext, FreeBatch> batch_;
+    std::vector<int32_t>      tokens_, positions_, seq_ids_; // of the batch
+    std::vector<float>        rows_; // the last one of each sequence
+    std::vector<int32_t>      row_positions_;
+    std::vector<float>        earlier_rows_; // that the newest pass of a sequence began behind: it may be taken back
+    std::vector<int32_t>      earlier_positions_;
+    std::vector<LastPass>     last_passes_;
+    std::vector<bool>         is_lost_; // a pass of theirs has failed: they are not followed until they begin anew
+    std::vector<float>        features_, encoded_;
+    std::vector<float>        no_row_;
+    const float *             pass_rows_ = nullptr; // of the newest pass, while they are there
+};
+
+} // namespace paceline

@@ -1,0 +1,201 @@
+#include "media_projector.hpp"
+
+#include <algorithm>
+
+#include "error.hpp"
+#include "log.hpp"
+
+namespace paceline {
+namespace {
+
+constexpr int32_t max_side = 16384; // libmtmd multiplies sides as 32-bit numbers
+
+constexpr int32_t max_audio_seconds = 3600; // libmtmd counts samples as 32-bit numbers
+
+// An encoder's graph is computed so many nodes at a time, after which it can be aborted.
+constexpr uint32_t nodes_at_a_time = 64;
+
+struct FreeChunks {
+    void operator()(mtmd_input_chunks * chunks) const noexcept { mtmd_input_chunks_free(chunks); }
+};
+struct FreeBitmap {
+    void operator()(mtmd_bitmap * bitmap) const noexcept { mtmd_bitmap_free(bitmap); }
+};
+using Bitmap = std::unique_ptr<mtmd_bitmap, FreeBitmap>;
+
+} // namespace
+
+std::shared_ptr<MediaProjector> MediaProjector::load(std::shared_ptr<Model> model, const std::string & path,
+                                                     const ProjectorOptions & options) {
+    if (model->vocab_only() || model->no_alloc()) {
+        fail("Unsupported", "a projector needs a model with weights, and this one was loaded without");
+    }
+    const enum llama_rope_type rope = llama_model_rope_type(model->get());
+    if (rope == LLAMA_ROPE_TYPE_VISION) {
+        fail("ModelLoadError", path + " is for a model that generates; this one has the positions of an encoder of images");
+    }
+    auto loaded = std::shared_ptr<MediaProjector>(new MediaProjector(std::move(model), options.use_gpu));
+    mtmd_context_params params = mtmd_context_params_default();
+    params.use_gpu             = options.use_gpu;
+    params.print_timings       = false;
+    params.n_threads           = options.n_threads;
+    params.image_min_tokens    = options.image_min_tokens;
+    params.image_max_tokens    = options.image_max_tokens;
+    params.cb_eval             = &MediaProjector::on_node;
+    params.cb_eval_user_data   = loaded.get();
+    LogCapture log;
+    loaded->context_ = mtmd_init_from_file(path.c_str(), loaded->model_->get(), params);
+    if (!loaded->context_) {
+        fail("ModelLoadError", "llama.cpp cannot load the projector " + path + " for this model: " + log.words("it gave no reason"));
+    }
+    return loaded;
+}
+
+MediaProjector::~MediaProjector() {
+    if (context_ && (home_.here() || !use_gpu_)) { // a fork has no GPU to free anything of
+        mtmd_free(context_);
+    }
+}
+
+std::vector<MediaPart> MediaProjector::image(int32_t width, int32_t height, std::span<const uint8_t> pixels, bool encodes) {
+    if (!sees()) {
+        fail("Unsupported", "this model's projector takes no images");
+    }
+    if (width < 1 || height < 1 || width > max_side || height > max_side) {
+        fail("InvalidParams", "an image must be 1 to " + str(max_side) + " pixels wide and high, not " + str(width) + " x " + str(height));
+    }
+    const size_t size = static_cast<size_t>(width) * static_cast<size_t>(height) * 3;
+    if (encodes ? pixels.size() != size : !pixels.empty()) {
+        fail("InvalidParams", "an image of " + str(width) + " x " + str(height) + " pixels has " + str(size) + " bytes, not " + str(pixels.size()));
+    }
+    const Bitmap bitmap(mtmd_bitmap_init(static_cast<uint32_t>(width), static_cast<uint32_t>(height), encodes ? pixels.data() : nullptr));
+    return parts_of(bitmap.get(), encodes, "the image");
+}
+
+std::vector<MediaPart> MediaProjector::audio(std::span<const float> samples) {
+    check_audio(static_cast<int64_t>(samples.size()));
+    const Bitmap bitmap(mtmd_bitmap_init_from_audio(samples.size(), samples.data()));
+    return parts_of(bitmap.get(), true, "the audio");
+}
+
+std::vector<MediaPart> MediaProjector::measure_audio(int64_t num_samples) {
+    check_audio(num_samples);
+    std::lock_guard<std::mutex> lock(measuring_);
+    const Bitmap bitmap(mtmd_bitmap_init_from_audio(static_cast<size_t>(num_samples), nullptr));
+    return parts_of(bitmap.get(), false, "the audio");
+}
+
+// Some encoders' preprocessing asserts on audio of less than two windows; none takes as little as a tenth of a second.
+void MediaProjector::check_audio(int64_t num_samples) const {
+    if (!hears()) {
+        fail("Unsupported", "this model's projector takes no audio");
+    }
+    const int64_t least = (sample_rate() + 9) / 10, most = int64_t{max_audio_seconds} * sample_rate();
+    if (num_samples < least || num_samples > most) {
+        fail("InvalidParams", "audio must have " + str(least) + " to " + str(most) + " samples, not " + str(num_samples));
+    }
+}
+
+std::vector<MediaPart> MediaProjector::parts_of(const mtmd_bitmap * bitmap, bool encodes, const char * what) {
+    home_.check("the projector");
+    LogCapture log;
+    const std::unique_ptr<mtmd_input_chunks, FreeChunks> chunks(mtmd_input_chunks_init());
+    const mtmd_input_part         part{nullptr, bitmap};
+    const mtmd_input_part * const parts[] = {&part};
+    if (mtmd_tokenize_from_parts(context_, chunks.get(), parts, 1, false) != 0) {
+        fail("InvalidParams", std::string("llama.cpp cannot take ") + what + ": " + log.words("it gave no reason"));
+    }
+    std::vector<MediaPart> found;
+    for (size_t i = 0; i < mtmd_input_chunks_size(chunks.get()); ++i) {
+        const mtmd_input_chunk * chunk = mtmd_input_chunks_get(chunks.get(), i);
+        MediaPart &              added = found.emplace_back();
+        if (mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_TEXT) {
+            size_t              size   = 0;
+            const llama_token * tokens = mtmd_input_chunk_get_tokens_text(chunk, &size);
+            added.tokens.assign(tokens, tokens + size);
+            continue;
+        }
+        add_item(chunk, added);
+        if (encodes) {
+            encode(chunk, added);
+        }
+    }
+    return found;
+}
+
+void MediaProjector::add_item(const mtmd_input_chunk * chunk, MediaPart & part) const {
+    part.num_cells     = static_cast<int32_t>(mtmd_input_chunk_get_n_tokens(chunk));
+    part.num_positions = mtmd_input_chunk_get_n_pos(chunk);
+    part.is_causal     = !mtmd_decode_use_non_causal(context_, chunk);
+    if (part.num_cells < 1 || part.num_positions < 1 || part.num_positions > part.num_cells) {
+        fail("Unsupported", "llama.cpp makes " + str(part.num_cells) + " embeddings at " + str(part.num_positions) +
+                                " positions of it, which no prompt can have");
+    }
+    const mtmd_image_tokens * image = mtmd_input_chunk_get_tokens_image(chunk);
+    const size_t              last  = static_cast<size_t>(part.num_cells) - 1;
+    if (!image || !mtmd_decode_use_mrope(context_) || (last > 0 && mtmd_image_tokens_get_decoder_pos(image, 0, last).t == last)) {
+        return; // one after another
+    }
+    part.places.reserve(static_cast<size_t>(part.num_cells) * 3);
+    for (int32_t cell = 0; cell < part.num_cells; ++cell) {
+        const mtmd_decoder_pos place = mtmd_image_tokens_get_decoder_pos(image, 0, static_cast<size_t>(cell));
+        if (place.t != 0 || place.z != 0) {
+            fail("Unsupported", "this projector numbers images or frames by positions, which is not supported");
+        }
+        part.places.insert(part.places.end(), {static_cast<int32_t>(place.t), static_cast<int32_t>(place.y), static_cast<int32_t>(place.x)});
+    }
+}
+
+void MediaProjector::encode(const mtmd_input_chunk * chunk, MediaPart & part) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    LogCapture    log;
+    const int32_t status = aborted_ || process_is_ending() ? 1 : mtmd_encode_chunk(context_, chunk);
+    if (aborted_.exchange(false) || process_is_ending()) {
+        fail("Aborted", "the encoder was aborted");
+    }
+    if (status != 0) {
+        fail("DecodeError", "llama.cpp's encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
+    }
+    const float * values = mtmd_get_output_embd(context_);
+    part.embeddings.assign(values, values + static_cast<size_t>(part.num_cells) * static_cast<size_t>(n_embd()));
+}
+
+void MediaProjector::abort() noexcept {
+    aborted_ = true; // also before the encoder runs: the call may be at its pixels yet
+}
+
+// Called with `asks` before a node is computed: whether the graph is computed up to it at once; then after that, whether to
+// go on.
+bool MediaProjector::on_node(ggml_tensor *, bool asks, void * self) {
+    auto & projector = *static_cast<MediaProjector *>(self);
+    return asks ? ++projector.num_nodes_ % nodes_at_a_time == 0 : !projector.aborted_ && !process_is_ending();
+}
+
+std::vector<BufferUse> plan_projector(const std::string & path, const ProjectorOptions & options) {
+    mtmd_context_params params = mtmd_context_params_default();
+    params.use_gpu             = options.use_gpu;
+    params.print_timings       = false;
+    params.n_threads           = options.n_threads;
+    params.image_min_tokens    = options.image_min_tokens;
+    params.image_max_tokens    = options.image_max_tokens;
+    LogCapture             log;
+    const auto             sizes = mtmd_get_memory_usage(path.c_str(), params);
+    std::vector<BufferUse> uses;
+    for (const auto & [device, size] : sizes) {
+        const bool is_host = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        uses.push_back({.buffer = "", .device = ggml_backend_dev_name(device), .is_host = is_host, .compute = size});
+    }
+    if (uses.empty()) {
+        fail("ModelLoadError", "llama.cpp cannot plan the projector " + path + ": " + log.words("it gave no reason"));
+    }
+    return uses;
+}
+
+void install_media_log() {
+    ggml_log_callback callback  = nullptr;
+    void *            user_data = nullptr;
+    llama_log_get(&callback, &user_data);
+    mtmd_log_set(callback, user_data);
+}
+
+} // namespace paceline
